@@ -15,6 +15,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.client import Raw, fetch_request, produce_request
@@ -75,16 +76,11 @@ def batches(case: Case, keys: int) -> list[bytearray]:
     """Batches of random keys; the values compress to about a half."""
     rng = random.Random(case.value_bytes)
     words = [rng.randbytes(20).hex().encode() for _ in range(2_000)]
-    values = [
-        b"".join(rng.choices(words, k=case.value_bytes // 40 + 1))[: case.value_bytes] for _ in range(1_000)
-    ]
+    values = [b"".join(rng.choices(words, k=case.value_bytes // 40 + 1))[: case.value_bytes] for _ in range(1_000)]
     now_ms = int(time.time() * 1000)
     return [
         build_batch(
-            [
-                (now_ms, b"key-%012d" % rng.randrange(keys), rng.choice(values), ())
-                for _ in range(case.batch_records)
-            ],
+            [(now_ms, b"key-%012d" % rng.randrange(keys), rng.choice(values), ()) for _ in range(case.batch_records)],
             compression=case.compression,
         )
         for _ in range(max(_DIFFERENT_BATCHES, 40_000 // case.batch_records))
@@ -117,7 +113,7 @@ class Filled:
         self.dirty_bytes = sum(size for _, size in sizes[:-1])
 
     @property
-    def _directory(self) -> object:
+    def _directory(self) -> Path:
         return self._node.directory / "data" / f"{self.name}-0"
 
     def _fill(self, some: list[bytearray], size_bytes: int) -> None:
@@ -151,8 +147,7 @@ class Filled:
         with BlockingConnection("127.0.0.1", self._node.port, timeout_ms=60_000) as connection:
             connection.request(configs.IncrementalAlterConfigsRequest(resources=[resource]))
         began, checked = time.perf_counter(), 0.0
-        log = open(self._node.directory / "server.log", encoding="utf-8")
-        with log:
+        with open(self._node.directory / "server.log", encoding="utf-8") as log:
             while time.perf_counter() - began < _WAIT_S:
                 meanwhile()
                 if time.perf_counter() - checked > 0.02:

@@ -107,9 +107,9 @@ class CeilingReader(DataSourceReader):
         return [InputPartition(edges[index + 1] - edges[index]) for index in range(self.count)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        from kalda.client.columns import TYPES, SparkColumns
         from kalda.client.consumer_fetcher import Fetched
         from kalda.records.builder import build_batch
-        from kalda.client.columns import TYPES, SparkColumns
 
         values = os.urandom(VALUE_BYTES * 10_000)
         rows = [

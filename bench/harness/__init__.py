@@ -6,5 +6,6 @@
 - `metadata_log`: a metadata log of a million records, or a snapshot of it, written without any node
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
+- `worst_requests`: what a client can send that makes a node work longest, for each API
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

@@ -51,7 +51,7 @@ class Node:
         self.name = system.name
         self._settings = settings
         self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.split()[-1].lower()}-"))
-        self.port, self._controller_port = free_ports(2)
+        self.port, self.controller_port = free_ports(2)
         self._system = system
         self.process: subprocess.Popen[bytes] | None = None
         self.fresh()
@@ -64,7 +64,7 @@ class Node:
         """Delete the data, and format again."""
         data = self.directory / "data"
         shutil.rmtree(data, ignore_errors=True)
-        text = _PROPERTIES.format(port=self.port, controller=self._controller_port, data=data)
+        text = _PROPERTIES.format(port=self.port, controller=self.controller_port, data=data)
         self._properties.write_text(text + self._settings, encoding="utf-8")
         command = self._system.format_command(self._properties, "--standalone")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

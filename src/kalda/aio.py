@@ -1,6 +1,6 @@
 """The asyncio clients: `from kalda.aio import Producer`. Each is imported at its first use."""
 
-_PUBLIC = {"Producer": "kalda.client.aio_producer"}
+_PUBLIC = {"Consumer": "kalda.client.aio_consumer", "Producer": "kalda.client.aio_producer"}
 
 
 def __getattr__(name: str) -> object:

@@ -7,20 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import aiokafka
 import confluent_kafka
 import kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
 from node_cluster import NodeCluster
+from transactional_clients import WAIT_S, Committers, made, producer_of, send, visible, waited_for
+
+import kalda
+from kalda.client.admin.features import describe_features, update_features
+from kalda.client.cluster_client import ClusterClient
+from kalda.protocol.messages.admin import UpgradeType
 
 pytestmark = pytest.mark.compat
 
 Fresh = Callable[[str], str]
-WAIT_S = 30
 SETTINGS: dict[str, object] = {
     "transaction.state.log.replication.factor": 3,
     "transaction.state.log.min.isr": 2,
@@ -46,65 +49,6 @@ def bootstrap(request: pytest.FixtureRequest, node: LoneNode) -> str:
         return node.address
     cluster: NodeCluster = request.getfixturevalue("trio")
     return cluster.addresses
-
-
-def made(bootstrap: str, name: str, partitions: int = 2) -> None:
-    """Create a topic and wait until it is there."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions)])[name].result(WAIT_S)
-
-
-def producer_of(bootstrap: str, transactional_id: str, **settings: Any) -> confluent_kafka.Producer:
-    """A producer that has fenced its predecessors."""
-    producer = confluent_kafka.Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0, **settings}
-    )
-    producer.init_transactions(WAIT_S)
-    return producer
-
-
-def send(producer: confluent_kafka.Producer, topic: str, values: Iterator[str] | list[str] | range, name: str) -> None:
-    """Produce records to two partitions in turn, each `name` and a number."""
-    for number in values:
-        producer.produce(topic, f"{name} {number}".encode(), partition=int(number) % 2)
-    assert producer.flush(WAIT_S) == 0
-
-
-def visible(bootstrap: str, topic: str, isolation: str = "read_committed", partitions: int = 2) -> list[str]:
-    """All values that a consumer of that isolation sees, sorted, up to the end of each partition."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"{topic}-reader",
-            "enable.auto.commit": False,
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-        }
-    )
-    try:
-        consumer.assign([confluent_kafka.TopicPartition(topic, index, 0) for index in range(partitions)])
-        values, ended, deadline = [], set(), time.monotonic() + WAIT_S
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline, f"{len(ended)} partitions have ended, with {values}"
-            message = consumer.poll(1)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                values.append(message.value().decode())
-            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-        return sorted(values)
-    finally:
-        consumer.close()
-
-
-def waited_for(check: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:
-    """Until `check` holds."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 # -- confluent-kafka
@@ -219,60 +163,52 @@ def test_the_coordinator_dies_in_the_middle_of_transactions(trio: NodeCluster, f
     """kill -9 of whichever node coordinates, while producers run; every acknowledged commit is visible, whole."""
     topic = fresh("transactions")
     made(trio.addresses, topic)
-    committed: dict[str, list[str]] = {}
-    stop = threading.Event()
-
-    def run(name: str) -> None:
-        producer = producer_of(trio.addresses, f"{topic}-{name}")
-        number = 0
-        while not stop.is_set():
-            number += 1
-            values = [f"{name}.{number} {index}" for index in range(2)]
-            try:
-                producer.begin_transaction()
-                for index, value in enumerate(values):
-                    producer.produce(topic, value.encode(), partition=index)
-                commit_or_abort(producer)
-            except confluent_kafka.KafkaException as failure:
-                if failure.args[0].fatal():
-                    producer = producer_of(trio.addresses, f"{topic}-{name}")
-                continue
-            committed.setdefault(name, []).extend(values)
-
-    threads = [threading.Thread(target=run, args=(f"p{index}",)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
+    with Committers(trio.addresses, topic, 4) as committers:
         for node in trio.nodes.values():
-            before = sum(map(len, committed.values()))
-            waited_for(lambda before=before: sum(map(len, committed.values())) > before + 20, "commits", 60)
+            committers.wait_progress()
             node.kill()
-            before = sum(map(len, committed.values()))
-            waited_for(lambda before=before: sum(map(len, committed.values())) > before + 20, "commits", 60)
+            committers.wait_progress()
             node.start()
-    finally:
+        committers.wait_progress()
+    committers.check()
+
+
+def test_the_feature_changes_while_transactions_are_open(trio: NodeCluster, fresh: Fresh) -> None:
+    """transaction.version goes down and up again: clients of both versions lose nothing, and see nothing in part."""
+    topic, stop, committed = fresh("transactions"), threading.Event(), []
+    made(trio.addresses, topic)
+
+    def run() -> None:
+        """A producer of version 2, where the cluster has it."""
+        number = 0
+        with kalda.Producer(bootstrap_servers=trio.addresses, transactional_id=f"{topic}-kalda") as producer:
+            while not stop.is_set():
+                number += 1
+                values = [f"kalda.{number} {index}" for index in range(2)]
+                with producer.transaction():
+                    for index, value in enumerate(values):
+                        producer.send(topic, value.encode(), partition=index)
+                committed.extend(values)
+
+    thread = threading.Thread(target=run)
+    with Committers(trio.addresses, topic, 2) as committers, ClusterClient(trio.addresses) as cluster:
+        thread.start()
+        for level in (1, 0, 2, 0, 1, 2):
+            finalize(cluster, level)
+            committers.wait_progress(5)
+            before = len(committed)
+            waited_for(lambda before=before: len(committed) > before + 10, f"commits at level {level}")  # type: ignore[misc]
         stop.set()
-        for thread in threads:
-            thread.join(60)
-    seen = set(visible(trio.addresses, topic))
-    assert {value for values in committed.values() for value in values} <= seen
-    halves = {value.rsplit(" ", 1)[0] for value in seen}
-    assert seen == {f"{half} {index}" for half in halves for index in range(2)}, "a transaction is visible in part"
+        thread.join(WAIT_S)
+    committers.check()
+    assert set(committed) <= set(visible(trio.addresses, topic))
 
 
-def commit_or_abort(producer: confluent_kafka.Producer) -> None:
-    """Commit, trying again for as long as the client allows it. Raises where the transaction was aborted."""
-    while True:
-        try:
-            producer.commit_transaction(WAIT_S)
-        except confluent_kafka.KafkaException as failure:
-            error = failure.args[0]
-            if error.retriable():
-                continue
-            if error.txn_requires_abort():
-                producer.abort_transaction(WAIT_S)
-            raise
-        return
+def finalize(cluster: ClusterClient, level: int) -> None:
+    """Change transaction.version, whichever way that is."""
+    (now,) = (each.finalized for each in describe_features(cluster).features if each.name == "transaction.version")
+    way = UpgradeType.UPGRADE if level > now else UpgradeType.SAFE_DOWNGRADE
+    update_features(cluster, {"transaction.version": level}, upgrade_type=way)
 
 
 # -- aiokafka

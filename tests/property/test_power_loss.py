@@ -9,6 +9,8 @@ tried the same way: what a flush has promised stays, and so does the vote.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from power_world import IN_FLIGHT, TOPIC_ID, TP, Producer, Threads
 
+from kalda.base.errors import ApiError
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import encode_batch
@@ -27,6 +30,7 @@ from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.job import Job
+from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
@@ -39,6 +43,8 @@ class Broker:
     def __init__(self, disk: SimDisk, rng: random.Random, epoch: int, now_ms: int) -> None:
         self.threads = Threads(rng)
         self.now_ms = now_ms
+        self.may_fail = False
+        self.has_failed = False
         self.manager = LogManager(
             {"/d": disk},
             lambda topic: CONFIG,
@@ -47,7 +53,7 @@ class Broker:
             ),
             unique=lambda: f"{rng.getrandbits(128):032x}",
             now_ms=lambda: self.now_ms,
-            on_dir_failed=lambda directory, error: pytest.fail(f"{directory.path} failed: {error}"),
+            on_dir_failed=self._on_dir_failed,
             locks_dirs=False,
         )
         for job in self.manager.load_jobs():
@@ -55,6 +61,22 @@ class Broker:
         log = self.manager.get_or_create_log(TP, TOPIC_ID, CONFIG, None)
         self.partition = Partition(TP, TOPIC_ID, 1, log, self.threads)
         self.partition.become_leader(epoch, epoch, (1,), (1,))
+
+    def _on_dir_failed(self, directory: LogDir, error: OSError) -> None:
+        assert self.may_fail, f"{directory.path} failed: {error}"
+        self.has_failed = True
+
+    def fail_a_sync(self, rng: random.Random, disk: SimDisk) -> bool:
+        """Let syncs fail until the node notices. False where nothing is synced in that time."""
+        path = rng.choice(("/d", "/d/t-0", f"/d/t-0/{self.partition.log.segments.active.base_offset:020}.log"))
+        self.may_fail = disk.forgets_failed_writes = True
+        disk.fail(path, errno.EIO, frozenset(("sync",)))
+        for _ in range(30):
+            if not self.has_failed:
+                self.threads.step()
+        disk.mend(path)
+        self.may_fail = False
+        return self.has_failed
 
     def upkeep(self) -> None:
         self.now_ms += 1
@@ -74,6 +96,26 @@ class Broker:
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_acknowledged_is_lost_and_nothing_is_doubled(seed: int) -> None:
     produce_through_losses_of_power(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_acknowledged_is_lost_where_syncs_fail(seed: int) -> None:
+    """The system counts bytes as synced after a sync that failed: a node that starts again must not."""
+    produce_through_losses_of_power(seed, syncs_fail=True)
+
+
+def _trusts_the_page_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kalda.storage.log_dirs.mark_failed", lambda *_: None)
+
+
+def test_a_page_cache_that_is_trusted_after_a_failed_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _trusts_the_page_cache(monkeypatch)
+    for seed in range(400):
+        try:
+            produce_through_losses_of_power(seed, syncs_fail=True)
+        except AssertionError:
+            return
+    pytest.fail("no seed notices")
 
 
 def _unsynced_acks(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +146,8 @@ def test_without_a_safeguard_it_is_noticed(
     pytest.fail("no seed notices")
 
 
-def produce_through_losses_of_power(seed: int) -> None:
+def produce_through_losses_of_power(seed: int, *, syncs_fail: bool = False) -> None:
+    """`syncs_fail`: now and then one does, which ends the node."""
     rng = random.Random(seed)
     disk = SimDisk(random.Random(seed + 1_000))
     disk.make_dirs("/d")
@@ -112,7 +155,8 @@ def produce_through_losses_of_power(seed: int) -> None:
     producer, epoch = Producer(), 0
     broker = Broker(disk, rng, epoch, 1_000)
     for _ in range(STEPS):
-        match rng.choices(("send", "thread", "acknowledge", "upkeep", "power", "kill"), (4, 8, 3, 2, 0.3, 0.3))[0]:
+        events = ("send", "thread", "acknowledge", "upkeep", "power", "kill", "sync")
+        match rng.choices(events, (4, 8, 3, 2, 0.3, 0.3, 0.3 if syncs_fail else 0))[0]:
             case "send" if len(producer.under_way) < IN_FLIGHT:
                 producer.send(broker, producer.sent)
                 producer.sent += 1
@@ -122,10 +166,13 @@ def produce_through_losses_of_power(seed: int) -> None:
                 producer.take_acknowledgements(broker)
             case "upkeep":
                 broker.upkeep()
-            case "power" | "kill" as how:
+            case "power" | "kill" | "sync" as how:
+                if how == "sync" and not broker.fail_a_sync(rng, disk):
+                    continue
                 producer.take_acknowledgements(broker)
                 if how == "power":
                     disk.crash()  # a killed process leaves all it wrote, but not synced
+                disk.let_go()
                 epoch += 1
                 broker = Broker(disk, rng, epoch, broker.now_ms)
                 values = broker.values()
@@ -138,12 +185,27 @@ def produce_through_losses_of_power(seed: int) -> None:
     assert broker.values() == list(range(producer.sent))
 
 
+def fail_the_sync(disk: SimDisk, log: MetadataLog, flush: tuple[Job[None], int] | None) -> None:
+    """Of a flush that is not finished, of a new one, or of one that the next opening makes, or tries to."""
+    disk.forgets_failed_writes = True
+    disk.fail("/d/__cluster_metadata-0", errno.EIO, frozenset(("sync",)))
+    if flush is None:
+        with contextlib.suppress(ApiError):  # where there is anything to sync
+            log.flush_job(log.log.log_end_offset).complete()
+    else:
+        disk.let_go()
+        with pytest.raises(OSError, match="EIO"):
+            MetadataLog.open(disk, log.directory, log.config, now_ms=1_000)
+    disk.mend("/d/__cluster_metadata-0")
+
+
 def _batch(offset: int, epoch: int, count: int) -> bytearray:
     return bytearray(encode_batch([VersionedRecord(NoOpRecord(), 0)] * count, offset, epoch, 1_000))
 
 
+@pytest.mark.parametrize("syncs_fail", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_metadata_log_keeps_what_was_flushed_and_the_vote(seed: int) -> None:
+def test_the_metadata_log_keeps_what_was_flushed_and_the_vote(seed: int, syncs_fail: bool) -> None:
     rng = random.Random(seed)
     disk = SimDisk(random.Random(seed + 2_000))
     disk.make_dirs("/d")
@@ -154,7 +216,8 @@ def test_the_metadata_log_keeps_what_was_flushed_and_the_vote(seed: int) -> None
     promised, voted = 0, ElectionState()
     flush: tuple[Job[None], int] | None = None
     for _ in range(120):
-        match rng.choices(("append", "flush", "flushed", "vote", "power", "kill"), (6, 3, 3, 1, 0.7, 0.7))[0]:
+        events = ("append", "flush", "flushed", "vote", "power", "kill", "sync")
+        match rng.choices(events, (6, 3, 3, 1, 0.7, 0.7, 0.7 if syncs_fail else 0))[0]:
             case "append":
                 end = log.log.log_end_offset
                 log.append(_batch(end, voted.epoch, rng.randint(1, 4)), voted.epoch)
@@ -171,9 +234,12 @@ def test_the_metadata_log_keeps_what_was_flushed_and_the_vote(seed: int) -> None
             case "vote":
                 voted = ElectionState(voted.epoch + 1, rng.choice((None, 1, 2)), None)
                 log.write_election(voted, (1, 2, 3), 0)
-            case "power" | "kill" as how:
+            case "power" | "kill" | "sync" as how:
                 if how == "power":
                     disk.crash()
+                if how == "sync":
+                    fail_the_sync(disk, log, flush)
+                disk.let_go()
                 flush = None
                 log = MetadataLog.open(disk, "/d/__cluster_metadata-0", config, now_ms=1_000)
                 assert log.log.log_end_offset >= promised

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from groups_world import Client, World, settle
+from groups_world import Answer, Client, Context, World, settle
+
+from kalda.base.errors import ErrorCode
+from kalda.protocol.messages.groups import DeleteGroupsRequest
 
 
 def test_a_first_member_is_given_an_id_and_leads_generation_one() -> None:
@@ -245,3 +248,19 @@ def test_old_versions_need_no_id_and_have_no_null_protocol() -> None:
         assert old.join().value.generation_id == 1
         assert world.group(f"g{version}").members[old.member_id].rebalance_timeout_ms == (30_000 if version else 10_000)
         assert old.sync({old: b"x"}, version=0).value.assignment == b"x"
+
+
+def test_a_group_whose_last_session_has_just_ended_can_be_deleted() -> None:
+    """The timer of the session may not have run yet when DeleteGroups arrives."""
+    world = World(initial_rebalance_delay_ms=0)
+    settle(world, Client(world, "a", session_ms=10_000))
+    request = DeleteGroupsRequest(groups_names=["g"])
+
+    def delete() -> str:
+        answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
+        return ErrorCode(answer.value.results[0].error_code).name
+
+    world.now += 9_000
+    assert delete() == "NON_EMPTY_GROUP"
+    world.now += 2_000
+    assert delete() == "NONE"

@@ -282,6 +282,22 @@ def test_where_the_leadership_is_lost_the_rest_fails() -> None:
     assert codes.count(ErrorCode.NOT_CONTROLLER) + codes.count(0) + 2 == len(codes)  # two are named twice
 
 
+def test_what_is_not_reached_within_the_timeout_is_not_changed() -> None:
+    listener = Listener()
+    _, version, request = REQUESTS["CreateTopics"]
+
+    def let_time_pass(turn: int) -> None:
+        if turn == 6:
+            listener.world.now_ms += 1_001
+
+    answer = listener.answer(request, version, let_time_pass)
+    codes = [topic.error_code for topic in answer.topics]
+    assert 200 < codes.count(0) < COUNT - 200
+    assert codes.count(ErrorCode.REQUEST_TIMED_OUT) + codes.count(0) + 2 == len(codes)
+    created = [topic.name for topic in answer.topics if not topic.error_code]
+    assert set(created) == set(listener.world.active.partitions.topic_ids) - {"large"}
+
+
 def test_where_nothing_was_changed_the_request_fails_as_a_whole() -> None:
     listener = Listener()
     listener.world.log.refuse = ApiError(ErrorCode.REQUEST_TIMED_OUT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from replication_world import LAG_MAX_MS, Broker, World
 
@@ -92,6 +94,30 @@ def test_a_proposal_is_sent_until_it_is_decided() -> None:
     world.run(100)
     assert world.lines == ["1 proposes [1]", "the ISR is [1]"], "one proposal, sent until it was decided"
     assert world[1].log.high_watermark == 1
+
+
+def test_a_smaller_isr_counts_when_the_metadata_brings_it() -> None:
+    """The minimum ISR was raised before the ISR shrank, so the controller has made the replica that left eligible: it
+    lacks nothing that is committed. A leader that still has the former minimum must not commit without it."""
+    world = World(size=2)
+    world.watch_isrs()
+    world.run()
+    leader = world[1]
+    leader.paused = True
+    world.cut.add((2, 1))
+    leader.write("a")
+    world.run(LAG_MAX_MS * 2)
+    assert world.lines == ["1 proposes [1]", "the ISR is [1]"]
+    assert leader.log.high_watermark == 0
+    assert list(leader.partition.in_sync.maximal) == [1, 2]
+    leader.log.update_config(replace(leader.log.config, min_insync_replicas=2))  # the records come in this order
+    leader.partition.on_config()
+    leader.paused = False
+    world.publish()
+    assert (leader.log.high_watermark, list(leader.partition.isr)) == (0, [1])
+    leader.log.update_config(replace(leader.log.config, min_insync_replicas=1))
+    leader.partition.on_config()
+    assert leader.log.high_watermark == 1
 
 
 def test_below_the_in_sync_minimum_nothing_is_committed() -> None:

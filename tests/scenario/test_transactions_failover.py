@@ -184,6 +184,7 @@ def test_markers_follow_the_leader() -> None:
     world = _committing()
     world.leaders["orders", 0] = NO_LEADER
     world.settle(5_000)
+    assert world.markers.retries == 1
     assert world.label() == "PrepareCommit"
     assert {marker.partition for marker in world.written} == {1, 2}
     world.leaders["orders", 0] = 2
@@ -289,6 +290,7 @@ def test_a_complete_state_that_cannot_be_appended_is_tried_again() -> None:
     world.settle(60_000)
     assert world.label() == "PrepareCommit"
     assert len(world.written) == 3
+    assert world.coordinator.unwritten == 1
     world.log.failure = None
     world.pass_ms(1_000)
     assert world.label() == "CompleteCommit"

@@ -20,6 +20,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request
+- `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
+- `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers

@@ -46,8 +46,16 @@ class _Channel:
 class BrokerChannels:
     """The connections to other brokers for one purpose. A publisher: see the module's docstring."""
 
-    def __init__(self, name: str, config: ServerConfig, cache: MetadataCache, random: Callable[[], float]) -> None:
-        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>`."""
+    def __init__(
+        self,
+        name: str,
+        config: ServerConfig,
+        cache: MetadataCache,
+        random: Callable[[], float],
+        route: Callable[[str, int], tuple[str, int]],
+    ) -> None:
+        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>`. `route`: of the `Host`."""
+        self._route = route
         self.name = f"channels for {name}"
         self._client_id = f"broker-{config.node_id}-{name}"
         self._listener = config.inter_broker_listener_name
@@ -97,7 +105,7 @@ class BrokerChannels:
         if channel is None or channel.epoch != broker.epoch or channel.address != address:
             self._close(broker_id)
             client = RpcClient(
-                *address,
+                *self._route(*address),
                 rng=self._random,
                 client_id=self._client_id,
                 timeout_ms=self._timeout_ms,

@@ -259,8 +259,16 @@ class ControllerHandlers:
         return handler
 
     def _cut(self, handle: Handle[Q, R], failed: Failed) -> Callable[[RequestContext, Q], Operation[R]]:
-        """As `_handled`, in parts where the request is costly."""
+        """As `_handled`, in parts where the request is costly. Parts whose turn comes after the request's timeout are
+        not handled, as Kafka drops events after their deadline."""
         handle_part = self._handled(handle)
+
+        def in_time(context: RequestContext, part: Q, deadline_ms: int | None) -> Pending[R]:
+            if deadline_ms is None or self._clock.mono_ms() <= deadline_ms:
+                return handle_part(context, part)
+            late: Pending[R] = Pending()
+            late.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
+            return late
 
         def handler(context: RequestContext, request: Q) -> Operation[R]:
             if not self._controller.is_active:
@@ -268,7 +276,9 @@ class ControllerHandlers:
             parts = parts_of(request, self._controller)
             if len(parts) == 1:
                 return handle_part(context, request)
-            return in_parts(parts, lambda part: handle_part(context, cast(Q, part)), failed, context)
+            timeout_ms: int = getattr(request, "timeout_ms", 0)
+            deadline_ms = self._clock.mono_ms() + timeout_ms if timeout_ms > 0 else None
+            return in_parts(parts, lambda part: in_time(context, cast(Q, part), deadline_ms), failed, context)
 
         return handler
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
+from kalda.base.memory import unfilled
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class RealFile:
     def read_nowait(self, position: int, size: int) -> Buffer | None:
         if not self._nowait:
             return self.read(position, size)
-        buffer = bytearray(size)
+        buffer = unfilled(size)
         try:
             got = os.preadv(self._fd, [buffer], position, _NOWAIT or 0)
         except BlockingIOError:

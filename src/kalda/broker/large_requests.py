@@ -16,7 +16,6 @@ Objects are dropped in steps too: a list of a million structs takes a tenth of a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -150,16 +149,15 @@ def _may_cut_fetch(request: FetchRequest) -> bool:
     return (
         is_consumer
         and request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
-        and count_items(request.topics, ("partitions",)) > MAX_FETCHED_AT_ONCE
+        and has_more_items(request.topics, ("partitions",), MAX_FETCHED_AT_ONCE)
     )
 
 
-def _without_sessions(parts: deque[tuple[Request, int]]) -> None:
+def _end_session(request: FetchRequest) -> None:
     """Make the parts of a fetch full fetches without a session, which share the bytes of the response."""
-    for part, _ in parts:
-        assert isinstance(part, FetchRequest)
-        part.session_epoch = FINAL_EPOCH
-        part.max_bytes = max(1, part.max_bytes // len(parts))
+    items = len(request.topics) + sum(len(topic.partitions) for topic in request.topics)
+    request.session_epoch = FINAL_EPOCH
+    request.max_bytes = max(1, request.max_bytes // (1 + items // PART_ITEMS))
 
 
 def cut_items(items: list[Any], inner: tuple[str, ...], size: int) -> Iterator[Part]:
@@ -234,11 +232,20 @@ def _are_alike(one: Struct, other: Struct) -> bool:
     )
 
 
-def count_items(items: list[Any], inner: tuple[str, ...]) -> int:
-    """Items at all depths."""
-    if not inner:
-        return len(items)
-    return len(items) + sum(count_items(getattr(item, inner[0]) or [], inner[1:]) for item in items)
+def has_more_items(items: list[Any], inner: tuple[str, ...], limit: int) -> bool:
+    """Whether there are more than `limit` items, at all depths together."""
+    return _count_up_to(items, inner, limit) > limit
+
+
+def _count_up_to(items: list[Any], inner: tuple[str, ...], limit: int) -> int:
+    """How many items there are at all depths; where that is more than `limit`, any number beyond it."""
+    count = len(items)
+    if inner:
+        for item in items:
+            if count > limit:
+                break
+            count += _count_up_to(getattr(item, inner[0]) or [], inner[1:], limit - count)
+    return count
 
 
 def free(items: list[Any], inner: tuple[str, ...]) -> Steps[None]:
@@ -347,21 +354,21 @@ def _handled(
     yield
     decode = step_decoder(request_class(row.key), context.api_version)
     request, _ = yield from decode(context.frame, context.header.body_at, MAX_REQUEST_ELEMENTS, 1)
+    yield
     cut = cut_of(request)
-    parts = deque([(request, 0)] if cut is None else requests_of(request, cut))
+    parts: Iterator[tuple[Request, int]] = iter([(request, 0)])
     refusal = None
     if cut is not None and cut.is_one_operation:
-        if count_items(getattr(request, cut.asked[0]), cut.asked[1:]) > MAX_OPERATIONS:
+        if has_more_items(getattr(request, cut.asked[0]), cut.asked[1:], MAX_OPERATIONS):
             refusal = ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
-        else:
-            parts = deque([(request, 0)])
-    if cut is _FETCH:
-        _without_sessions(parts)
+            parts = requests_of(request, cut)
+    elif cut is not None:
+        if isinstance(request, FetchRequest):
+            _end_session(request)
+        parts = requests_of(request, cut)
     replies: list[_Reply] = []
     del request
-    while parts:
-        yield
-        part, joins = parts.popleft()
+    for part, joins in parts:  # made one in each step, too
         try:
             if refusal is not None:
                 raise refusal
@@ -373,6 +380,7 @@ def _handled(
         except Exception as error:
             reply = stages.failed(row, context, part, as_api_error(error))
         replies.append(_Reply(part, joins, reply))
+        yield
     return cut, replies
 
 

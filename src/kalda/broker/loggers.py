@@ -2,6 +2,9 @@
 
 Each logger of this process is a key, and its level the value. Changes last until the process ends. The names of the
 levels are Kafka's: TRACE is below DEBUG, and FATAL is the highest.
+
+Tools and clients know the names of Apache Kafka's loggers. Those in `ALIASES` are keys too: each stands for the logger
+here that reports the same.
 """
 
 from __future__ import annotations
@@ -24,6 +27,45 @@ _LEVELS = {
 }
 
 
+ALIASES: Mapping[str, str] = {
+    "kafka": "kalda",
+    "kafka.authorizer.logger": "kalda.requests",
+    "kafka.cluster.Partition": "kalda.isr",
+    "kafka.controller": "kalda.controller",
+    "kafka.controller.KafkaController": "kalda.controller",
+    "kafka.coordinator.group": "kalda.coordinator",
+    "kafka.log": "kalda.logs",
+    "kafka.log.LogCleaner": "kalda.logs",
+    "kafka.log.LogManager": "kalda.logs",
+    "kafka.network.Processor": "kalda.network",
+    "kafka.network.RequestChannel$": "kalda.requests",
+    "kafka.network.SocketServer": "kalda.network",
+    "kafka.raft": "kalda.raft",
+    "kafka.request.logger": "kalda.requests",
+    "kafka.server": "kalda.broker",
+    "kafka.server.BrokerLifecycleManager": "kalda.lifecycle",
+    "kafka.server.BrokerServer": "kalda.broker",
+    "kafka.server.ControllerServer": "kalda.quorum",
+    "kafka.server.KafkaApis": "kalda.requests",
+    "kafka.server.KafkaRaftServer": "kalda.node",
+    "kafka.server.ReplicaFetcherThread": "kalda.fetcher",
+    "kafka.server.ReplicaManager": "kalda.replication",
+    "kafka.server.metadata.BrokerMetadataPublisher": "kalda.publisher",
+    "org.apache.kafka": "kalda",
+    "org.apache.kafka.controller": "kalda.controller",
+    "org.apache.kafka.controller.QuorumController": "kalda.controller.quorum_controller",
+    "org.apache.kafka.coordinator.group": "kalda.coordinator",
+    "org.apache.kafka.image": "kalda.metadata",
+    "org.apache.kafka.image.loader.MetadataLoader": "kalda.metadata.loader",
+    "org.apache.kafka.raft": "kalda.raft",
+    "org.apache.kafka.storage.internals.log": "kalda.logs",
+    "org.apache.kafka.storage.internals.log.LogCleaner": "kalda.logs",
+    "state.change.logger": "kalda.isr",
+}
+"""The logger here for each of Apache Kafka's: those of its log4j2.yaml, of its packages, and of the classes that
+operators raise the level of."""
+
+
 class LoggerChange(NamedTuple):
     """One key of an incremental alteration."""
 
@@ -33,8 +75,9 @@ class LoggerChange(NamedTuple):
 
 
 def logger_levels(names: Collection[str] | None = None) -> list[tuple[str, str]]:
-    """Loggers by name, each with its effective level; all, or those in `names`."""
-    known = [ROOT, *sorted(name for name, each in _loggers().items() if isinstance(each, logging.Logger))]
+    """Loggers by name, each with its effective level; all, aliases included, or those in `names`."""
+    own = (name for name, each in _loggers().items() if isinstance(each, logging.Logger))
+    known = [ROOT, *sorted({*own, *ALIASES})]
     return [(name, _level(name)) for name in known if names is None or name in names]
 
 
@@ -52,7 +95,8 @@ def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
 def _check(change: LoggerChange) -> None:
     if change.operation not in (ConfigOperation.SET, ConfigOperation.DELETE):
         raise ApiError(ErrorCode.INVALID_REQUEST, "The level of a logger is one value: it is set or deleted")
-    if change.name != ROOT and not isinstance(_loggers().get(change.name), logging.Logger):
+    is_known = change.name == ROOT or change.name in ALIASES
+    if not is_known and not isinstance(_loggers().get(change.name), logging.Logger):
         raise ApiError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
     if change.operation == ConfigOperation.DELETE and change.name == ROOT:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Removing the log level of the root logger is not allowed")
@@ -68,7 +112,7 @@ def _loggers() -> Mapping[str, object]:
 
 
 def _logger(name: str) -> logging.Logger:
-    return logging.getLogger() if name == ROOT else logging.getLogger(name)
+    return logging.getLogger() if name == ROOT else logging.getLogger(ALIASES.get(name, name))
 
 
 def _level(name: str) -> str:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
+    from kalda.broker.metrics_listener import MetricsListener
     from kalda.broker.raft_driver import RaftDriver
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -121,6 +122,9 @@ class Node:
         """None without the broker role."""
         self._controller_handlers: ControllerHandlers | None = None
         """None without the controller role."""
+
+        self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
         """Whether the part of the stop that cannot be interrupted has begun."""
@@ -206,10 +210,10 @@ class Node:
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
-            self._quorum.leader_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+            self._controller_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
         )
         if config.is_broker:
-            self._heartbeats = self._heartbeat_channel(self._quorum, self._channel)
+            self._heartbeats = self._heartbeat_channel(self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
         self._quorum.start()
@@ -218,6 +222,7 @@ class Node:
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
+        await self._open_metrics()
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
@@ -236,11 +241,16 @@ class Node:
         if self._broker is not None:
             self._broker.lifecycle.on_metadata_offset()
 
+    def _controller_address(self) -> tuple[str, int] | None:
+        """Where the active controller is reached; None while the quorum has no leader."""
+        assert self._quorum is not None, "made before the channels"
+        address = self._quorum.leader_address()
+        return None if address is None else self._host.route(*address)
+
     def _raft_client(self, host: str, port: int) -> RpcClient:
         """The client of another controller. It reconnects often, so that a node that was down is found soon."""
         return RpcClient(
-            host,
-            port,
+            *self._host.route(host, port),
             rng=self._host.rng.random,
             client_id=f"raft-client-{self.config.node_id}",
             connect_timeout_ms=self.config["controller.quorum.request.timeout.ms"],
@@ -311,6 +321,29 @@ class Node:
             image.offset,
         )
 
+    async def _open_metrics(self) -> None:
+        """Add the gauges of the node, and serve its metrics where the configuration says so."""
+        from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
+
+        quorum = self._quorum
+        assert quorum is not None
+        add_quorum_gauges(self.sensors, quorum)
+        controller = quorum.controller
+        if controller is not None:
+            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+        if self._broker is not None:
+            lifecycle = self._broker.lifecycle
+            self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
+        address = self.config["kalda.metrics.listener"]
+        if address:
+            from kalda.broker.metrics_listener import MetricsListener
+
+            assert self._quotas is not None
+            self.metrics_listener = MetricsListener(
+                self.config.node_id, self.sensors, self._quotas.managers, self._clock
+            )
+            await self.metrics_listener.open(address)
+
     # -- controller
 
     def _open_controller(self, cluster_id: str) -> None:
@@ -366,14 +399,14 @@ class Node:
 
     # -- broker
 
-    def _heartbeat_channel(self, quorum: QuorumSide, others: ControllerChannel) -> ControllerChannel:
+    def _heartbeat_channel(self, others: ControllerChannel) -> ControllerChannel:
         """`others` is the channel for all other requests. A request fails within half a session, as in Kafka. After a
         third of the session it is sent over a new connection, which leaves time for its response."""
         config = self.config
         session_ms = config["broker.session.timeout.ms"]
         silence_ms = max(_MIN_HEARTBEAT_SILENCE_MS, session_ms // 3)
         return ControllerChannel(
-            quorum.leader_address,
+            self._controller_address,
             f"broker-{config.node_id}-heartbeat",
             max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
             silence_ms,
@@ -465,6 +498,8 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self.metrics_listener is not None:
+            await self.metrics_listener.close()
         if self._quotas is not None:
             self._quotas.close()
         if self._quorum is not None:

@@ -118,11 +118,13 @@ class ReplicaFetcherManager:
         on_fatal: Callable[[str], None],
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
         throttle: ReplicaThrottle | None = None,
+        route: Callable[[str, int], tuple[str, int]] | None = None,
     ) -> None:
         """`on_fatal` is called with the reason where the task of a fetcher fails: its partitions would not be fetched
         any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader is probed,
-        so none is marked missing."""
+        so none is marked missing. `route` is that of the `Host`; None: addresses are used as they are."""
         self._on_fatal = on_fatal
+        self._route = route if route is not None else lambda host, port: (host, port)
         self._is_refused = is_refused
         self._broker_id = config.node_id
         self._listener = config.inter_broker_listener_name
@@ -226,7 +228,7 @@ class ReplicaFetcherManager:
         endpoint = None if broker is None else broker.listeners.get(self._listener)
         if endpoint is None:
             raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} has no known listener {self._listener}")
-        return endpoint.host, endpoint.port
+        return self._route(endpoint.host, endpoint.port)
 
     def _client(self, address: tuple[str, int]) -> RpcClient:
         return RpcClient(

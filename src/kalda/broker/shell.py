@@ -112,6 +112,10 @@ class Host:
         """Suspend the thread of the job that calls this, so that the others get the interpreter."""
         time.sleep(duration_ms / 1000)
 
+    def route(self, host: str, port: int) -> tuple[str, int]:
+        """Where connections to that address of another node are made to."""
+        return host, port
+
     async def is_refused(self, host: str, port: int) -> bool:
         """Whether `host` refuses connections to `port`, as it does where no process listens. Bounded in time."""
         from kalda.network.probe import is_refused

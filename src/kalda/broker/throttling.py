@@ -1,6 +1,6 @@
 """The throttle of one request pipeline: which quotas a request counts against, by how much, and what the pause is.
 
-A Produce counts by the size of its body, a Fetch by that of its response, every request by the time for which it holds
+A Produce counts by the size of its frame, a Fetch by that of its response, every request by the time for which it holds
 the event loop; the longest pause counts. As in Kafka:
 
 - a Produce with acks=0 is charged by its size only, and its connection is muted without an answer;
@@ -108,7 +108,7 @@ class ClientThrottle:
             else:
                 pause_ms = managers.request.record(principal, client_id, time, now_ms)
         if quota is QuotaClass.PRODUCE and managers.produce.is_enabled:
-            own_ms = managers.produce.record(principal, client_id, _body_size(context), now_ms)
+            own_ms = managers.produce.record(principal, client_id, len(context.frame), now_ms)
             if own_ms > pause_ms:
                 pause_ms, by = own_ms, managers.produce
         elif quota is QuotaClass.FETCH and managers.fetch.is_enabled:
@@ -199,10 +199,6 @@ def _is_follower(request: FetchRequest) -> bool:
 
 def _is_exempt(quota: QuotaClass, request: Request) -> bool:
     return quota is QuotaClass.EXEMPT or (isinstance(request, FetchRequest) and _is_follower(request))
-
-
-def _body_size(context: RequestContext) -> int:
-    return len(context.frame) - context.header.body_at
 
 
 def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:

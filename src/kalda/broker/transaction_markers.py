@@ -52,6 +52,11 @@ class TransactionMarkers:
         """Transactions whose markers are not all written."""
         return self._queues.size
 
+    @property
+    def retries(self) -> int:
+        """Groups of markers that are sent again later."""
+        return self._queues.retries
+
     def add(self, completion: Completion, now_ms: int) -> None:
         """Write the markers of a transaction, then call its `on_written`."""
         self._queues.add(completion, now_ms)

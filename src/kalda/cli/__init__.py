@@ -9,10 +9,12 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `topics.py`, `configs.py`, `groups.py`: topics, configs, consumer groups
 - `transactions.py`: transactions, and the producers of partitions
 - `cluster.py`, `features.py`, `quorum.py`: brokers and controllers, feature levels, the metadata quorum
+- `quotas.py`, `explain.py`, `metrics.py` over `metrics_pages.py`: quotas, throttled clients, what brokers measure
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
 - `dump_log.py`: the content of the files of a log directory
+- `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells
 - `session.py`: the options for the cluster's address and the timeout

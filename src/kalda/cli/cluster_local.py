@@ -121,20 +121,27 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends a wait as Ctrl-C does."""
+    """SIGTERM and SIGHUP end a wait as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            # When a terminal is closed, several SIGHUPs come. The next must not interrupt the stopping of nodes.
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    before = {}
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                before[number] = signal.signal(number, interrupt)
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -- status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -106,7 +107,7 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
                 _wait(layout, timeout)
         except KeyboardInterrupt:
             if layout is not None:
-                click.echo("Interrupted.", err=True)
+                _tell("Interrupted.")
                 _stop(layout, started)
             sys.exit(INTERRUPTED)
         _print_up(layout, as_json)
@@ -246,7 +247,8 @@ def _print_up(layout: Layout, as_json: bool) -> None:
 
 
 def _follow_logs(layout: Layout, started: list[Place]) -> None:
-    """Print the nodes' logs until Ctrl-C, which stops the nodes that were started here, or until all have ended."""
+    """Print the nodes' logs until all have ended. Ctrl-C, SIGTERM, SIGHUP, and an output that takes no more lines, stop
+    the nodes that were started here."""
     from kalda.cli.local.log_lines import Follower
     from kalda.cli.local.starting import process_of
 
@@ -265,6 +267,9 @@ def _follow_logs(layout: Layout, started: list[Place]) -> None:
     except KeyboardInterrupt:
         _stop(layout, started)
         sys.exit(0)
+    except OSError:
+        _stop(layout, started)
+        raise
     raise Failure("all nodes have ended")
 
 
@@ -272,6 +277,12 @@ def _stop(layout: Layout, places: list[Place]) -> None:
     from kalda.cli.local.stopping import Stopped, stop
 
     def report(done: Stopped) -> None:
-        click.echo(f"{'Killed' if done.killed else 'Stopped'} node {done.node_id}.", err=True)
+        _tell(f"{'Killed' if done.killed else 'Stopped'} node {done.node_id}.")
 
     stop(layout, places, STOP_S, report)
+
+
+def _tell(line: str) -> None:
+    """Print to stderr, if that takes it: nodes are stopped also where the terminal has been closed."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)

@@ -29,6 +29,9 @@ NOUNS = {
     "storage": _Noun("storage", "storage", "Format and describe the log directories of a node."),
     "topics": _Noun("topics", "topics", "List, describe, create, alter and delete topics."),
     "configs": _Noun("configs", "configs", "Describe and alter configs of topics, brokers and groups."),
+    "quotas": _Noun("quotas", "quotas", "Quotas of users, client ids and addresses, and who uses them."),
+    "explain": _Noun("explain", "explain", "Explain why a client is throttled."),
+    "metrics": _Noun("metrics", "metrics", "Show what the brokers measure."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "transactions": _Noun("transactions", "transactions", "Transactions: states, producers, and those that hang."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
@@ -39,6 +42,7 @@ NOUNS = {
     "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),
     "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
     "dump-log": _Noun("dump_log", "dump_log", "Show the content of segments, indexes, snapshots, checkpoints."),
+    "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed, and replay a seed."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
 }

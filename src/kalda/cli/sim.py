@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -16,6 +17,8 @@ from kalda.cli.workers import each
 from kalda.sim import controller_storm, faults
 from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
+from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
+from kalda.sim.transaction_storm import simulate_transactions
 
 _NONE = "none"
 
@@ -172,6 +175,34 @@ def _controller_storm(seed: int) -> str:
     finally:
         logger.setLevel(level)
     return ""
+
+
+@sim.command("transactions")
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="How many.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@click.option(
+    "--plan",
+    "plan",
+    type=click.Choice(tuple(TRANSACTION_PLANS)),
+    default="storm",
+    show_default=True,
+    help="Faults of all kinds, upgrades of transaction.version in flight, or kills of coordinators between records.",
+)
+@click.option("--trace", is_flag=True, help="Print what happens in the first of the seeds.")
+@_jobs
+def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int) -> None:
+    """Transactions, zombies and consume-transform-produce loops under faults, judged as by `kalda verify`. Exits with 1
+    if a rule is violated."""
+    if trace:
+        verdict = simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=first), _print_line, verbose=True)
+        click.echo(verdict.violation or "all rules held")
+        sys.exit(0 if verdict.passed else 1)
+    _run_small(partial(_transactions, plan), seeds, first, jobs)
+
+
+def _transactions(plan: str, seed: int) -> str:
+    """The rules that a seed violates; empty for none."""
+    return simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=seed)).violation
 
 
 @sim.command("replay")

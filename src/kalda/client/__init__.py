@@ -4,6 +4,10 @@ The command line and Spark tasks use these clients. They block, run in the calle
 event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle whole batches of
 records and do not depend on the command line.
 
+- `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
+- `consumer_calls`: what both can do without waiting
+- `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background
+- `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
 - `retry`: deadlines, backoff

@@ -12,14 +12,14 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channel import tls_context
 from kalda.client.channels import monotonic_ms
 from kalda.client.config_files import read_config
@@ -29,6 +29,8 @@ from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, 
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
+from kalda.client.core.transaction_manager import State
+from kalda.client.core.transactions import TransactionDriver
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
 from kalda.records.appending import Ticket, TopicAppender
@@ -66,7 +68,7 @@ class _Driven:
     def finish(self) -> None:
         for batch in self.core.take_finished():
             _deliver(batch, self.outgoing)
-        if self.core.metadata.version != self._seen_version or self.core.refused is not None:
+        if self.core.transactions or self.core.metadata.version != self._seen_version or self.core.refused is not None:
             self._seen_version = self.core.metadata.version
             self._wake_waiting()
 
@@ -255,6 +257,76 @@ class Producer:
             raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
         if driven.is_closing:
             raise ProducerClosed("the producer is closed")
+
+    # -- transactions
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.initialize()
+        await self._wait_for_transaction(transactions, timeout, "initialized")
+
+    async def begin_transaction(self) -> None:
+        """As the blocking producer's."""
+        self._transactions().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
+    ) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.send_offsets(offsets, group_metadata)
+        await self._wait_for_transaction(transactions, timeout, "given the offsets")
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.begin_commit()
+        await self._wait_for_transaction(transactions, timeout, "committed")
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """As the blocking producer's."""
+        transactions = self._transactions()
+        transactions.begin_abort()
+        await self._wait_for_transaction(transactions, timeout, "aborted")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """A transaction that is committed at the end of the block, and aborted where that raises."""
+        transactions = self._transactions()
+        if transactions.manager.state is State.UNINITIALIZED:
+            await self.init_transactions()
+        await self.begin_transaction()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException:
+            if transactions.fatal_error is None and not self._driven.is_closing:
+                await self.abort_transaction()
+            raise
+
+    def _transactions(self) -> TransactionDriver:
+        self._check_open()
+        if self._core.transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        return self._core.transactions
+
+    async def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
+        io = self._start()
+        io.wake()
+        try:
+            async with asyncio.timeout(self._config.max_block_ms / 1000 if timeout is None else timeout):
+                while not transactions.is_idle():
+                    self._check_open()
+                    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._driven.waiting.add(waiting)
+                    try:
+                        await waiting
+                    finally:
+                        self._driven.waiting.discard(waiting)
+        except TimeoutError:
+            raise TimeoutError(f"the transaction was not {what} in time") from None
+        transactions.check()
 
     # -- the end
 

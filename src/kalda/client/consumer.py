@@ -9,9 +9,9 @@
 that were returned are being processed; the next poll says that they are, which is when they may be committed
 automatically and when partitions may be taken away. The rebalance listener is called by `poll`, in the caller's thread.
 
-Calls may come from several threads; `wakeup` makes a call that waits in another thread end with `Wakeup`. Errors of the
-cluster that a repetition does not mend are `ApiError`s; what passes is repeated until the timeout. A forked child cannot
-use its parent's consumer. A consumer that is dropped without `close` leaves its group when its session ends.
+Calls may come from several threads; `wakeup` makes a call that waits in another thread end with `Wakeup`. Errors of
+the cluster that a repetition does not mend are `ApiError`s; what passes is repeated until the timeout. A forked child
+cannot use its parent's consumer. A consumer that is dropped without `close` leaves its group when its session ends.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.channel import tls_context
+from kalda.client.channels import monotonic_ms
+from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
     ConsumerClosed,
@@ -42,7 +44,6 @@ from kalda.client.consumer_calls import (
     RebalanceListener,
     offsets_of,
     partitions_of,
-    read_config,
     require_subscription,
     times_of,
     unknown_topic,
@@ -52,7 +53,6 @@ from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation, Wakeup
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.io_thread import monotonic_ms
 from kalda.client.metadata import Topic
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator

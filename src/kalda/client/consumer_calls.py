@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.properties import parse_properties
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
 from kalda.client.core.membership import Call, Callback
@@ -235,13 +233,7 @@ class ConsumerCalls:
     def _named(self, partitions: tuple[Partition, ...]) -> list[TopicPartition]:
         if not partitions:
             return list(self._core.subscription.partitions)
-        named = []
-        for each in partitions:
-            if isinstance(each, list | set | frozenset):
-                named += [_partition(one) for one in each]
-            else:
-                named.append(_partition(each))
-        return named
+        return [_partition(each) for each in partitions]
 
     def _drop_rest_of(self, partition: TopicPartition) -> None:
         rest = self._iterator.rest
@@ -306,14 +298,6 @@ def times_of(times: Mapping[Partition, int]) -> dict[TopicPartition, int]:
 def partitions_of(partitions: Iterable[Partition]) -> list[TopicPartition]:
     """Partitions of pairs."""
     return [_partition(each) for each in partitions]
-
-
-def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
-    """A mapping as it is; the content of a properties file."""
-    if isinstance(config, str | os.PathLike):
-        with open(config, encoding="utf-8") as file:
-            return dict(parse_properties(file.read()))
-    return config
 
 
 def unknown_topic(topic: str) -> ApiError:

@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.channels import Channels, Watch, monotonic_ms
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
-from kalda.client.io_thread import IoThread, monotonic_ms
+from kalda.client.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 _GRACE_S = 0.05
@@ -86,6 +87,7 @@ class ConsumerIo(IoThread):
         self, name: str, driven: ConsumerDriven, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
     ) -> None:
         super().__init__(name, driven, tls, send_bytes, receive_bytes)
+        self._channels = _LockedChannels(driven, self, tls, send_bytes, receive_bytes)
         self._consumer = driven
         self._baton = threading.Lock()
         self._callers = 0
@@ -114,7 +116,10 @@ class ConsumerIo(IoThread):
             with self._baton:
                 driven.is_ending = True
                 driven.on_end(failure)
-                self._close()
+                self._channels.close()
+                self._selector.close()
+                self._wakened.close()
+                self._waker.close()
 
     def stop(self) -> None:
         """End the thread, and close all connections."""
@@ -173,13 +178,23 @@ class ConsumerIo(IoThread):
         self.last_turn_ms = monotonic_ms()
         super()._turn()
 
-    def _carry_out(self, action: Action) -> None:
-        with self._consumer.lock:
-            super()._carry_out(action)
 
-    def _on_event(self, connection_id: int, mask: int) -> None:
-        with self._consumer.lock:
-            super()._on_event(connection_id, mask)
+class _LockedChannels(Channels):
+    """Calls of the core, as actions are carried out and events come, are made under its lock."""
+
+    def __init__(
+        self, driven: ConsumerDriven, watch: Watch, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+    ) -> None:
+        super().__init__(driven, watch, tls, send_bytes, receive_bytes)
+        self._lock = driven.lock
+
+    def carry_out(self) -> None:
+        with self._lock:
+            super().carry_out()
+
+    def on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
+        with self._lock:
+            super().on_event(connection_id, readable, writable)
 
 
 def _never() -> bool:

@@ -22,13 +22,14 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channel import tls_context
 from kalda.client.channels import monotonic_ms
 from kalda.client.config_files import read_config
@@ -38,6 +39,8 @@ from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, 
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
+from kalda.client.core.transaction_manager import State
+from kalda.client.core.transactions import TransactionDriver
 from kalda.client.delivery import DeliveryFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.io_thread import IoThread
 from kalda.client.metadata import Partition
@@ -66,6 +69,8 @@ class _Driven:
         self.is_ended = False
         self.failure: ApiError | None = None
         self.was_forked = False
+        self.waits_for_transaction = 0
+        """Threads that wait for a request of a transaction."""
         self._seen_version = -1
 
     def at(self, now_ms: int) -> Connections:
@@ -86,7 +91,11 @@ class _Driven:
     def finish(self) -> None:
         for batch in self.core.take_finished():
             deliver(batch, self.outgoing)
-        if self.core.metadata.version != self._seen_version or self.core.refused is not None:
+        if (
+            self.waits_for_transaction
+            or self.core.metadata.version != self._seen_version
+            or self.core.refused is not None
+        ):
             self._seen_version = self.core.metadata.version
             with self.changed:
                 self.changed.notify_all()
@@ -313,6 +322,83 @@ class Producer:
             raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
         if driven.is_closing or driven.is_ended:
             raise ProducerClosed("the producer is closed")
+
+    # -- transactions
+
+    def init_transactions(self, timeout: float | None = None) -> None:
+        """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `TimeoutError`
+        after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`."""
+        transactions = self._transactions()
+        transactions.initialize()
+        self._wait_for_transaction(transactions, timeout, "initialized")
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: the records that are sent from now on are in it."""
+        self._transactions().begin()
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer group's offsets as a part of the transaction: by (topic, partition), the next offset to
+        read. `group_metadata` is that of the consumer, or the group's name."""
+        transactions = self._transactions()
+        transactions.send_offsets(offsets, group_metadata)
+        self._wait_for_transaction(transactions, timeout, "given the offsets")
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Wait until all of the transaction's records are acknowledged, and commit it. Raises
+        `AbortableTransactionError` where it can only be aborted, and `TimeoutError`, after which it may be called
+        again."""
+        transactions = self._transactions()
+        transactions.begin_commit()
+        self._wait_for_transaction(transactions, timeout, "committed")
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Abort the transaction. Records that were not sent yet fail."""
+        transactions = self._transactions()
+        transactions.begin_abort()
+        self._wait_for_transaction(transactions, timeout, "aborted")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction that is committed at the end of the block, and aborted where that raises. The first one also
+        initializes the producer."""
+        transactions = self._transactions()
+        if transactions.manager.state is State.UNINITIALIZED:
+            self.init_transactions()
+        self.begin_transaction()
+        try:
+            yield
+            self.commit_transaction()
+        except BaseException:
+            if transactions.fatal_error is None and not self._driven.is_ended:
+                self.abort_transaction()
+            raise
+
+    def _transactions(self) -> TransactionDriver:
+        self._check_open()
+        if self._core.transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("transactions cannot be begun or ended in a callback")
+        return self._core.transactions
+
+    def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
+        deadline_s = time.monotonic() + (self._config.max_block_ms / 1000 if timeout is None else timeout)
+        driven = self._driven
+        with driven.changed:
+            driven.waits_for_transaction += 1
+            try:
+                self._thread.wake()
+                while not transactions.is_idle():
+                    self._check_open()
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0:
+                        raise TimeoutError(f"the transaction was not {what} in time")
+                    driven.changed.wait(left_s)
+            finally:
+                driven.waits_for_transaction -= 1
+        transactions.check()
 
     # -- the end
 

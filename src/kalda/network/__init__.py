@@ -12,6 +12,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
+- `http`: a small HTTP server for what operators read
 - `probe`: whether every address of a host refuses connections to a port
 - `free_ports`: ports for servers that are not running yet
 """

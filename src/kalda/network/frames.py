@@ -16,20 +16,16 @@ are only read into; they need not be zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
 from struct import Struct
 
 from kalda.base.errors import InvalidRequest
+from kalda.base.memory import unfilled
 
 ARENA_BYTES = 256 * 1024
 MIN_ROOM_BYTES = 64 * 1024
 FIRST_KEPT_BYTES = 4 * 1024
 GROWTH = 4
 SIZE_BYTES = 4
-
-_UNFILLED_BYTES = 64 * 1024
-"""For a buffer of at least this size, `_unfilled` is faster than `bytearray`, which writes zeros."""
 
 _read_size = Struct(">i").unpack_from
 _NOTHING = memoryview(bytearray())
@@ -42,16 +38,6 @@ class BadFrameSize(InvalidRequest):
         super().__init__(f"frame size {size} is outside {lowest}..{highest}")
         self.size = size
         self.seen = seen
-
-
-@cache
-def _unfilled() -> Callable[[int], bytearray]:
-    """A function that makes a bytearray of a size without filling it: its content is undefined."""
-    from ctypes import c_char_p, c_ssize_t, py_object, pythonapi
-
-    make = pythonapi.PyByteArray_FromStringAndSize
-    make.restype, make.argtypes = py_object, (c_char_p, c_ssize_t)
-    return partial(make, None)
 
 
 class Arena:
@@ -167,7 +153,7 @@ class FrameReader:
         self._move(capacity)
 
     def _move(self, capacity: int) -> None:
-        own = memoryview(bytearray(capacity) if capacity < _UNFILLED_BYTES else _unfilled()(capacity))
+        own = memoryview(unfilled(capacity))
         have = self._end - self._start
         assert have < capacity
         own[:have] = self._view[self._start : self._end]

@@ -88,7 +88,7 @@ class MutationCharge:
             decision = Decision(now_ms, count, found.value, found.bound, 0, self._throttle_ms)
             self._quotas.note(sensors, decision)
             if self._strict:
-                raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded.")
+                raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if self._strict:
             sensors.record(count, now_ms)
 

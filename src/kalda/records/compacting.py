@@ -20,6 +20,7 @@ Compiled like `codec`, whose safety rules hold here too.
 from __future__ import annotations
 
 from kalda.base.errors import CorruptRecord
+from kalda.base.memory import unfilled
 
 try:
     import cython
@@ -383,7 +384,7 @@ class Rewriting:
         """What is left of the next bytes of the section."""
         size: cython.Py_ssize_t = len(piece)
         # A record of 7 bytes may become one of 16: its length stays one byte, its delta takes up to ten.
-        out = bytearray(3 * size + 32)
+        out = unfilled(3 * size + 32)
         written: cython.Py_ssize_t
         if size == 0:
             return bytearray()

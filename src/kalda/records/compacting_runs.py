@@ -12,13 +12,14 @@ Where this module is not compiled, no batch is plain.
 
 from __future__ import annotations
 
+from kalda.base.memory import unfilled
+
 try:
     import cython
 except ImportError:
     from kalda.records import _uncompiled as cython
 
 if cython.compiled:
-    from cython.cimports.cpython.bytearray import PyByteArray_FromStringAndSize
     from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
     from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash
     from cython.cimports.kalda.records.native_crc import kalda_crc32c, kalda_crc_by_table, kalda_crc_init
@@ -36,14 +37,6 @@ ROOM_BYTES = 2 * 1024 * 1024
 #   61 the size of a header, 12 the bytes that its length does not count
 #   0x37 the attributes that a plain batch lacks: compression, transactional, control
 #   0x08 the time is that of the append, 0x40 the base timestamp is a delete horizon
-
-
-def unfilled(size: cython.Py_ssize_t) -> bytearray:
-    """So many bytes, of any value: they are written before they are read."""
-    if cython.compiled:
-        return PyByteArray_FromStringAndSize(cython.NULL, size)
-    else:
-        return bytearray(size)
 
 
 def crc_by_table(data: cython.const[cython.uchar][::1]) -> int:

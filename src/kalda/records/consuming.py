@@ -248,6 +248,7 @@ class SectionReader:
     _bytes: cython.longlong
     _read_key: object
     _read_value: object
+    _deserializes: cython.bint
 
     def __init__(
         self,
@@ -276,6 +277,7 @@ class SectionReader:
         self._bytes = 0
         self._read_key = read_key
         self._read_value = read_value
+        self._deserializes = read_key is not None or read_value is not None
 
     @property
     def next_offset(self) -> int:
@@ -325,10 +327,8 @@ class SectionReader:
         made: cython.Py_ssize_t = 0
         record: Record
         section: Section = self._section
-        p: cython.pointer[cython.const[cython.uchar]] = section._p
         pos: cython.Py_ssize_t = self._pos
         end: cython.Py_ssize_t = section._size
-        deserializes: cython.bint = self._read_key is not None or self._read_value is not None
         while self._index < self._count and made < room:
             (
                 following,
@@ -340,7 +340,7 @@ class SectionReader:
                 value_length,
                 header_count,
                 headers_at,
-            ) = _record(p, pos, end)
+            ) = _record(section._p, pos, end)
             if following < 0:
                 raise _malformed(self._index, self._count)
             offset = _sum(self._base_offset, offset_delta)
@@ -365,7 +365,7 @@ class SectionReader:
                 record._key = _UNREAD
                 record._value = _UNREAD
                 record._headers = _NO_HEADERS if header_count == 0 else _UNREAD
-                if deserializes:
+                if self._deserializes:
                     self._next_offset = offset
                     self._deserialize(record)
                 out.append(record)

@@ -31,7 +31,7 @@ class InSync:
         self.maximal: tuple[int, ...] = ()
         """The larger one of `isr` and the proposed ISR."""
         self.proposal: IsrProposal | None = None
-        """In flight, or of unknown outcome."""
+        """In flight; or of unknown outcome, or accepted with fewer members, until the metadata brings the ISR."""
 
     @property
     def epoch_start(self) -> int:

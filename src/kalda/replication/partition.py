@@ -434,7 +434,11 @@ class Partition:
     def _on_isr_outcome(self, proposal: IsrProposal, outcome: IsrOutcome) -> None:
         """Adopt the ISR that the controller has decided on, or withdraw the proposal where it is refused and cannot
         take effect later. After any other error it may have taken effect: the larger ISR counts until the metadata
-        shows which one the controller has."""
+        shows which one the controller has.
+
+        Of a smaller ISR, too, the metadata decides. `min.insync.replicas` may have been raised before it: then the
+        controller counts on those that have left (KIP-966), and nothing may be committed without them by the minimum
+        that this broker still has. The metadata brings the new minimum first."""
         if outcome.error is not ErrorCode.NONE:
             self._counters.failed_isr_updates.value += 1
         if outcome.error is ErrorCode.NONE:
@@ -442,6 +446,8 @@ class Partition:
                 return
             counters = self._counters
             (counters.isr_expands if proposal.grows else counters.isr_shrinks).value += 1
+            if not proposal.grows and outcome.partition_epoch > self.partition_epoch:
+                return
             self.in_sync.set_isr(outcome.isr)
             self.partition_epoch = outcome.partition_epoch
         elif outcome.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):

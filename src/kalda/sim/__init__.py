@@ -26,6 +26,11 @@ an invariant violates it in each run.
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
 - `ablations`: safeguards that are switched off one by one; some seed must fail without each
+- `transactions`: a producer of transactions, over the client's own machine
+- `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
+- `transaction_storm`: seeds of those, judged by `kalda.verify`
+- `failovers`: transaction coordinators that are killed between two of their records
+- `transaction_ablations`: safeguards of transactions that are switched off
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those
 - `controllers`: controllers alone, around one log

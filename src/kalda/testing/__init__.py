@@ -15,6 +15,19 @@ Three brokers, one of which is killed and started again:
         ...
         cluster.start_node(2)
 
+Three brokers with a network between them that a test can break: the leader is separated from the others, which elect
+another one, and follows it when the network is healed:
+
+    with Cluster(brokers=3, network_faults=True) as cluster:
+        cluster.create_topic("orders", configs={"min.insync.replicas": 2})
+        leader = cluster.leader("orders")
+        cluster.network.partition([leader])
+        cluster.wait_for_leader("orders", other_than=leader)
+        ...
+        cluster.network.heal()
+
+`cluster.network` also delays (`delay`), stalls (`stall`) and cuts (`cut`) what two nodes send each other.
+
 The installed pytest plugin provides one cluster for the session, with a new topic for each test, and makes other
 clusters for a test:
 
@@ -23,9 +36,10 @@ clusters for a test:
         producer.produce(kalda_topic, b"order")
 
     def test_failover(kalda_cluster_factory):
-        cluster = kalda_cluster_factory(brokers=3)
+        cluster = kalda_cluster_factory(brokers=3, network_faults=True)
 
 - `cluster`: the cluster, on a thread and a loop of its own
+- `network`: links between the nodes, and their faults
 - `layout`: ports, properties and formatted directories of its nodes
 - `plugin`: the fixtures
 """

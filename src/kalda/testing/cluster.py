@@ -22,6 +22,7 @@ from kalda.broker.node import Node, StartError
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster_client import ClusterClient
 from kalda.testing import layout
+from kalda.testing.network import Network
 
 T = TypeVar("T")
 _READY_S = 30.0
@@ -43,9 +44,10 @@ class Cluster:
         config: Mapping[str, object] | None = None,
         node_configs: Mapping[int, Mapping[str, object]] | None = None,
         directory: str | Path | None = None,
+        network_faults: bool = False,
     ) -> None:
         """`config` overrides properties of all nodes, `node_configs` those of one. A given `directory` is kept; without
-        one, the data is deleted by `stop`."""
+        one, the data is deleted by `stop`. With `network_faults`, the nodes reach each other through `network`."""
         if brokers < 1:
             raise ValueError(f"a cluster has at least one broker, not {brokers}")
         self.brokers = brokers
@@ -58,6 +60,9 @@ class Cluster:
         self._temporary_directory: str | None = None
         """Made by `start` and deleted by `stop`, where no directory was given."""
         self._places: list[layout.Place] = []
+        self._has_network = network_faults
+        self._network: Network | None = None
+        """Between `start` and `stop`, with `network_faults`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -88,6 +93,7 @@ class Cluster:
         try:
             self._run(self._stop_all())
         finally:
+            self._network = None
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -126,6 +132,13 @@ class Cluster:
         """Start a node that was stopped or killed, and wait until it serves and all running nodes have it unfenced in
         their metadata. Raises `StartError`."""
         self._run(self._start_again(node_id))
+
+    @property
+    def network(self) -> Network:
+        """The network between the nodes, whose faults a test sets and heals."""
+        if self._network is None:
+            raise RuntimeError("the cluster was made without network_faults=True, or is not running")
+        return self._network
 
     # -- clients
 
@@ -169,7 +182,27 @@ class Cluster:
             delete_topics(client, [name])
         self._run(self._until(lambda node: topic_id not in node.image.topics.by_id, f"no node has topic {name}"))
 
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads a partition, by the metadata of the active controller; -1 for none."""
+        return self._leader(topic, partition)
+
+    def wait_for_leader(self, topic: str, partition: int = 0, *, other_than: int = -1) -> int:
+        """Wait until another node than `other_than` leads a partition; returns it. Raises `StartError`."""
+        node_ids = {node_id for node_id in self.nodes if node_id != other_than}
+
+        async def wait() -> None:
+            await self._until(lambda _: self._leader(topic, partition) in node_ids, f"{topic}-{partition} has a leader")
+
+        self._run(wait())
+        return self._leader(topic, partition)
+
     # -- on the loop
+
+    def _leader(self, topic: str, partition: int) -> int:
+        """By the newest image of all nodes."""
+        image = max((node.image for node in self.nodes.values()), key=lambda image: image.offset)
+        found = image.topics.by_name.get(topic)
+        return -1 if found is None or partition not in found.partitions else found.partitions[partition].leader
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         loop = self._loop
@@ -179,6 +212,9 @@ class Cluster:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     async def _start_all(self) -> None:
+        if self._has_network:
+            self._network = Network(self._places, self._run)
+            await self._network.start()
         disk = RealDisk()
         for place in self._places:
             config = self._config_of(place)
@@ -187,7 +223,8 @@ class Cluster:
         await self._wait_until_all_unfenced()
 
     async def _start(self, place: layout.Place) -> None:
-        node = Node(self._config_of(place))
+        host = None if self._network is None else self._network.host(place.node_id)
+        node = Node(self._config_of(place), host)
         try:
             await node.start()
         except BaseException:
@@ -211,6 +248,8 @@ class Cluster:
         node is stopped cleanly."""
         is_single = len(self.nodes) == 1
         await asyncio.gather(*(self._end(node_id, clean=is_single) for node_id in list(self.nodes)))
+        if self._network is not None:
+            await self._network.close()
 
     async def _wait_until_all_unfenced(self) -> None:
         """Each node has all running nodes unfenced in its metadata, so that clients get all of them from each."""

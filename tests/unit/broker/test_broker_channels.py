@@ -48,7 +48,9 @@ class World:
             inter_broker_listener_name = "PLAINTEXT"
 
         cache = cast(MetadataCache, SimpleNamespace(image=self.image))
-        self.channels = BrokerChannels("tests", cast(ServerConfig, Config(SETTINGS)), cache, lambda: 0.5)
+        self.channels = BrokerChannels(
+            "tests", cast(ServerConfig, Config(SETTINGS)), cache, lambda: 0.5, lambda host, port: (host, port)
+        )
         row = Row(ApiKey.WRITE_TXN_MARKERS, self._handle, write_txn_markers_failed, Authorization.ANYONE)
         self._pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), lambda step: None)
 

@@ -61,7 +61,7 @@ class Brokers:
 
     def end(self, name: str, *partitions: int) -> None:
         completion = Completion(
-            0, name, 1000, 5, 3, 2, {"orders": frozenset(partitions)}, self.completed.append, committed=True
+            0, name, 1000, 5, 3, 2, {"orders": frozenset(partitions)}, self.completed.append, 0, committed=True
         )
         self.markers.add(completion, self.time.now_ms)
 

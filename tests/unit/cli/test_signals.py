@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kalda.cli import server
+from kalda.cli import cluster_up, server
+from kalda.cli.cluster_local import interruptible
 from kalda.cli.consume import _ending_normally
+from kalda.cli.local.stopping import Stopped
 
 
 @pytest.fixture(autouse=True)
 def hangups() -> Iterator[None]:
-    """Makes SIGHUP not ignored, also where the tests run under nohup, and restores all handlers afterwards."""
+    """Makes SIGHUP not ignored, also where the tests run under nohup, and restores afterwards what a node sets."""
+    interval_s = sys.getswitchinterval()
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    sys.setswitchinterval(interval_s)
 
 
 def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -35,6 +42,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
             self._skipped = asyncio.Event()
 
         async def start(self) -> None:
+            assert sys.getswitchinterval() == 0.001, "a thread's Python does not hold up the loop for longer"
             signal.raise_signal(signal.SIGHUP)
             await asyncio.Event().wait()
 
@@ -66,3 +74,56 @@ def test_a_second_sighup_does_not_interrupt_a_consumers_leaving() -> None:
             done.append("left the group")
     assert done == ["left the group"]
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+class Ended:
+    """The process of a node, and its log."""
+
+    log = None
+
+    def pid(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("how", ["SIGHUP", "SIGTERM", "a closed terminal"])
+def test_nodes_in_the_foreground_are_stopped_when_the_terminal_is_closed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several SIGHUPs come then, and nothing can be printed any more."""
+    stopped: list[int] = []
+
+    class Follower:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def poll(self) -> list[str]:
+            if how.startswith("SIG"):
+                signal.raise_signal(signal.Signals[how])
+            return ["a line"]
+
+    def stop(_: object, places: list[Any], __: float, report: Any) -> None:
+        if how == "SIGHUP":
+            signal.raise_signal(signal.SIGHUP)
+        report(Stopped(places[0].node_id, killed=False))
+        stopped.append(places[0].node_id)
+
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the terminal is closed")
+
+    monkeypatch.setattr("kalda.cli.local.log_lines.Follower", Follower)
+    monkeypatch.setattr("kalda.cli.local.starting.process_of", lambda *_: Ended())
+    monkeypatch.setattr("kalda.cli.local.stopping.stop", stop)
+    monkeypatch.setattr(cluster_up, "line_printer", lambda _: closed)
+    monkeypatch.setattr("click.echo", closed)
+    layout: Any = SimpleNamespace(nodes=[SimpleNamespace(node_id=7)])
+    with pytest.raises((SystemExit, OSError)), interruptible():
+        cluster_up._follow_logs(layout, layout.nodes)
+    assert stopped == [7]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_a_sighup_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    with interruptible():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

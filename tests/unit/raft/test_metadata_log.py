@@ -16,6 +16,7 @@ from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import snapshot_name, write_snapshot
 from kalda.raft.values import OffsetAndEpoch
 from kalda.raft.voters import VoterSet
+from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 
 
@@ -119,3 +120,22 @@ def test_a_snapshot_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="no space"):
         snapshot_of_one_topic(disk, Path("/"), OffsetAndEpoch(40, 3))
     assert not disk.names("/m")
+
+
+def test_what_recovery_cuts_off_the_metadata_log_is_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimDisk(random.Random(1))
+    log = MetadataLog.open(disk, "/m", MetadataLogConfig(), now_ms=1)
+    for offset in range(4):
+        log.append(build_batch([(1, None, b"a record", ())], base_offset=offset, leader_epoch=1), 1)
+    size = log.log.size_bytes // 4
+    log.log.flush()
+    segment = f"/m/{0:020}.log"
+    whole = disk.peek(segment)
+    disk.flip_bit(segment, 8 * (2 * size - 1))
+    disk.let_go()
+    log = MetadataLog.open(disk, "/m", MetadataLogConfig(), now_ms=1)
+    assert log.log.log_end_offset == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith(f"__cluster_metadata-0: recovery cuts {3 * size} bytes off {segment} at position {size}: ")
+    assert "The log ends at offset 1 now; 3 batches up to offset 3 are lost; it is kept in" in line
+    assert disk.peek(f"/m/{1:020}.log.corrupt")[size:] == whole[2 * size :]

@@ -12,7 +12,7 @@ from kalda.records.batch import HEADER_SIZE, BatchHeader, read_header, write_hea
 from kalda.records.builder import build_batch, read_records, rebuild_batch
 from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan
-from kalda.records.compacting_runs import COMPILED, RunFilter, crc_by_table, map_run, unfilled
+from kalda.records.compacting_runs import COMPILED, RunFilter, crc_by_table, map_run
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import ENTRY_BYTES, KeyOffsets
 
@@ -42,11 +42,6 @@ def new_filter(offsets: KeyOffsets, room_bytes: int = 10_000, **rules: int) -> R
 def test_the_checksum_without_an_instruction_is_the_same(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert crc_by_table(data) == crc32c(data)
-
-
-def test_memory_that_is_not_filled_has_its_size() -> None:
-    assert len(unfilled(100)) == 100
-    assert unfilled(0) == b""
 
 
 def test_a_run_ends_before_a_batch_that_is_not_plain() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kalda.client.columns import TYPES, SparkColumns
 from kalda.client.consumer_fetcher import Fetched
 from kalda.client.core.transactions_seen import aborted_batches
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
-from kalda.client.columns import TYPES, SparkColumns
 from kalda.spark.source import ALL_COLUMNS, arrow_schema
 
 SCHEMA = arrow_schema([(one.name, one.nullable) for one in ALL_COLUMNS])

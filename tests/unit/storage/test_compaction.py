@@ -12,7 +12,7 @@ from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_head
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
-from kalda.sim.disk import SimDisk
+from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.compaction import CleanedTransactions, CleanRules, filter_batch
 from kalda.storage.compaction_passes import KeyMapping, read_batches
 from kalda.storage.config import LogConfig
@@ -99,6 +99,32 @@ def test_what_is_left_of_batches(seed: int) -> None:
         assert read_records(whole) == records
         if header.compression is Compression.NONE:
             assert whole == expected
+
+
+@pytest.mark.parametrize(("slice_bytes", "largest"), [(1, 65_536), (100_000, 100_000), (1 << 30, 1 << 20)])
+def test_a_slice_reads_no_more_at_once_than_its_bytes(
+    slice_bytes: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a limited bandwidth is spread evenly."""
+    reads: list[int] = []
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    segment = Segment.create(disk, "/d", 0, LogConfig(), NOW)
+    rows = [(NOW, b"k", bytes(10_000), ())]
+    for offset in range(200):
+        header = read_header(batch := build_batch(rows, base_offset=offset))
+        segment.append(batch, [Placed(offset, NOW, header.size_bytes)])
+    read = SimFile.read
+
+    def noted(file: SimFile, position: int, size: int) -> bytes:
+        reads.append(size)
+        return read(file, position, size)
+
+    monkeypatch.setattr(SimFile, "read", noted)
+    mapping = KeyMapping(KeyOffsets(1 << 20, bytes(16)), [segment.view()], 0, 200, CleanedTransactions())
+    while not mapping.run(slice_bytes):
+        pass
+    assert max(reads) == largest
 
 
 def _header_with(count: int, compression: Compression) -> bytearray:

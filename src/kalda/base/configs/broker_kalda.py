@@ -8,6 +8,7 @@ KALDA_KEYS = (
     Key("kalda.corrupt.records.retention.bytes", LONG, 1_073_741_824, AtLeast(0)),
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
     Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),
+    Key("kalda.metrics.listener", STRING, ""),
     Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
     Key("kalda.validate.records", STRING, "all", OneOf("all", "uncompressed", "none")),
 )

@@ -84,6 +84,10 @@ BROKER: dict[str, str] = {
         "Memory of all incremental fetch sessions, some 300 bytes a partition; a consumer's session may have an eighth "
         "of it. Fetchers for whose session there is no room are answered without one."
     ),
+    "kalda.metrics.listener": (
+        "host:port of an HTTP listener with what the node measures, for Prometheus at /metrics, and with the use of "
+        "quotas. Whoever reaches it reads the names of topics, users and clients. Empty: there is none."
+    ),
     "kalda.producer.ids.max": (
         "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
         "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "

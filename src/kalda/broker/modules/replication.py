@@ -51,6 +51,7 @@ class ReplicationModule(Module):
             context.on_fatal,
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
             self._throttles.follower,
+            host.route,
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -71,7 +72,7 @@ class ReplicationModule(Module):
         context.sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
         self._clock = host.clock
         self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
-        self._channels = BrokerChannels("verification", config, cache, host.rng.random)
+        self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route)
         self.verifier = TransactionVerifier(
             config.node_id,
             _coordinators_of_transactions(config, cache),

@@ -25,6 +25,8 @@ from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.metadata.manifest import Publisher
 from kalda.replication.markers import MarkerWriter
 
+_METRICS = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
+
 
 class TransactionsModule(Module):
     """Rests on the table of coordinators, to which it adds its own; on producer ids; on what writes markers into
@@ -38,7 +40,7 @@ class TransactionsModule(Module):
         writer: MarkerWriter,
     ) -> None:
         cache, clock = context.cache, context.host.clock
-        self._channels = BrokerChannels("markers", context.config, cache, context.host.rng.random)
+        self._channels = BrokerChannels("markers", context.config, cache, context.host.rng.random, context.host.route)
         self._markers = TransactionMarkers(
             context.config.node_id,
             lambda topic, partition: leader_of(cache, topic, partition),
@@ -56,6 +58,8 @@ class TransactionsModule(Module):
             lambda: coordinators.partition_count(TRANSACTIONS),
             clock.wall_ms,
         )
+        context.sensors.gauge(_METRICS, "UnknownDestinationQueueSize", read=lambda: self._markers.retries)
+        context.sensors.gauge(_METRICS, "LogAppendRetryQueueSize", read=lambda: coordinator.unwritten)
         shell = coordinators.add(TRANSACTIONS, coordinator.runtime)
         coordinator.rearm = shell.arm
         self.handlers = TransactionHandlers(

@@ -158,10 +158,16 @@ def delete_group(cluster: ClusterClient, group_id: str) -> None:
 
 
 def committed_offsets(
-    cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition] | None = None, *, lane: str = ""
+    cluster: ClusterClient,
+    group_id: str,
+    partitions: Collection[TopicPartition] | None = None,
+    *,
+    require_stable: bool = False,
+    lane: str = "",
 ) -> dict[TopicPartition, CommittedOffset]:
     """The group's committed offsets of these partitions, or with None of all; partitions without one are left out.
-    Raises `ApiError`."""
+
+    With `require_stable` it waits while a transaction that has written offsets is open (KIP-447). Raises `ApiError`."""
 
     def check(answer: Any) -> None:
         if answer.error_code:
@@ -177,7 +183,7 @@ def committed_offsets(
             OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
             for name, indexes in _by_topic(partitions).items()
         ]
-    request = OffsetFetchRequest(group_id=group_id, topics=topics)
+    request = OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
     answer = cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_FETCH, lane=lane)
     return {
         TopicPartition(topic.name, p.partition_index): CommittedOffset(

@@ -2,6 +2,22 @@
 
 - `partitioner`: the partition of a key
 - `assignors`: which member of a group gets which partitions
+- `sticky`: the sticky assignors
+- `java_order`: the order of Java's hash tables, by which Kafka's sticky assignors break ties
+- `consumer`: a whole consumer, without its sockets, threads and clock
+- `subscription`: what a consumer reads, and where it is in each partition
+- `fetching`: records fetched ahead, and handed out in order
+- `fetch_sessions`: incremental fetch sessions
+- `positions`: committed offsets, resets, validation by leader epoch, offsets by time
+- `committing`: the order and the repetition of commits
+- `commits`: the requests that commit and read offsets
+- `membership`: what both group protocols have in common
+- `classic_membership`: a member of a classic group
+- `consumer_membership`: a member of a KIP-848 group
+- `requests`: metadata kept up to date, coordinators found, requests sent
+- `deserializers`: bytes to keys and values
+- `consumer_errors`: what a consumer raises, and operations that take several steps
+- `consumer_metrics`: a consumer's metrics, by Kafka's names
 - `consumer_protocol`: the subscriptions and assignments that members of a classic group exchange
 - `transaction_manager`: a producer's transactions: its state, and its requests to coordinators
 - `transaction_errors`: failures of transactions by what the application has to do

@@ -19,7 +19,7 @@ that are not empty; a batch is in `incomplete` from its first record until it is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -216,6 +216,8 @@ class Accumulator:
                 sticky, queue = self._sticky_queue(topic)
             else:
                 queue = self._queue(topic, partition)
+            if self.numbering is not None:
+                self.numbering.admit(queue.topic_partition)
             last = queue.batches[-1] if queue.batches else None
             ticket.timestamp = timestamp_ms
             if last is None or not self._put(last, timestamp_ms, key, value, tail, ticket):
@@ -268,6 +270,8 @@ class Accumulator:
             if self.is_closed:
                 raise ProducerClosed("the producer is closed: no record can be sent")
             queue = self._queue(topic, partition)
+            if self.numbering is not None:
+                self.numbering.admit(queue.topic_partition)
             if queue.batches:
                 queue.batches[-1].is_open = False
             for batch in batches:
@@ -523,26 +527,24 @@ class Accumulator:
                 batch.sealed = None
                 self.pool.give_back(buffer)
 
-    def take_all(self, keep: Callable[[ProducerBatch], bool]) -> list[ProducerBatch]:
-        """Remove all batches from the queues, but those to keep."""
+    def take_all(self) -> list[ProducerBatch]:
+        """Remove all batches from the queues."""
         found: list[ProducerBatch] = []
         with self.lock:
             for queue in list(self._active.values()):
-                kept = deque(batch for batch in queue.batches if keep(batch))
-                for batch in queue.batches:
-                    if not keep(batch):
-                        batch.is_open = False
-                        self._close_open(queue, batch)
-                        found.append(batch)
-                queue.batches = kept
-                if not kept:
-                    del self._active[queue.topic_partition]
+                while queue.batches:
+                    found.append(queue.batches[0])
+                    self._take(queue)
         return found
 
     def close(self) -> None:
         """Take no more records."""
+        self.is_closed = True
+        self.close_open()
+
+    def close_open(self) -> None:
+        """Close the open batches: the next record of each partition comes through `append`."""
         with self.lock:
-            self.is_closed = True
             for topic in self.topics.values():
                 topic.appender.sticky = None
                 topic.appender.open = [None] * len(topic.appender.open)

@@ -141,6 +141,8 @@ class Connections:
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._actions: list[Action] = []
+        self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
+        """Called with the epoch and the levels of the finalized features that a node has answered with."""
         self.on_refused: Callable[[ApiError], None] = _nothing
         """Called with an error that no retry mends: the node does not speak Kafka's protocol as a broker does."""
 
@@ -181,6 +183,11 @@ class Connections:
         """The API versions of a connected node."""
         peer = self._peers.get(node_id)
         return None if peer is None else peer.versions
+
+    def is_reachable(self, node_id: int, now_ms: int) -> bool:
+        """Whether the node is connected, is being connected, or may be tried now."""
+        peer = self._peers.get(node_id)
+        return peer is not None and (peer.state is not State.IDLE or now_ms >= peer.retry_at_ms)
 
     def ready_at_ms(self, node_id: int, now_ms: int) -> int | None:
         """When a call of `is_ready` may help; None: not before an event of the connection."""
@@ -409,6 +416,9 @@ class Connections:
             return
         peer.versions = versions
         peer.state = State.READY
+        if answer.finalized_features_epoch >= 0:
+            levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+            self.on_features(answer.finalized_features_epoch, levels)
 
     def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """Close the connection; its requests fail with `error`."""
@@ -436,4 +446,8 @@ class Connections:
 
 
 def _nothing(_error: ApiError) -> None:
+    return None
+
+
+def _ignore_features(_epoch: int, _levels: Mapping[str, int]) -> None:
     return None

@@ -30,7 +30,7 @@ from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.consumer_membership import ConsumerMembership
 from kalda.client.core.deserializers import deserializer_of
 from kalda.client.core.fetching import FetchConfig, Fetcher, Taken
-from kalda.client.core.membership import Callback, Membership, MembershipConfig
+from kalda.client.core.membership import Callback, Membership, MembershipConfig, MembershipCounters
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.positions import Positions
 from kalda.client.core.requests import Requests, all_topics_request
@@ -86,18 +86,7 @@ class ConsumerCore:
             rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
             allow_auto_topic_creation=config.allow_auto_create_topics,
         )
-        self.connections = Connections(
-            ConnectionConfig(
-                client_id,
-                software_version,
-                Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
-                config.request_timeout_ms,
-                _MAX_IN_FLIGHT,
-                config.connection_setup_timeout_ms,
-                config.connection_setup_timeout_max_ms,
-                config.connections_max_idle_ms,
-            )
-        )
+        self.connections = Connections(_connection_config(config, client_id, software_version, random))
         self.connections.on_refused = self._on_refused
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
@@ -322,6 +311,11 @@ class ConsumerCore:
     def has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""
         return self.fetcher.has_records or self.callback is not None or self.has_error
+
+    @property
+    def membership_counters(self) -> MembershipCounters | None:
+        """What the membership has counted; None without a group."""
+        return None if self._membership is None else self._membership.counters
 
     @property
     def may_commit(self) -> bool:
@@ -553,6 +547,21 @@ def _reset_of(config: ConsumerConfig) -> Reset | None:
     if config.auto_offset_reset == "by_duration":
         return Reset(0, config.reset_duration_ms)
     return EARLIEST if config.auto_offset_reset == "earliest" else LATEST
+
+
+def _connection_config(
+    config: ConsumerConfig, client_id: str, software_version: str, random: Random
+) -> ConnectionConfig:
+    return ConnectionConfig(
+        client_id,
+        software_version,
+        Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
+        config.request_timeout_ms,
+        _MAX_IN_FLIGHT,
+        config.connection_setup_timeout_ms,
+        config.connection_setup_timeout_max_ms,
+        config.connections_max_idle_ms,
+    )
 
 
 def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:

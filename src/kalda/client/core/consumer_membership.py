@@ -112,9 +112,8 @@ class ConsumerMembership:
         if is_polling:
             self._polled_at_ms = now_ms
             self._has_left = False
-        elif self._is_member and not self._has_left:
-            if now_ms - self._polled_at_ms > self._config.max_poll_interval_ms:
-                self._leave_for_silence()
+        elif self._is_member and now_ms - self._polled_at_ms > self._config.max_poll_interval_ms:
+            self._leave_for_silence()
         if self._has_left or self.error is not None or not self._subscription.is_by_group:
             return
         if self._requests.coordinator_error is not None:
@@ -249,9 +248,9 @@ class ConsumerMembership:
         now_ms = self._requests.now_ms
         subscribed = (self._subscription.topics, self._subscription.server_pattern)
         is_changed = subscribed != self._sent_subscription
-        if self._is_in_flight or self._was_fenced or now_ms < self._next_heartbeat_ms:
-            if self._is_in_flight or self._was_fenced or not (self._acknowledges or is_changed) or self._failures:
-                return
+        is_early = now_ms < self._next_heartbeat_ms and (self._failures or not (self._acknowledges or is_changed))
+        if self._is_in_flight or self._was_fenced or is_early:
+            return
         node_id = self._requests.coordinator()
         if node_id is None:
             return

@@ -2,8 +2,8 @@
 
 The first request of a session names all partitions (id 0, epoch 0). The response has the session's id, or 0 where the
 broker keeps none. Every further request has the next epoch, the partitions that were added or changed, and those that
-were removed. After an error of the session, or a lost request, a new session begins; the old one is closed by naming its
-id with epoch 0.
+were removed. After an error of the session, or a lost request, a new session begins; the old one is closed by naming
+its id with epoch 0.
 """
 
 from __future__ import annotations

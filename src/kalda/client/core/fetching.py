@@ -25,7 +25,7 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition
 from kalda.client.core.consumer_errors import OffsetOutOfRange, UndecodableRecord
 from kalda.client.core.fetch_sessions import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Wanted
-from kalda.client.core.requests import Requests
+from kalda.client.core.requests import FETCH_BASE, Requests
 from kalda.client.core.subscription import PartitionState, Reset, Subscription
 from kalda.client.core.transactions_seen import aborted_batches
 from kalda.client.errors import refused
@@ -187,7 +187,7 @@ class Fetcher:
         for node_id, wanted in by_node.items():
             if node_id in self._in_flight or node_id in full or self._retry_at_ms.get(node_id, 0) > now_ms:
                 continue
-            if self._requests.is_ready(node_id):
+            if self._requests.is_ready(FETCH_BASE + node_id):
                 self._send(node_id, wanted)
 
     def deadline_ms(self) -> int | None:
@@ -202,7 +202,7 @@ class Fetcher:
         session = self._sessions.get(node_id)
         if session is None:
             session = self._sessions[node_id] = FetchSession()
-        versions = self._requests.connections.versions_of(node_id) or {}
+        versions = self._requests.connections.versions_of(FETCH_BASE + node_id) or {}
         by_name = versions.get(FetchRequest.API_KEY, (0, 0))[1] <= _MAX_FETCH_BY_NAME or any(
             entry.topic_id == ZERO_UUID for entry in wanted.values()
         )
@@ -222,7 +222,7 @@ class Fetcher:
         self.fetches += 1
         sent_at_ms = self._requests.now_ms
         self._requests.send(
-            node_id,
+            FETCH_BASE + node_id,
             request,
             lambda answer, error: self._on_response(node_id, session, sent_at_ms, answer, error),
             max_version=_MAX_FETCH_BY_NAME if by_name else None,
@@ -232,6 +232,7 @@ class Fetcher:
     def close(self) -> None:
         """End the sessions, so that the brokers keep nothing for them. Responses are ignored."""
         for node_id, session in self._sessions.items():
+            node_id += FETCH_BASE
             connected = self._requests.connections.is_connected(node_id)
             if session.session_id and connected and self._requests.is_ready(node_id):
                 request = FetchRequest(session_id=session.session_id, session_epoch=FINAL_EPOCH, max_bytes=1)

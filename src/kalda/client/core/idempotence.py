@@ -44,6 +44,10 @@ class Numbering(Protocol):
         """Give a drained batch its sequence number, unless it has one."""
         ...
 
+    def admit(self, partition: TopicPartition) -> None:
+        """A record is about to be appended. Raises `ApiError` where that is not allowed now."""
+        ...
+
     @property
     def is_completing(self) -> bool:
         """A transaction is being ended: send all batches now."""
@@ -94,6 +98,14 @@ class Idempotence:
     def has_producer_id(self) -> bool:
         """Whether batches can be numbered."""
         return self.producer_id != NO_PRODUCER_ID
+
+    @property
+    def max_produce_version(self) -> int | None:
+        """The highest version of Produce to use; None: any."""
+        return None
+
+    def admit(self, partition: TopicPartition) -> None:
+        """Any record may be appended at any time."""
 
     # -- the producer's id
 

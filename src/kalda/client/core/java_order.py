@@ -3,8 +3,8 @@
 Kafka's sticky assignors break ties by that order, and a group may have leaders in both languages: with the same order
 both compute the same assignment, and a change of leader moves no partition.
 
-A table has a power of two of buckets, at least 16, and is doubled when it is more than three quarters full. Iteration is
-by bucket, and within one by age. (Java orders a bucket of eight and more differently; such buckets do not occur in
+A table has a power of two of buckets, at least 16, and is doubled when it is more than three quarters full. Iteration
+is by bucket, and within one by age. (Java orders a bucket of eight and more differently; such buckets do not occur in
 practice.)
 """
 

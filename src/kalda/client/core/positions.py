@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -231,7 +232,7 @@ class Positions:
             self._requests.send(
                 node_id,
                 build(states),
-                lambda answer, error, marks=marks: self._on_leader_answer(marks, on_answer, answer, error),
+                partial(self._on_leader_answer, marks, on_answer),
             )
 
     def _on_leader_answer(
@@ -386,7 +387,7 @@ class Positions:
                 self._requests.send(
                     node_id,
                     self._list_request(times),
-                    lambda answer, error, times=times: self._on_listed(listing, times, answer, error),
+                    partial(self._on_listed, listing, times),
                 )
 
     def _on_listed(

@@ -19,9 +19,11 @@ from kalda.client.core.buffer_pool import BufferPool
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.core.producer_batch import ProducerBatch
+from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.sender import Sender, SenderConfig
+from kalda.client.core.transaction_manager import TransactionManager
+from kalda.client.core.transactions import TransactionDriver, Transactions
 from kalda.client.metadata import parse_bootstrap
 from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
@@ -88,6 +90,13 @@ class ProducerCore:
             lock,
         )
         self.idempotence = Idempotence() if config.enable_idempotence else None
+        self.transactions: TransactionDriver | None = None
+        if config.transactional_id is not None:
+            manager = TransactionManager(
+                config.transactional_id, config.transaction_timeout_ms, config.retry_backoff_ms
+            )
+            self.idempotence = numbering = Transactions(manager)
+            self.transactions = TransactionDriver(numbering, self.accumulator, self.connections, self.metadata, lock)
         self.accumulator.numbering = self.idempotence
         self.sender = Sender(
             SenderConfig(
@@ -106,6 +115,8 @@ class ProducerCore:
         )
         self._now_ms = now_ms
         self.sender._now_ms = self.now_ms
+        if self.transactions is not None:
+            self.sender.on_failure = self.transactions.on_batch_failed
         self.metrics.watch(self.pool, self.now_ms)
         self.refused: ApiError | None = None
         """The bootstrap servers are not brokers."""
@@ -136,14 +147,22 @@ class ProducerCore:
         if self.idempotence is not None:
             self._update_producer_id(self.idempotence, now_ms)
             if self.idempotence.fatal_error is not None:
-                self.sender.fail_all(self.idempotence.fatal_error)
+                self.sender.fail_queued(self.idempotence.fatal_error)
+        if self.transactions is not None:
+            error = self.transactions.error_to_fail_queued
+            if error is not None:
+                self.sender.fail_queued(error, FinalState.ABORTED)
         self.sender.run(now_ms)
+        if self.transactions is not None:
+            self.transactions.run(now_ms, self.sender.has_in_flight)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
         times = [self.sender.deadline_ms(now_ms), self.connections.deadline_ms(now_ms), self._request_at_ms(now_ms)]
         if self._seen_version != self.metadata.version:
             return now_ms
+        if self.transactions is not None:
+            times.append(self.transactions.deadline_ms(now_ms))
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def take_actions(self) -> list[Action]:

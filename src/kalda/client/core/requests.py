@@ -5,8 +5,9 @@
     send(node, request, done)  send; `done(answer, error)` is called once
     coordinator()              the coordinator's node, looked up where it is unknown; None until it is found
 
-A coordinator has a connection of its own, so that a heartbeat does not wait behind a Fetch that waits for records:
-its node id is `COORDINATOR_BASE` minus the broker's.
+A broker answers a connection's requests in order. So the coordinator, and the Fetches of each broker, have connections
+of their own: a heartbeat or a lookup does not wait behind a Fetch that waits for records. Their node ids are
+`COORDINATOR_BASE` minus the broker's, and `FETCH_BASE` plus the broker's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinat
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
 
-COORDINATOR_BASE = 2**31 - 1
+COORDINATOR_BASE = 2**32
+FETCH_BASE = 2**31
 _MAX_FIND_COORDINATOR = 3
 """The last version with a single key in its request and response."""
 
@@ -156,6 +158,7 @@ class Requests:
             return
         self._nodes_version = self.metadata.version
         nodes = dict(self.metadata.brokers)
+        nodes |= {FETCH_BASE + node_id: broker for node_id, broker in nodes.items() if node_id >= 0}
         if self._coordinator is not None:
             nodes[self._coordinator.node_id] = self._coordinator
         self.connections.set_nodes(nodes, self.now_ms)

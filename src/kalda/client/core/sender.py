@@ -169,9 +169,13 @@ class Sender:
             request,
             now_ms,
             on_done,
-            max_version=None if has_ids else _LAST_VERSION_BY_NAME,
+            max_version=self._max_version(has_ids),
             expects_response=config.acks != 0,
         )
+
+    def _max_version(self, has_topic_ids: bool) -> int | None:
+        version = None if self._idempotence is None else self._idempotence.max_produce_version
+        return version if version is not None or has_topic_ids else _LAST_VERSION_BY_NAME
 
     def _on_done(
         self,
@@ -320,20 +324,23 @@ class Sender:
         )
         self._fail(batch, error, False)
 
-    def abort(self, why: str, only_unsent: bool = False) -> None:
-        """Fail all batches; `only_unsent`: but those that were sent, which may be in the log."""
-        error = DeliveryAborted(why)
-        for batch in self._accumulator.take_all(lambda batch: only_unsent and batch.has_sequence):
-            self._fail(batch, error, False, FinalState.ABORTED)
-        if not only_unsent:
-            for batch in list(self._in_flight):
-                if batch.final_state is None:
-                    self._fail(batch, error, False, FinalState.ABORTED)
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a request has no response yet."""
+        return bool(self._in_flight)
 
-    def fail_all(self, error: ApiError) -> None:
-        """Fail all batches that are not in flight: the producer can send nothing."""
-        for batch in self._accumulator.take_all(lambda batch: False):
-            self._fail(batch, error, False)
+    def abort(self, why: str) -> None:
+        """Fail all batches: the producer ends."""
+        error = DeliveryAborted(why)
+        self.fail_queued(error, FinalState.ABORTED)
+        for batch in list(self._in_flight):
+            if batch.final_state is None:
+                self._fail(batch, error, False, FinalState.ABORTED)
+
+    def fail_queued(self, error: ApiError, state: FinalState = FinalState.FAILED) -> None:
+        """Fail all batches that are not in flight: they cannot be sent."""
+        for batch in self._accumulator.take_all():
+            self._fail(batch, error, False, state)
 
     def take_finished(self) -> list[ProducerBatch]:
         """The batches that are done since the last call, in order."""

@@ -560,13 +560,16 @@ class _General:
                 if previous is not None and size > len(self._assigned[previous[0]]) + 1:
                     self._move(partition, previous[0])
                 elif self._finds_better(partition, member_id, size):
-                    target = self._by_size.first(lambda m, topic=partition.topic: topic in self._topics_of[m])
-                    assert target is not None
-                    self._move(partition, target)
+                    self._move(partition, self._smallest_of(partition.topic))
                 else:
                     continue
                 has_moved = goes_on = True
         return has_moved
+
+    def _smallest_of(self, topic: str) -> str:
+        found = self._by_size.first(lambda member_id: topic in self._topics_of[member_id])
+        assert found is not None
+        return found
 
     def _finds_better(self, partition: TopicPartition, member_id: str, size: int) -> bool:
         return any(size > len(self._assigned[other]) + 1 for other in self._members_of[partition.topic])

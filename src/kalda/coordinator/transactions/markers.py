@@ -58,6 +58,7 @@ class Completion:
     """A transaction whose outcome is committed, and the partitions that still need its marker."""
 
     __slots__ = (
+        "began_ms",
         "committed",
         "coordinator_epoch",
         "failures",
@@ -81,11 +82,12 @@ class Completion:
         transaction_version: int,
         partitions: Partitions,
         on_written: Callable[[str], None],
+        began_ms: int,
         *,
         committed: bool,
     ) -> None:
-        """`on_written(transactional_id)` is called once no partition remains. `shard` is the partition of
-        `__transaction_state`, `coordinator_epoch` its leader epoch."""
+        """`shard` is the partition of `__transaction_state`, `coordinator_epoch` its leader epoch. `began_ms` is when
+        the outcome was committed. `on_written(transactional_id)` is called once no partition remains."""
         self.shard = shard
         self.transactional_id = transactional_id
         self.producer_id = producer_id
@@ -95,6 +97,7 @@ class Completion:
         self.committed = committed
         self.remaining = {topic: set(numbers) for topic, numbers in partitions.items()}
         self.on_written = on_written
+        self.began_ms = began_ms
         self.failures = 0
         """Attempts that failed, in any partition."""
         self.is_cancelled = False
@@ -150,6 +153,11 @@ class MarkerQueues:
         """Transactions whose markers are not all written."""
         return sum(len(completions) for completions in self._completions.values())
 
+    @property
+    def retries(self) -> int:
+        """Groups of markers that are sent again later: they failed, or their partitions have no leader."""
+        return len(self._delayed)
+
     # -- transactions --------------------------------------------------------------------------------------------
 
     def add(self, completion: Completion, now_ms: int) -> None:
@@ -173,22 +181,25 @@ class MarkerQueues:
     def _route(self, completion: Completion, partitions: Mapping[str, set[int]], now_ms: int) -> None:
         """Queue markers for the leaders that the partitions have now."""
         homeless: dict[str, set[int]] = {}
+        deleted: list[str] = []
         for topic, numbers in partitions.items():
             for number in numbers:
                 leader = self._leader_of(topic, number)
                 if leader is None:
-                    log.info(
-                        "%s: %s-%d does not exist any more and needs no transaction marker",
-                        completion.transactional_id,
-                        topic,
-                        number,
-                    )
+                    deleted.append(f"{topic}-{number}")
                     _remove(completion.remaining, topic, number)
                 elif leader == NO_LEADER:
                     homeless.setdefault(topic, set()).add(number)
                 else:
                     queue = self._brokers.setdefault(leader, _Broker()).queue
                     queue.setdefault(completion, {}).setdefault(topic, set()).add(number)
+        if deleted:
+            log.info(
+                "%s: %d partitions do not exist any more and need no transaction marker, among them %s",
+                completion.transactional_id,
+                len(deleted),
+                deleted[0],
+            )
         if homeless:
             self._delay(completion, homeless, "has no leader", now_ms)
         self._on_queued()
@@ -287,6 +298,7 @@ class MarkerQueues:
             if completion.is_cancelled:
                 continue
             failed: dict[str, set[int]] = {}
+            refused: dict[ErrorCode, int] = {}
             why = ""
             for topic, numbers in topics.items():
                 for number in numbers:
@@ -294,18 +306,20 @@ class MarkerQueues:
                     if code in _WRITTEN:
                         _remove(completion.remaining, topic, number)
                         if code is not ErrorCode.NONE:
-                            log.info(
-                                "%s: %s-%d takes no transaction marker of producer id %d, epoch %d: %s",
-                                completion.transactional_id,
-                                topic,
-                                number,
-                                completion.producer_id,
-                                completion.producer_epoch,
-                                code.name,
-                            )
+                            refused[code] = refused.get(code, 0) + 1
                     else:
                         failed.setdefault(topic, set()).add(number)
                         why = f"has failed with {code.name}"
+            for code, count in refused.items():
+                log.info(
+                    "%s: %d partitions on broker %d take no transaction marker of producer id %d, epoch %d: %s",
+                    completion.transactional_id,
+                    count,
+                    broker_id,
+                    completion.producer_id,
+                    completion.producer_epoch,
+                    code.name,
+                )
             if failed:
                 self._delay(completion, failed, why, now_ms)
             else:

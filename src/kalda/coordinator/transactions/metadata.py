@@ -5,8 +5,9 @@ one; a transition that may not is a fault of this program, and an assertion. Whe
 decided before, by `initializing`, `adding` and `ending`.
 
 Invariants: `partitions` is empty in the states Empty, CompleteCommit and CompleteAbort. `producer_epoch` is below
-`MAX_EPOCH` unless the state is a prepared one, or an abort that fenced the last usable epoch; so there is always an
-epoch left by which a producer can be fenced. `next_producer_id` is set only in prepared states of version 2.
+`MAX_EPOCH` unless the state is a prepared one, or, before version 2, an abort that fenced the last usable epoch; so
+there is always an epoch left by which a producer can be fenced. `next_producer_id` is set only in prepared states of
+version 2.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import Completion
-from kalda.coordinator.transactions.metadata import NO_PRODUCER_ID, TransactionMetadata
+from kalda.coordinator.transactions.metadata import NO_PRODUCER_ID, VERSION_2, TransactionMetadata
 from kalda.coordinator.transactions.records import TransactionRecord, decode_record, encode_record
 from kalda.coordinator.transactions.states import TransactionState
 from kalda.statemachine.timeline import TimelineDict, TimelineSet
@@ -66,6 +66,14 @@ class Markers(Protocol):
         ...
 
 
+class ProducerIdSource(Protocol):
+    """Gives out producer ids that nobody has had."""
+
+    def take(self) -> int | Pending[int]:
+        """A producer id, or a pending one. Raises `ApiError`, or fails with one."""
+        ...
+
+
 class TransactionShard:
     """The transactional ids of one partition, while this node coordinates it."""
 
@@ -76,6 +84,7 @@ class TransactionShard:
         timers: CoordinatorTimer,
         clock: Clock,
         markers: Markers,
+        producer_ids: ProducerIdSource,
         transaction_version: Callable[[], int],
         rearm: Callable[[], None],
     ) -> None:
@@ -97,6 +106,7 @@ class TransactionShard:
         self._timers = timers
         self._clock = clock
         self._markers = markers
+        self._producer_ids = producer_ids
         self._transaction_version = transaction_version
         self._rearm = rearm
         self._aborting = TimerTask(self._abort_timed_out)
@@ -193,15 +203,26 @@ class TransactionShard:
         outcome.then(lambda _, error: self._complete_all([transactional_id]) if error is None else None)
         return outcome
 
-    def fence(self, transactional_id: str, metadata: TransactionMetadata) -> Pending[None]:
-        """Abort an open transaction in place of its producer, whose epoch is bumped."""
+    def fence(self, transactional_id: str, metadata: TransactionMetadata, next_producer_id: int) -> Pending[None]:
+        """Abort an open transaction in place of its producer, whose epoch is bumped. `next_producer_id` is set where
+        `needs_next_id` demands it."""
         prepared = metadata.fenced().prepared(
             committed=False,
             client_version=self._transaction_version(),
-            next_producer_id=NO_PRODUCER_ID,
+            next_producer_id=next_producer_id,
             now_ms=self._clock.wall_ms(),
         )
         return self.prepare(transactional_id, prepared)
+
+    def needs_next_id(self, metadata: TransactionMetadata) -> bool:
+        """Whether a fence leads to a new producer id. In version 2 a client may continue with the epoch that it was
+        fenced by, so that must not be the last one."""
+        return metadata.is_epoch_exhausted and self._transaction_version() >= VERSION_2
+
+    @property
+    def unwritten(self) -> int:
+        """Transactions whose markers are written, but whose complete state could not be appended yet."""
+        return len(self._unwritten)
 
     # -- completion ----------------------------------------------------------------------------------------------
 
@@ -219,6 +240,7 @@ class TransactionShard:
                 metadata.client_version,
                 metadata.partitions,
                 self._on_written,
+                self._clock.now_ms(),
                 committed=metadata.state is TransactionState.PREPARE_COMMIT,
             )
             self._markers.add(completion, self._clock.now_ms())
@@ -287,7 +309,7 @@ class TransactionShard:
                 metadata.start_ms,
                 metadata.timeout_ms,
             )
-            error = self.fence(transactional_id, metadata).error
+            error = self._abort(transactional_id)
             if error is not None:
                 log.warning(
                     "%s: its timed-out transaction stays open until the next check: %s", transactional_id, error
@@ -295,6 +317,28 @@ class TransactionShard:
                 break
         if self.partition.is_active:
             self._timers.arm(self._aborting, self._clock.now_ms() + delay_ms)
+
+    def _abort(self, transactional_id: str, next_producer_id: int = NO_PRODUCER_ID) -> ApiError | None:
+        """Abort the transaction, now or when there is a producer id for it; the error where that is known to fail."""
+        metadata = self.transactions.get(transactional_id)
+        is_open = metadata is not None and metadata.state is TransactionState.ONGOING
+        if metadata is None or not is_open or transactional_id in self.pending or not self.partition.is_active:
+            return None  # it has ended while a producer id was requested
+        if next_producer_id == NO_PRODUCER_ID and self.needs_next_id(metadata):
+            try:
+                taken = self._producer_ids.take()
+            except ApiError as error:
+                return error
+            if isinstance(taken, Pending):
+                taken.then(lambda got, _: None if got is None else self._abort_with(transactional_id, got))
+                return None
+            next_producer_id = taken
+        return self.fence(transactional_id, metadata, next_producer_id).error
+
+    def _abort_with(self, transactional_id: str, next_producer_id: int) -> None:
+        metadata = self.transactions.get(transactional_id)
+        if metadata is not None and metadata.has_timed_out(self._clock.wall_ms()):
+            self._abort(transactional_id, next_producer_id)
 
     def _expire(self, now_ms: int) -> None:
         """Delete ids that have not been used for long, those of a slice in each call."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -34,7 +34,7 @@ from kalda.coordinator.transactions.metadata import (
     TransactionMetadata,
 )
 from kalda.coordinator.transactions.records import TransactionRecord
-from kalda.coordinator.transactions.shard import Markers, TransactionShard
+from kalda.coordinator.transactions.shard import Markers, ProducerIdSource, TransactionShard
 from kalda.coordinator.transactions.states import TransactionState
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.transactions import (
@@ -52,18 +52,10 @@ R = TypeVar("R")
 _FIRST_INIT_THAT_FENCES = 4
 _FIRST_END_THAT_FENCES = 2
 _FIRST_END_OF_VERSION_2 = 5
-_MAX_COMPLETION_WAIT_MS = 100
-"""For so long a request waits for the markers of the transaction before; then its client tries again."""
+_MAX_COMPLETION_MS = 100
+"""Within this time after a transaction has ended, requests for the next one wait for its markers."""
 _MAX_WAITING = 10
 """Requests that wait for the markers of one transaction."""
-
-
-class ProducerIdSource(Protocol):
-    """Gives out producer ids that nobody has had."""
-
-    def take(self) -> int | Pending[int]:
-        """A producer id, or a pending one. Raises `ApiError`, or fails with one."""
-        ...
 
 
 class TransactionCoordinator:
@@ -92,7 +84,14 @@ class TransactionCoordinator:
             partition: CoordinatorPartition[TransactionRecord], runtime: CoordinatorRuntime[TransactionShard]
         ) -> TransactionShard:
             return TransactionShard(
-                partition, config, runtime.timers, runtime, markers, transaction_version, lambda: self.rearm()
+                partition,
+                config,
+                runtime.timers,
+                runtime,
+                markers,
+                producer_ids,
+                transaction_version,
+                lambda: self.rearm(),
             )
 
         self.runtime: CoordinatorRuntime[TransactionShard] = CoordinatorRuntime(
@@ -166,9 +165,13 @@ class TransactionCoordinator:
             case ErrorCode() as code:
                 return failed(code)
             case Fence():
+                needs_id = shard.needs_next_id(metadata)
+                if needs_id and new_id is None:
+                    return self._with_producer_id(again, failed)
+                next_id = new_id if needs_id and new_id is not None else NO_PRODUCER_ID
                 log.info("%s: its open transaction is aborted, because a producer begins anew", transactional_id)
                 return answer_after(
-                    self.runtime.in_time(shard.fence(transactional_id, metadata)),
+                    self.runtime.in_time(shard.fence(transactional_id, metadata, next_id)),
                     lambda error: failed(
                         ErrorCode.CONCURRENT_TRANSACTIONS if error is None else write_error(error.code)
                     ),
@@ -230,8 +233,8 @@ class TransactionCoordinator:
         """Add partitions to the transaction, which begins with the first one. NONE when that is committed; at once
         where all of them are in it.
 
-        Where the markers of the transaction before are being written, the request waits for them, for a short time.
-        Apache Kafka answers with CONCURRENT_TRANSACTIONS at once, and the client comes again after a pause."""
+        Where the markers of the transaction before have just been sent, the request waits for them. Apache Kafka
+        answers with CONCURRENT_TRANSACTIONS at once, and the client comes again after a pause."""
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
         try:
@@ -250,12 +253,13 @@ class TransactionCoordinator:
         if metadata.producer_epoch != epoch and not is_next:
             return ErrorCode.PRODUCER_FENCED
         if metadata.state.is_prepared:
-            waiting = shard.on_completed.get(transactional_id, ())
-            if not may_wait or transactional_id not in shard.completing or len(waiting) >= _MAX_WAITING:
+            until_ms = self._completes_until_ms(shard, transactional_id) if may_wait else None
+            if until_ms is None:
                 return ErrorCode.CONCURRENT_TRANSACTIONS
             return self._when_completed(
                 shard,
                 transactional_id,
+                until_ms,
                 lambda: self.add_partitions(
                     transactional_id, producer_id, epoch, partitions, client_version, may_wait=False
                 ),
@@ -285,10 +289,21 @@ class TransactionCoordinator:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         return metadata
 
+    def _completes_until_ms(self, shard: TransactionShard, transactional_id: str) -> int | None:
+        """Until when the transaction may be expected to be complete; None where a marker has failed or is late. A
+        request that waits delays all later answers on its connection, which other transactions may share."""
+        completion = shard.completing.get(transactional_id)
+        if completion is None or completion.failures:
+            return None
+        if len(shard.on_completed.get(transactional_id, ())) >= _MAX_WAITING:
+            return None
+        until_ms = completion.began_ms + _MAX_COMPLETION_MS
+        return until_ms if until_ms > self.runtime.now_ms() else None
+
     def _when_completed(
-        self, shard: TransactionShard, transactional_id: str, handle: Callable[[], R | Pending[R]]
+        self, shard: TransactionShard, transactional_id: str, until_ms: int, handle: Callable[[], R | Pending[R]]
     ) -> Pending[R]:
-        """`handle()` when the transaction is complete, or when the wait has lasted too long."""
+        """`handle()` when the transaction is complete, or at `until_ms`."""
         answer: Pending[R] = Pending()
         timer = TimerTask(lambda _: resume())
 
@@ -306,7 +321,7 @@ class TransactionCoordinator:
 
         is_resumed = [False]
         shard.on_completed.setdefault(transactional_id, []).append(resume)
-        self.runtime.timers.arm(timer, self.runtime.now_ms() + _MAX_COMPLETION_WAIT_MS)
+        self.runtime.timers.arm(timer, until_ms)
         return answer
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -346,9 +361,7 @@ class TransactionCoordinator:
         if refusal is not None:
             if refusal is ErrorCode.INVALID_TXN_STATE:
                 outcome = "commit" if committed else "abort"
-                log.warning(
-                    "%s: a producer demands its %s in state %s", transactional_id, outcome, metadata.state.label
-                )
+                log.debug("%s: a producer demands its %s in state %s", transactional_id, outcome, metadata.state.label)
             return failed(refusal)
         needs_id = is_version_2 and metadata.is_epoch_exhausted
         if needs_id and new_id is None:
@@ -406,6 +419,11 @@ class TransactionCoordinator:
         return chain.from_iterable(
             list(shard.transactions.items(shard.partition.committed_epoch())) for shard in shards
         )
+
+    @property
+    def unwritten(self) -> int:
+        """Transactions whose markers are written, but whose complete state could not be appended yet."""
+        return sum(shard.unwritten for shard in self.runtime.active_shards())
 
     # -- shards --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,23 @@
+"""Memory that is about to be written, and need not be filled with zeros before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+_UNFILLED_BYTES = 64 * 1024
+"""For a buffer of at least this size, `_make` is faster than `bytearray`, which writes zeros."""
+
+
+def unfilled(size: int) -> bytearray:
+    """So many bytes of any content. Whoever asks for them hands out none that was not written."""
+    return bytearray(size) if size < _UNFILLED_BYTES else _make()(size)
+
+
+@cache
+def _make() -> Callable[[int], bytearray]:
+    from ctypes import c_char_p, c_ssize_t, py_object, pythonapi
+
+    make = pythonapi.PyByteArray_FromStringAndSize
+    make.restype, make.argtypes = py_object, (c_char_p, c_ssize_t)
+    return partial(make, None)

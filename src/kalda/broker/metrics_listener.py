@@ -1,0 +1,80 @@
+"""The listener of `kalda.metrics.listener`: what a node measures, and why its clients are throttled.
+
+- `/metrics`: all sensors, as OpenMetrics text for Prometheus
+- `/metrics.json`: the same under Kafka's own names
+- `/quotas`: who uses how much of which quota
+- `/explain/throttle?user=U&client=ID`: whose quota applies to a client, and why, and what it has used
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from kalda.base.clock import Clock
+from kalda.base.sensors import Sensors
+from kalda.network.http import HttpServer, Page
+from kalda.quota.explaining import explain, usage
+from kalda.quota.managers import QuotaManagers
+from kalda.telemetry.exposition import CONTENT_TYPE, as_json, openmetrics
+
+log = logging.getLogger("kalda.node")
+
+LISTENER = "kalda.metrics.listener"
+_JSON = "application/json; charset=utf-8"
+
+
+class MetricsListener:
+    """Serves the sensors and quotas of one node."""
+
+    def __init__(self, node_id: int, sensors: Sensors, managers: QuotaManagers, clock: Clock) -> None:
+        self._node_id = node_id
+        self._sensors = sensors
+        self._managers = managers
+        self._clock = clock
+        self._server = HttpServer(self._page)
+
+    @property
+    def port(self) -> int:
+        """The port that is bound."""
+        return self._server.port
+
+    async def open(self, listener: str) -> None:
+        """Listen on `host:port`. Raises `OSError`, and `ValueError` for another text."""
+        host, port = parse_listener(listener)
+        await self._server.open(host, port)
+        log.info("metrics are on http://%s:%d/metrics", host or "*", self.port)
+
+    async def close(self) -> None:
+        """Serve nothing more."""
+        await self._server.close()
+
+    def _page(self, path: str, query: dict[str, str]) -> Page | None:
+        now_ms = self._clock.mono_ms()
+        if path == "/metrics":
+            return Page(CONTENT_TYPE, openmetrics(self._sensors.everything(), now_ms))
+        if path == "/metrics.json":
+            return Page(_JSON, _pieces(as_json(self._sensors.everything(), now_ms)))
+        if path == "/quotas":
+            return Page(_JSON, [json.dumps({"node": self._node_id, "usage": usage(self._managers, now_ms)})])
+        if path == "/explain/throttle":
+            found = explain(self._managers, query.get("user", "ANONYMOUS"), query.get("client", ""), now_ms)
+            return Page(_JSON, [json.dumps({"node": self._node_id, "now_ms": now_ms, **found})])
+        return None
+
+
+def _pieces(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "["
+    for number, row in enumerate(rows):
+        yield ("," if number else "") + json.dumps(row)
+    yield "]"
+
+
+def parse_listener(text: str) -> tuple[str, int]:
+    """`host:port`, with or without `http://`. Raises `ValueError`."""
+    host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{LISTENER}={text}: HOST:PORT is expected, as in 127.0.0.1:9404")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,112 @@
+"""`kalda explain throttle`: whose quota applies to a client, why, and what it has used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kalda.cli.metrics_pages import addresses, node_option, read
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.cluster_client import ClusterClient
+
+_SHOWN_DECISIONS = 10
+
+
+@click.group()
+def explain() -> None:
+    """Explain what a broker decides about a client."""
+
+
+@explain.command("throttle")
+@click.option("--client", "client_id", metavar="ID", required=True, help="The client id.")
+@click.option("--user", default="ANONYMOUS", show_default=True, help="The user that the client authenticates as.")
+@node_option
+@json_option
+@with_cluster
+def throttle_command(cluster: ClusterClient, client_id: str, user: str, node_id: int | None, as_json: bool) -> None:
+    """Explain why a client is throttled, or not: whose quota applies, what was used, the last decisions.
+
+    The pause X of a client whose rate is O, under a quota of T, measured over W, is (O - T) / T * W. With --json, all
+    of the last hundred decisions are printed. The brokers need `kalda.metrics.listener`.
+
+    \b
+    Example:
+      kalda explain throttle --client loader --user alice
+    """
+    found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(cluster, node_id)]
+    if as_json:
+        print_json(found)
+        return
+    for node in found:
+        for quota in node["quotas"]:
+            click.echo(f"\nbroker {node['node']}, {quota['quota']}")
+            _print_quota(quota, node["now_ms"])
+
+
+def _print_quota(quota: dict[str, Any], now_ms: int) -> None:
+    if "decided_by" in quota:
+        click.echo(f"  {quota['decided_by']} decides, the class of client.quota.callback.class")
+    elif quota["entity"] is None:
+        click.echo("  none of the eight steps finds a quota: the client is not limited")
+        return
+    else:
+        rows = [
+            (step["step"], step["entity"], step["limit"], "applies" if step["counts"] else "")
+            for step in quota["steps"]
+        ]
+        print_table(("  STEP", "ENTITY", "LIMIT", "FOUND"), [(f"  {row[0]}", *row[1:]) for row in rows])
+        click.echo(f"  used together by {quota['shared_by']}")
+    if not quota["used"]:
+        click.echo("  no request was charged yet")
+        return
+    if "tokens" in quota:
+        _print_tokens(quota)
+    else:
+        _print_rate(quota)
+    decisions = quota["decisions"][-_SHOWN_DECISIONS:]
+    if decisions:
+        click.echo(f"  the last {len(decisions)} of its requests that were throttled:")
+        print_table(
+            ("  SECONDS-AGO", "RECORDED", "O", "T", "W-MS", "X-MS"),
+            [
+                (
+                    f"  {(now_ms - each['now_ms']) / 1000:.1f}",
+                    f"{each['recorded']:.6g}",
+                    f"{each['observed']:.6g}",
+                    f"{each['bound']:.15g}",
+                    each["window_ms"] or None,
+                    each["throttle_ms"],
+                )
+                for each in decisions
+            ],
+        )
+
+
+def _print_rate(quota: dict[str, Any]) -> None:
+    unit = quota["unit"]
+    limit = "none" if quota["limit"] is None else f"{quota['limit']:.15g}"
+    click.echo(
+        f"  O = {quota['observed']:.6g} {unit}, T = {limit}, W = {quota['window_ms']} ms, "
+        f"X = {quota['throttle_ms']} ms, after {quota['requests']} requests"
+    )
+    if quota["needed"] is not None:
+        click.echo(f"  not throttled with a quota of {quota['needed']:.6g} {unit}, or after the pause")
+    elif quota["left"] is not None:
+        amount = "bytes" if unit == "bytes/s" else "percent of a second"
+        click.echo(f"  within its quota: {quota['left']:.6g} {amount} more are free now")
+
+
+def _print_tokens(quota: dict[str, Any]) -> None:
+    if quota["limit"] is None:
+        click.echo("  no limit")
+        return
+    click.echo(
+        f"  {quota['tokens']:.6g} tokens, T = {quota['limit']:.15g} {quota['unit']}, X = {quota['throttle_ms']} ms, "
+        f"after {quota['requests']} requests"
+    )
+    if quota["tokens"] < 0:
+        click.echo("  refused, or throttled, until the tokens are 0 again")

@@ -1,0 +1,71 @@
+"""Pages of the metrics listeners of a cluster's brokers, found by their configs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+import click
+
+from kalda.cli.failures import Failure
+
+if TYPE_CHECKING:
+    from kalda.client.cluster_client import ClusterClient
+
+LISTENER = "kalda.metrics.listener"
+_ANY_HOST = ("", "0.0.0.0", "::")
+_TIMEOUT_S = 10
+
+
+class Address(NamedTuple):
+    """A broker, and where it serves its metrics."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+def addresses(cluster: ClusterClient, node_id: int | None = None) -> list[Address]:
+    """The metrics listeners of all brokers, or of one. Raises `Failure` where there is none, and `ApiError`."""
+    from kalda.base.configs.resources import ConfigResourceType
+    from kalda.client.admin.configs import Resource, describe_configs
+    from kalda.client.admin.nodes import describe_cluster
+
+    found = []
+    for node in describe_cluster(cluster).nodes:
+        if node_id is not None and node.node_id != node_id:
+            continue
+        resource = Resource(ConfigResourceType.BROKER, str(node.node_id))
+        configs = describe_configs(cluster, resource, [LISTENER])
+        text = next((entry.value for entry in configs if entry.name == LISTENER), None)
+        if text:
+            host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+            host = host.strip("[]")
+            found.append(Address(node.node_id, node.host if host in _ANY_HOST else host, int(port)))
+    if not found:
+        which = "no broker" if node_id is None else f"broker {node_id} is unknown, or"
+        raise Failure(f"{which} serves metrics: set {LISTENER}, as in {LISTENER}=127.0.0.1:9404")
+    return found
+
+
+def read(address: Address, path: str, **query: str) -> Any:
+    """The JSON of a page. Raises `Failure` where the listener does not answer."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", f"{path}?{urlencode(query)}" if query else path)
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise Failure(f"http://{address.host}:{address.port}{path}: {response.status} {response.reason}")
+        return json.loads(body)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Failure(
+            f"broker {address.node_id} serves metrics on {address.host}:{address.port}, which does not answer: {error}"
+        ) from error
+    finally:
+        connection.close()
+
+
+node_option = click.option("--node", "node_id", type=int, metavar="ID", help="Only this broker. [default: all]")

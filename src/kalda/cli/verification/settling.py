@@ -1,0 +1,85 @@
+"""After the workload: partitions until they are stable, then the final logs and the group's offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.cli.verification.observers import batch_of, sample
+from kalda.cli.verification.recording import now_us
+from kalda.client.admin.groups import committed_offsets
+from kalda.client.admin.offsets import list_offsets
+from kalda.client.cluster_client import ClusterClient
+from kalda.client.consumer_fetcher import ConsumerFetcher, Slice
+from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen
+
+_PAUSE_S = 0.3
+
+
+def wait_until_stable(
+    cluster: ClusterClient,
+    partitions: Collection[TopicPartition],
+    record: Callable[[Operation], None],
+    timeout_s: float,
+) -> list[Sample]:
+    """Sample until every last stable offset has reached its high watermark, or the time has passed; the last samples.
+
+    Raises `ApiError` where the cluster has not answered at all."""
+    until_s = time.monotonic() + timeout_s
+    last: list[Sample] = []
+    while True:
+        failure: ApiError | None = None
+        try:
+            last = sample(cluster, partitions)
+        except ApiError as error:
+            failure = error
+        for each in last if failure is None else ():
+            record(each)
+        if last and failure is None and all(each.last_stable_offset >= each.high_watermark for each in last):
+            return last
+        if time.monotonic() >= until_s:
+            if failure is not None and not last:
+                raise failure
+            return last
+        time.sleep(_PAUSE_S)
+
+
+def final_logs(cluster: ClusterClient, partitions: Collection[TopicPartition]) -> list[FinalLog]:
+    """Every partition, read to its high watermark and, as read_committed, to its last stable offset. Raises
+    `ApiError`."""
+    starts = list_offsets(cluster, dict.fromkeys(partitions, int(OffsetSpec.EARLIEST)))
+    latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
+    stable = list_offsets(cluster, latest, read_committed=True)
+    ends = list_offsets(cluster, latest)
+    return [
+        FinalLog(
+            partition,
+            starts[partition].offset,
+            ends[partition].offset,
+            stable[partition].offset,
+            _read(cluster, partition, starts[partition].offset, ends[partition].offset, False),
+            _read(cluster, partition, starts[partition].offset, stable[partition].offset, True),
+        )
+        for partition in partitions
+    ]
+
+
+def _read(
+    cluster: ClusterClient, partition: TopicPartition, start: int, end: int, read_committed: bool
+) -> tuple[Seen, ...]:
+    records: list[Seen] = []
+    if end > start:
+        slices = [Slice(*partition, start, end)]
+        with ConsumerFetcher(cluster, slices, read_committed=read_committed, check_crcs=True) as fetcher:
+            for fetched in fetcher:
+                records += batch_of(fetched, now_us()).records
+    return tuple(records)
+
+
+def final_offsets(cluster: ClusterClient, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:
+    """The group's committed offsets. Raises `ApiError`."""
+    found = committed_offsets(cluster, group, partitions, require_stable=True)
+    return [FinalOffset(group, partition, each.offset) for partition, each in found.items()]

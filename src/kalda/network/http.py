@@ -1,0 +1,102 @@
+"""A small HTTP server, for what operators read from a node: GET, one answer a connection.
+
+It serves no clients of the log. Bounded: the size of a request, the time in which it must arrive and its answer must be
+read, and how many connections there are. An answer is made and sent piece by piece, with turns of the event loop in
+between, so that a long one delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+log = logging.getLogger("kalda.http")
+
+_MAX_REQUEST_BYTES = 8 * 1024
+_MAX_CONNECTIONS = 32
+_REQUEST_S = 5.0
+_ANSWER_S = 60.0
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+
+
+class Page(NamedTuple):
+    """An answer, in pieces."""
+
+    content_type: str
+    pieces: Iterable[str]
+
+
+Handle = Callable[[str, dict[str, str]], Page | None]
+"""`(path, query)`: the page, or None where there is none."""
+
+
+class HttpServer:
+    """One listener."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen. Port 0 chooses a free one, and sets `port`. Raises `OSError`."""
+        self._server = await asyncio.start_server(self._serve, host or None, port, limit=_MAX_REQUEST_BYTES)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Close the listener and its connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if len(self._tasks) <= _MAX_CONNECTIONS:
+                async with asyncio.timeout(_REQUEST_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                async with asyncio.timeout(_ANSWER_S):
+                    await self._answer(head, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the peer has gone away, is too slow, or speaks another protocol
+        finally:
+            self._tasks.discard(task)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/"):
+            await _send(writer, 400, Page("text/plain", ["no HTTP request\n"]))
+        elif words[0] != "GET":
+            await _send(writer, 405, Page("text/plain", ["only GET is served\n"]))
+        else:
+            url = urlsplit(words[1])
+            try:
+                page = self._handle(url.path, dict(parse_qsl(url.query)))
+            except Exception:
+                log.exception("GET %s failed", url.path)
+                await _send(writer, 500, Page("text/plain", ["see the log of the node\n"]))
+                return
+            if page is None:
+                await _send(writer, 404, Page("text/plain", ["no such page\n"]))
+            else:
+                await _send(writer, 200, page)
+
+
+async def _send(writer: asyncio.StreamWriter, status: int, page: Page) -> None:
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {page.content_type}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    for piece in page.pieces:
+        writer.write(piece.encode("utf-8", "replace"))
+        await writer.drain()
+        await asyncio.sleep(0)

@@ -1,0 +1,363 @@
+"""Seeds of transactions: whole nodes, clients of transactions, faults of both, and the verdict of `kalda.verify`.
+
+Writers, consume-transform-produce loops and read_committed observers work while nodes are killed, stopped, paused and
+cut off. Clients are paused for longer than their transaction timeout, and successors take over their transactional ids
+meanwhile. With `upgrades`, an operator moves `transaction.version` up and down while transactions are open; the faults
+of such a run let no request arrive late, since version 1 has no defence against that. With `failovers`, coordinators
+are killed between two records that they write.
+
+After the faults the last stable offsets must reach the high watermarks in time, the loops must process all input, and
+the history must be sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
+from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from kalda.sim import faults
+from kalda.sim.checks import Observer as ClusterObserver
+from kalda.sim.client import SimClient
+from kalda.sim.cluster import SimCluster
+from kalda.sim.failovers import CoordinatorKills
+from kalda.sim.loop import Stuck
+from kalda.sim.losses import Losses
+from kalda.sim.transaction_clients import Loop, Observer, Worker, Writer, committed_offsets, final_log, latest_offset
+from kalda.sim.transactions import FEATURE
+from kalda.sim.world import Violation, World
+from kalda.verify.history import Fault, FinalOffset, History, Settings
+from kalda.verify.judge import judge
+
+KINDS = ("kill", "stop", "pause", "cut", "cut-one-way", "slow", "loss", "reset", "slow-disk")
+"""Faults of nodes and links."""
+UPGRADE_KINDS = ("kill", "stop")
+"""Faults after which no request arrives late."""
+_TIMEOUT_MS = 3_000
+_SLACK_MS = 25_000
+"""Elections, fencing and the takeover of coordinators, besides the search for what has timed out."""
+_HEALED_S = 90.0
+_LIMIT_S = 400.0
+_GROUP = "loops"
+_INPUTS = [TopicPartition("input", index) for index in range(2)]
+_OUTPUTS = {each: TopicPartition("output", each.partition) for each in _INPUTS}
+_UPDATE_VERSION = 1
+_CREATE_VERSION = 7
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPlan:
+    """What to simulate. `zombies`: clients are paused and replaced."""
+
+    seed: int
+    nodes: int = 3
+    kinds: tuple[str, ...] = KINDS
+    duration_s: float = 12.0
+    zombies: bool = True
+    upgrades: bool = False
+    version: int = 2
+    failovers: bool = False
+    """Coordinators are killed right after records that they have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionVerdict:
+    """`violation` is empty where all rules and invariants held."""
+
+    plan: TransactionPlan
+    violation: str
+    virtual_s: float
+    committed: int
+    aborted: int
+    unknown: int
+
+    @property
+    def passed(self) -> bool:
+        return not self.violation
+
+
+class _Role:
+    """A client over its incarnations.
+
+    A successor fences the incarnation before it, by the same transactional id. Where that one has ended, the successor
+    may have another id instead; then it has to wait for stable offsets (KIP-447)."""
+
+    def __init__(self, name: str, make: Callable[[str, int], Worker]) -> None:
+        self.name = name
+        """The transactional id."""
+        self._make = make
+        self._first_name = name
+        self.incarnation = 0
+        self.worker = make(name, 0)
+        self.workers = [self.worker]
+        """All incarnations; the last one is `worker`."""
+
+    def succeed(self, *, with_new_id: bool = False) -> None:
+        """Start the next incarnation; with the same id, the last one may still run."""
+        self.incarnation += 1
+        if with_new_id:
+            self.name = f"{self._first_name}+{self.incarnation}"
+        self.worker = self._make(self.name, self.incarnation)
+        self.workers.append(self.worker)
+
+
+def _number_of(name: str) -> int:
+    """The number of a loop, which is that of its input partition: 1 of `loop-1` and of `loop-1+3`."""
+    return int(name.partition("+")[0].rpartition("-")[2])
+
+
+class _Storm:
+    """The parts of one run."""
+
+    def __init__(self, world: World, plan: TransactionPlan) -> None:
+        self.world = world
+        self.plan = plan
+        self.rng = world.rng("transactions")
+        replicas = str(min(3, plan.nodes))
+        self.cluster = SimCluster(
+            world,
+            plan.nodes,
+            {
+                "transaction.state.log.num.partitions": "2",
+                "transaction.state.log.replication.factor": replicas,
+                "transaction.state.log.min.isr": "2" if plan.nodes > 2 else "1",
+                "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+                "min.insync.replicas": "2" if plan.nodes > 2 else "1",
+            },
+            voters=min(3, plan.nodes),
+        )
+        self.history = History(Settings(_TIMEOUT_MS, _SLACK_MS))
+        self.checks = ClusterObserver(self.cluster)
+        self.roles: list[_Role] = []
+        self.partitions = [*_INPUTS, *_OUTPUTS.values()]
+
+    def client(self, name: str) -> SimClient:
+        return SimClient(self.world, name, self.cluster.bootstrap)
+
+    async def main(self) -> None:
+        world, plan = self.world, self.plan
+        await self.cluster.start()
+        watching = world.loop.create_task(self.checks.watch())
+        admin = self.client("admin")
+        await admin.spawn(self._prepare(admin))
+        self._start_clients()
+        observer = Observer(self.client("observer"), self.history, self.partitions)
+        losses = Losses(self.cluster, [], set(), _HEALED_S)
+        storm = faults.Faults(self.cluster, plan.kinds, ["observer"], losses)
+        running = [world.loop.create_task(self._disturb_clients(world.rng("zombies")))]
+        if plan.upgrades:
+            running.append(admin.spawn(self._upgrade(admin, world.rng("upgrades"))))
+        begun_us = self._now_us
+        apart = world.rng("failovers").choice((2, 5, 20))
+        with CoordinatorKills(self.cluster, world.rng("coordinators"), apart) if plan.failovers else nullcontext():
+            await storm.run(plan.duration_s)
+        self.history.add(Fault("storm", begun_us, self._now_us))
+        for task in running:
+            task.cancel()
+        await self._finish(admin, observer)
+        watching.cancel()
+
+    @property
+    def _now_us(self) -> int:
+        return int(self.world.now_s * 1_000_000)
+
+    async def _prepare(self, admin: SimClient) -> None:
+        replicas = min(3, self.plan.nodes)
+        configs = [CreatableTopicConfig(name="min.insync.replicas", value=str(max(1, replicas - 1)))]
+        topics = [
+            CreatableTopic(name=name, num_partitions=len(_INPUTS), replication_factor=replicas, configs=configs)
+            for name in ("input", "output")
+        ]
+
+        async def create() -> None:
+            answer = await admin.ask_any(CreateTopicsRequest(topics=topics, timeout_ms=4_000), _CREATE_VERSION)
+            for topic in answer.topics:
+                if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                    raise ApiError(ErrorCode(topic.error_code), topic.name)
+
+        await admin.until(create)
+        await self._set_version(admin, self.plan.version)
+
+    async def _set_version(self, admin: SimClient, version: int) -> None:
+        """Move `transaction.version` to a level, up or down."""
+
+        async def update() -> None:
+            for kind in (UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE):
+                key = FeatureUpdateKey(feature=FEATURE, max_version_level=version, upgrade_type=kind)
+                request = UpdateFeaturesRequest(timeout_ms=4_000, feature_updates=[key])
+                answer = await admin.ask_any(request, _UPDATE_VERSION)
+                codes = [answer.error_code, *(result.error_code for result in answer.results)]
+                failed = [ErrorCode(code) for code in codes if code]
+                if not failed:
+                    self.world.trace("admin", f"sets transaction.version to {version}")
+                    return
+                if failed[0].retriable:
+                    raise ApiError(failed[0])
+
+        await admin.until(update)
+
+    async def _upgrade(self, admin: SimClient, rng: Random) -> None:
+        version = self.plan.version
+        while True:
+            await asyncio.sleep(rng.uniform(0.5, 3))
+            version = 3 - version
+            await self._set_version(admin, version)
+
+    def _start_clients(self) -> None:
+        def writer(name: str, incarnation: int) -> Worker:
+            client = self.client(f"{name}.{incarnation}")
+            return Writer(client, self.history, name, incarnation, _TIMEOUT_MS, partitions=_INPUTS)
+
+        def loop(name: str, incarnation: int) -> Worker:
+            client = self.client(f"{name}.{incarnation}")
+            source = _INPUTS[_number_of(name)]
+            outputs = {source: _OUTPUTS[source]}
+            return Loop(client, self.history, name, incarnation, _TIMEOUT_MS, group=_GROUP, outputs=outputs)
+
+        self.roles = [_Role(f"writer-{number}", writer) for number in range(self.rng.randint(1, 3))]
+        self.roles += [_Role(f"loop-{number}", loop) for number in range(len(_INPUTS))]
+
+    async def _disturb_clients(self, rng: Random) -> None:
+        """Replace incarnations that have ended; pause some, and start a successor meanwhile."""
+        next_s = self.world.now_s + rng.uniform(0.5, 3)
+        paused: list[tuple[float, str]] = []
+        try:
+            while True:
+                await asyncio.sleep(0.1)
+                self._replace_ended()
+                for due_s, name in [each for each in paused if each[0] <= self.world.now_s]:
+                    paused.remove((due_s, name))
+                    self.world.trace(name, "is resumed")
+                    self.world.machine(name).resume()
+                victims = [role for role in self.roles if role.worker.is_ready and not role.worker.has_ended]
+                if not self.plan.zombies or self.world.now_s < next_s or not victims:
+                    continue
+                next_s = self.world.now_s + rng.uniform(0.5, 3)
+                role, length_s = rng.choice(victims), rng.choice((0.3, 1.5, 5.0)) * rng.uniform(0.5, 1.5)
+                name = role.worker.client.name
+                self.world.trace(name, "is paused")
+                self.world.machine(name).pause()
+                paused.append((self.world.now_s + length_s, name))
+                if rng.random() < 0.6:
+                    role.succeed()
+        finally:
+            for _, name in paused:
+                self.world.machine(name).resume()
+
+    def _replace_ended(self) -> None:
+        for role in self.roles:
+            if role.worker.has_ended and not role.worker.is_stopping:
+                role.succeed(with_new_id=isinstance(role.worker, Loop) and all(w.has_ended for w in role.workers))
+
+    async def _finish(self, admin: SimClient, observer: Observer) -> None:
+        """Without faults, everything must complete in time."""
+        cluster = self.cluster
+        await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
+        writers = [worker for role in self.roles for worker in role.workers if isinstance(worker, Writer)]
+        for writer in writers:
+            writer.stop()
+        await cluster.wait(lambda: all(writer.has_ended for writer in writers), "all writers have ended", _HEALED_S)
+        await self._wait_stable(admin, _INPUTS)
+        until_s = self.world.now_s + _HEALED_S
+        while not self.world.violations and not await self._is_drained(admin):
+            self._replace_ended()
+            if self.world.now_s > until_s:
+                self.world.violated(f"not within {_HEALED_S:.0f} s: the loops have processed all input")
+            await asyncio.sleep(0.2)
+        for worker in (worker for role in self.roles for worker in role.workers):
+            worker.stop()
+            worker.task.cancel()
+        await self._wait_stable(admin, self.partitions)
+        await cluster.wait(self.checks.settled, lambda: self.checks.unsettled, _HEALED_S)
+        await observer.finish()
+        if not self.world.violations:
+            for partition in self.partitions:
+                await admin.spawn(observer.sample(partition))
+            await self._judge(admin)
+
+    async def _wait_stable(self, admin: SimClient, partitions: list[TopicPartition]) -> None:
+        """Wait until the last stable offsets are the high watermarks; it is a violation if they are not in time."""
+        until_s = self.world.now_s + (_TIMEOUT_MS + _SLACK_MS) / 1_000
+        for partition in partitions:
+            while True:
+                stable = await self._latest(admin, partition, True)
+                end = await self._latest(admin, partition, False)
+                if stable >= end:
+                    break
+                if self.world.now_s > until_s:
+                    self.world.violated(f"the last stable offset of {partition} stays at {stable}, below {end}")
+                    return
+                await asyncio.sleep(0.2)
+
+    async def _latest(self, admin: SimClient, partition: TopicPartition, read_committed: bool) -> int:
+        """The last stable offset, or the high watermark."""
+        attempt = partial(latest_offset, admin, partition, read_committed=read_committed)
+        offset: int = await admin.spawn(admin.until(attempt))
+        return offset
+
+    async def _is_drained(self, admin: SimClient) -> bool:
+        """Whether every loop's position has reached the end of its input."""
+        for role in self.roles:
+            if isinstance(role.worker, Loop):
+                for partition in _INPUTS:
+                    if _number_of(role.name) != partition.partition:
+                        continue
+                    position = role.worker.positions.get(partition)
+                    end = await self._latest(admin, partition, False)
+                    if position is None or position < end:
+                        return False
+        return True
+
+    async def _judge(self, admin: SimClient) -> None:
+        for partition in self.partitions:
+            self.history.add(await admin.spawn(final_log(admin, partition)))
+        for partition, offset in (await admin.spawn(committed_offsets(admin, _GROUP, _INPUTS))).items():
+            self.history.add(FinalOffset(_GROUP, partition, offset))
+        for finding in judge(self.history).findings[:10]:
+            self.world.violated(str(finding))
+
+    def _all_serve(self) -> bool:
+        for node in self.cluster:
+            if not node.machine.up:
+                node.start()  # it was stopping when the faults ended
+        return all(node.serving for node in self.cluster)
+
+
+def simulate_transactions(
+    plan: TransactionPlan, trace: Callable[[str], None] | None = None, *, verbose: bool = False
+) -> TransactionVerdict:
+    """Run one seed. The same plan gives the same trace and the same verdict."""
+    violation = ""
+    with World(plan.seed, trace, verbose=verbose) as world:
+        storm = _Storm(world, plan)
+        main = storm.main()
+        try:
+            world.run(main, _LIMIT_S)
+        except (Violation, Stuck) as error:
+            violation = str(error)
+        except ApiError as error:
+            violation = f"the end cannot be read: {error}"
+        if world.violations:
+            violation = "; ".join(dict.fromkeys(world.violations))
+        with contextlib.suppress(RuntimeError):
+            main.close()
+        counts = {outcome.value: count for outcome, count in judge(storm.history).outcomes.items()}
+        return TransactionVerdict(
+            plan, violation, world.now_s, counts["committed"], counts["aborted"], counts["unknown"]
+        )
+
+
+PLANS = {
+    "storm": TransactionPlan(0),
+    "upgrades": TransactionPlan(0, kinds=UPGRADE_KINDS, upgrades=True),
+    "failovers": TransactionPlan(0, kinds=(), failovers=True),
+}
+"""By name; the seed is to be replaced."""

@@ -1,0 +1,68 @@
+"""Sensors as OpenMetrics text, for Prometheus: in pieces, since a node may have a hundred thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf, isnan
+from typing import Any
+
+from kalda.base.sensors import Measurable, SensorName
+from kalda.telemetry.names import HELP, family_of, is_counter, label_of, value_of
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_PIECE_LINES = 500
+
+
+def openmetrics(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> Iterator[str]:
+    """The text, about `_PIECE_LINES` lines at a time. A sensor without a value, as an average of nothing, is left out.
+
+    All samples of a family stand together, as the format demands.
+    """
+    families: dict[str, list[tuple[SensorName, Measurable]]] = {}
+    for name, sensor in sensors:
+        families.setdefault(family_of(name, is_counter(sensor)), []).append((name, sensor))
+    lines: list[str] = []
+    for family, members in families.items():
+        counter = is_counter(members[0][1])
+        lines.append(f"# TYPE {family} {'counter' if counter else 'gauge'}")
+        if members[0][0].name in HELP:
+            lines.append(f"# HELP {family} {HELP[members[0][0].name]}")
+        for name, sensor in members:
+            value = sensor.measure(now_ms)
+            if not isnan(value):
+                lines.append(f"{family}{'_total' if counter else ''}{_labels(name)} {_number(value)}")
+            if len(lines) >= _PIECE_LINES:
+                yield "\n".join(lines) + "\n"
+                lines = []
+    lines.append("# EOF")
+    yield "\n".join(lines) + "\n"
+
+
+def _labels(name: SensorName) -> str:
+    if not name.tags:
+        return ""
+    return "{" + ",".join(f'{label_of(tag)}="{value_of(value)}"' for tag, value in name.tags) + "}"
+
+
+def _number(value: float) -> str:
+    if value in (inf, -inf):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+
+
+def as_json(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> list[dict[str, Any]]:
+    """The same as values, under Kafka's own names."""
+    found = []
+    for name, sensor in sensors:
+        value = sensor.measure(now_ms)
+        if not isnan(value):
+            found.append(
+                {
+                    "group": name.group,
+                    "name": name.name,
+                    "tags": dict(name.tags),
+                    "value": value if abs(value) != inf else None,
+                    "counter": is_counter(sensor),
+                }
+            )
+    return found

@@ -1,0 +1,181 @@
+"""The worst request of every API that a node with both roles announces, while a second client asks.
+
+The node runs on a loop whose every callback is metered: work is counted in calls of functions, Python's and built-in
+ones, which is the same on a fast machine and on a slow one. Some 5,000,000 calls take a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import itertools
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalda.broker.large_requests import CUTS, MAX_OPERATIONS, MAX_REQUEST_ELEMENTS
+from kalda.broker.node import Node
+from kalda.network.calls import Call, frame_request
+from kalda.network.client import RpcConnection
+from kalda.protocol.apis import API, ApiKey
+from kalda.protocol.messages.metadata import ApiVersionsRequest
+from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
+from kalda.protocol.notation import Request
+from kalda.testing import layout
+
+sys.path.append(str(Path(__file__).parents[3] / "bench"))
+
+from harness.worst_requests import PARTITIONS, TOPIC, WORST, worst_requests
+
+SIZES = (3_900, 10_500)
+"""Items: just below what is answered at once, and what is answered in steps."""
+MAX_CALLS_A_TURN = 220_000
+ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
+PING = ApiVersionsRequest(client_software_name="second", client_software_version="1")
+
+
+class Meter:
+    """Counts calls of functions in each callback of a loop. A profiler whose clock is a counter makes no statistics
+    that anyone reads, and costs little."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.most = 0
+        """In one callback, since the last `reset`."""
+        count = itertools.count().__next__
+        self._profile = cProfile.Profile(timer=count, timeunit=1)
+        run = asyncio.Handle._run
+
+        def metered(handle: asyncio.Handle) -> None:
+            before = count()
+            run(handle)
+            self.most = max(self.most, (count() - before) // 2)  # a call and its return are two ticks
+
+        patch.setattr(asyncio.Handle, "_run", metered)
+
+    def reset(self) -> None:
+        self.most = 0
+
+    def __enter__(self) -> Meter:
+        self._profile.enable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._profile.disable()
+
+
+@asynccontextmanager
+async def a_node(directory: Path) -> AsyncIterator[Node]:
+    """A lone node with both roles, and a topic."""
+    from kalda.broker.disk import RealDisk
+
+    places = layout.lay_out(1, directory)
+    config = layout.config_of(places[0], places, {"broker.session.timeout.ms": 600_000})
+    layout.format_place(places[0], places, config, "worst-requests-test-22", RealDisk())
+    node = Node(config)
+    try:
+        await node.start()
+        client = await RpcConnection.connect("127.0.0.1", node.port("PLAINTEXT"))
+        topic = CreatableTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=1)
+        await client.request(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+        client.close()
+        yield node
+    finally:
+        await node.stop(clean=False)
+
+
+async def answered(port: int, frame: bytes) -> bool:
+    """Whether the request is answered; otherwise its connection is closed. The answer is not decoded: that is no work
+    of the node."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(frame)
+    head = await reader.read(4)
+    left = int.from_bytes(head, "big")
+    while head and left > 0:
+        left -= len(await reader.read(left)) or left
+    writer.close()
+    return bool(head)
+
+
+def framed(request: Request, version: int) -> bytes:
+    return b"".join(frame_request(Call(request.API_KEY, version, 1), request, "first"))
+
+
+async def pinged(connection: RpcConnection, while_running: Awaitable[Any]) -> int:
+    """How often a second client is answered meanwhile."""
+    task = asyncio.ensure_future(while_running)
+    pings = 0
+    while not task.done():
+        await connection.request(PING, 4)
+        pings += 1
+    await task
+    return pings
+
+
+async def announced(port: int) -> dict[ApiKey, int]:
+    """The highest version of each API."""
+    connection = await RpcConnection.connect("127.0.0.1", port)
+    answer = await connection.request(PING, 4)
+    connection.close()
+    keys = {each.api_key: each.max_version for each in answer.api_keys}
+    return {ApiKey(key): min(version, API[ApiKey(key)].highest) for key, version in keys.items()}
+
+
+@pytest.mark.parametrize("listener", ["PLAINTEXT", "CONTROLLER"])
+def test_no_request_holds_the_loop(listener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[str] = []
+
+    async def scenario(meter: Meter) -> None:
+        async with a_node(tmp_path) as node:
+            port = node.port(listener)
+            second = await RpcConnection.connect("127.0.0.1", port)
+            for key, version in (await announced(port)).items():
+                if key in ENDS_THE_NODE:
+                    continue
+                await answered(port, framed(worst_requests(key, version, 1)[0], version))  # generates the codecs
+                for size in SIZES:
+                    for request in worst_requests(key, version, size):
+                        frame = framed(request, version)
+                        await asyncio.sleep(0)
+                        meter.reset()
+                        pings = await pinged(second, answered(port, frame))
+                        assert pings > 0
+                        if meter.most > MAX_CALLS_A_TURN:
+                            held.append(f"{key.name} with {size} items: {meter.most} calls in a turn")
+            assert await answered(port, framed(PING, 4))
+            assert not node.failed
+            second.close()
+
+    with Meter(monkeypatch) as meter, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(bounded(lambda: scenario(meter)))
+    assert not held, "\n".join(held)
+
+
+async def bounded(scenario: Callable[[], Awaitable[None]]) -> None:
+    async with asyncio.timeout(1_800):
+        await scenario()
+
+
+def test_every_announced_api_has_a_worst_request(tmp_path: Path) -> None:
+    """A request without a list is bounded by the size of a frame. Any other is filled up to the bound."""
+
+    async def scenario() -> None:
+        async with a_node(tmp_path) as node:
+            for listener in ("PLAINTEXT", "CONTROLLER"):
+                for key, version in (await announced(node.port(listener))).items():
+                    for request in worst_requests(key, version, 50):
+                        lists = [name for name in type(request).declared if isinstance(getattr(request, name), list)]
+                        assert not lists or repr(request).count(", ") >= 49, f"{key.name} names too little"
+                        assert key == request.API_KEY
+
+    asyncio.run(bounded(scenario))
+    assert set(CUTS) - set(WORST) <= {
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+    }, "an API that is cut has a request that names what exists"
+    assert MAX_OPERATIONS < SIZES[1] < MAX_REQUEST_ELEMENTS

@@ -1,0 +1,244 @@
+"""Quotas of a running node: they take effect at once, are explained, and are measured."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.broker.node import StartError
+from kalda.cli.commands import cli
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.admin.quotas import Filter, Match, alter_quotas, describe_quotas
+from kalda.client.cluster_client import ClusterClient
+from kalda.network.blocking import BlockingConnection
+from kalda.network.free_ports import free_ports
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
+from kalda.records.builder import build_batch
+from kalda.testing import Cluster
+
+DEADLINE_S = 30.0
+CALLBACK = """
+class Quotas:
+    def quota_metric_tags(self, quota_type, user, client_id):
+        return {"all": "clients"}
+    def quota_limit(self, quota_type, metric_tags):
+        return LIMIT if quota_type == "PRODUCE" else None
+    def update_quota(self, quota_type, entity, value): pass
+    def remove_quota(self, quota_type, entity): pass
+    def quota_reset_required(self, quota_type): return False
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    [port] = free_ports(1)
+    with Cluster(config={"kalda.metrics.listener": f"127.0.0.1:{port}"}) as running:
+        running.create_topic("t")
+        yield running
+
+
+def connect(cluster: Cluster, client_id: str) -> BlockingConnection:
+    host, _, port = cluster.bootstrap_servers.partition(":")
+    return BlockingConnection(host, int(port), client_id=client_id, timeout_ms=30_000)
+
+
+def produce(connection: BlockingConnection, size: int = 20_000) -> int:
+    """The throttle time of one batch of about that size."""
+    batch = build_batch([(1, None, bytes(size), ())])
+    data = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])]
+    response = connection.request(ProduceRequest(acks=1, timeout_ms=10_000, topic_data=data), version=11)
+    assert response.responses[0].partition_responses[0].error_code == 0
+    return int(response.throttle_time_ms)
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_quota_takes_effect_on_an_open_connection_and_ends_when_it_is_removed(cluster: Cluster) -> None:
+    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "loader") as connection:
+        assert produce(connection) == 0
+        alter_quotas(admin, {"client-id": "loader"}, {"producer_byte_rate": 1_900.0})
+        until(lambda: produce(connection) > 0)
+        [found] = describe_quotas(admin, [Filter("client-id", Match.EXACT, "loader")])
+        assert found == ({"client-id": "loader"}, {"producer_byte_rate": 1_900.0})
+        with connect(cluster, "other") as other:
+            assert produce(other) == 0
+        alter_quotas(admin, {"client-id": "loader"}, {"producer_byte_rate": None})
+        node = cluster.nodes[1]
+        assert node._quotas is not None
+        until(lambda: not node._quotas.managers.produce.is_enabled)
+    with connect(cluster, "loader") as connection:
+        assert produce(connection) == 0
+
+
+def test_a_throttled_fetch_gets_no_records_and_the_connection_is_muted(cluster: Cluster) -> None:
+    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "reader") as connection:
+        with connect(cluster, "writer") as writer:
+            for _ in range(5):
+                produce(writer)
+        asked = [FetchRequestFetchPartition(partition=0, partition_max_bytes=1 << 20)]
+        request = FetchRequest(
+            max_bytes=1 << 20, session_epoch=-1, topics=[FetchRequestFetchTopic(topic="t", partitions=asked)]
+        )
+
+        def fetch() -> Any:
+            return connection.request(request, version=12)
+
+        assert fetch().responses
+        alter_quotas(admin, {"client-id": "reader"}, {"consumer_byte_rate": 100_000.0})
+        throttled: list[Any] = []
+
+        def is_throttled() -> bool:
+            throttled.append(fetch())
+            return bool(throttled[-1].throttle_time_ms)
+
+        until(is_throttled)
+        assert throttled[-1].responses == []
+        began = time.monotonic()
+        assert connection.request(MetadataRequest(topics=[])).brokers
+        assert time.monotonic() - began >= throttled[-1].throttle_time_ms / 1000 - 0.1
+        alter_quotas(admin, {"client-id": "reader"}, {"consumer_byte_rate": None})
+
+
+def test_mutations_of_a_client_are_refused_by_the_controller(cluster: Cluster) -> None:
+    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "creator") as connection:
+        alter_quotas(admin, {"client-id": "creator"}, {"controller_mutation_rate": 1.0})
+
+        def create(name: str, version: int | None = None) -> Any:
+            topics = [CreatableTopic(name=name, num_partitions=40, replication_factor=1)]
+            return connection.request(
+                CreateTopicsRequest(topics=topics, timeout_ms=10_000, validate_only=True), version=version
+            )
+
+        answers: list[Any] = []
+
+        def is_refused() -> bool:
+            answers.append(create(f"m{len(answers)}"))
+            return bool(answers[-1].topics[0].error_code == 89)
+
+        until(is_refused)
+        assert 0 < answers[-1].throttle_time_ms <= 40_000
+        alter_quotas(admin, {"client-id": "creator"}, {"controller_mutation_rate": None})
+
+
+def get(cluster: Cluster, path: str) -> tuple[int, str]:
+    listener = cluster.nodes[1].metrics_listener
+    assert listener is not None
+    connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=10)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def test_a_node_serves_its_metrics(cluster: Cluster) -> None:
+    status, text = get(cluster, "/metrics")
+    assert status == 200
+    lines = text.splitlines()
+    assert lines[-1] == "# EOF"
+    assert "kafka_controller_kafkacontroller_activecontrollercount 1" in lines
+    assert "kafka_server_kafkaserver_brokerstate 3" in lines
+    assert any(line.startswith("kafka_server_brokertopicmetrics_bytesin_total ") for line in lines)
+    assert any(
+        line.startswith('kafka_server_socket_server_metrics_connection_accept_rate{listener="') for line in lines
+    )
+    assert get(cluster, "/nothing")[0] == 404
+    values = {(row["group"], row["name"]): row["value"] for row in json.loads(get(cluster, "/metrics.json")[1])}
+    assert values["kafka.controller:type=KafkaController", "ActiveBrokerCount"] == 1
+
+
+def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:
+    address = ["--bootstrap-server", cluster.bootstrap_servers]
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, [*arguments, *address])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "There are no quotas" in run("quotas", "describe")
+    assert "were altered" in run("quotas", "alter", "--client-id", "cli", "--set", "producer_byte_rate=15000")
+    assert "can be altered" in run("quotas", "alter", "--user-default", "--set", "request_percentage=5", "--dry-run")
+    assert "client-id cli  producer_byte_rate  15000" in run("quotas", "describe")
+    with connect(cluster, "cli") as connection:
+        for _ in range(8):
+            produce(connection)
+    assert "producer_byte_rate" in run("quotas", "top")
+    told = run("explain", "throttle", "--client", "cli")
+    assert re.search(r"7 +client id cli +15000\.0 +applies", told)
+    assert "applies" in told
+    assert "O = " in told
+    assert "the last" in told
+    [node] = json.loads(run("explain", "throttle", "--client", "cli", "--json"))
+    assert node["quotas"][0]["decisions"]
+    assert "not limited" in run("explain", "throttle", "--client", "nobody")
+    assert "byte-rate" in run("metrics", "Produce.*byte-rate")
+    run("quotas", "alter", "--client-id", "cli", "--remove", "producer_byte_rate")
+    refused = CliRunner().invoke(cli, ["quotas", "alter", "--ip", "1.2.3.4", "--set", "nonsense=1", *address])
+    assert refused.exit_code == 1
+    assert "Invalid configuration key nonsense" in refused.output
+
+
+def test_a_dynamic_rate_of_connections_of_an_address(cluster: Cluster) -> None:
+    with ClusterClient(cluster.bootstrap_servers) as admin:
+        node = cluster.nodes[1]
+        assert node._server is not None
+        limits = node._server._admission._ip_limits
+        alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": 5.0})
+        until(lambda: limits.get("10.9.8.7") == 5.0)
+        alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": None})
+        until(lambda: "10.9.8.7" not in limits)
+
+
+def test_rates_of_replication_are_dynamic(cluster: Cluster) -> None:
+    replicas = cluster.nodes[1].replicas
+    assert replicas is not None
+    throttle = replicas.throttle
+    assert throttle is not None
+    with ClusterClient(cluster.bootstrap_servers) as admin:
+        set_configs(admin, Resource(ConfigResourceType.BROKER, "1"), {"leader.replication.throttled.rate": "1000000"})
+        set_configs(admin, Resource(ConfigResourceType.TOPIC, "t"), {"leader.replication.throttled.replicas": "0:1"})
+        until(lambda: throttle.is_enabled)
+        assert throttle.is_throttled("t", 0)
+
+
+def test_an_operators_class_is_loaded_anew_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "our_quotas.py"
+    module.write_text(CALLBACK + "LIMIT = None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Cluster(config={"client.quota.callback.class": "our_quotas.Quotas"}) as cluster:
+        cluster.create_topic("t")
+        with connect(cluster, "any") as connection:
+            assert produce(connection) == 0
+            module.write_text(CALLBACK + "LIMIT = 'broken\n")
+            until(lambda: "cannot be loaded" in caplog.text)
+            assert produce(connection) == 0, "the former one stays"
+            module.write_text(CALLBACK + "LIMIT = 5_000.0 # another length\n")
+            until(lambda: produce(connection, 5_000) > 0)
+
+
+def test_a_class_that_cannot_be_used_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "poor_quotas.py").write_text("class Quotas: pass")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for path, why in (
+        ("poor_quotas:Quotas", "no class with quota_metric_tags"),
+        ("no.such.Class", "cannot be imported"),
+    ):
+        with pytest.raises(StartError, match=why):
+            Cluster(config={"client.quota.callback.class": path}).start()
