@@ -1,17 +1,21 @@
 """A process that copies a topic, exactly once: it consumes, produces, and commits its offsets in one transaction.
 
 Arguments: the brokers' addresses, source, sink, group and transactional id. It runs until it is killed. It ends by
-itself where its producer is fenced or fails for good; whoever started it starts it again.
+itself where its producer is fenced or fails for good, and where a call does not return: librdkafka 2.x may wait for ever
+in `send_offsets_to_transaction` when brokers die at that moment, with no request under way. Whoever started the process
+starts it again.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from typing import Any
 
 import confluent_kafka
 
 WAIT_S = 20
+HANGS_AFTER_S = 60
 MAX_RECORDS = 50
 
 
@@ -20,6 +24,18 @@ def rewind(consumer: confluent_kafka.Consumer) -> None:
     for partition in consumer.committed(consumer.assignment(), WAIT_S):
         offset = partition.offset if partition.offset >= 0 else confluent_kafka.OFFSET_BEGINNING
         consumer.seek(confluent_kafka.TopicPartition(partition.topic, partition.partition, offset))
+
+
+def abort(producer: confluent_kafka.Producer) -> None:
+    """Abort the transaction, however long that takes. Raises where the producer fails for good."""
+    while True:
+        try:
+            producer.abort_transaction(WAIT_S)
+        except confluent_kafka.KafkaException as failure:
+            if not failure.args[0].retriable():
+                raise
+        else:
+            return
 
 
 def copy(consumer: confluent_kafka.Consumer, producer: confluent_kafka.Producer, sink: str, batch: list[Any]) -> None:
@@ -42,7 +58,7 @@ def copy(consumer: confluent_kafka.Consumer, producer: confluent_kafka.Producer,
     except confluent_kafka.KafkaException as failure:
         if failure.args[0].fatal():
             raise
-        producer.abort_transaction(WAIT_S)
+        abort(producer)
         raise
 
 
@@ -73,6 +89,7 @@ def main(bootstrap: str, source: str, sink: str, group: str, transactional_id: s
     )
     consumer.subscribe([source])
     while True:
+        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
         batch = [message for message in consumer.consume(MAX_RECORDS, 0.2) if message.error() is None]
         if not batch:
             continue
