@@ -42,6 +42,8 @@ USUAL = (
     r"|could not be established|disconnected before the response|Connection to \S+ .*failed|Client was shutdown"
     r"|Error in response for fetch request|node is already closed|already been closed"
     r"|AddPartitionsToTxnRequest failed for node \d+ with a network exception"
+    # A follower fetches from a leader that has not replayed its assignment yet.
+    r"|The replica state of replica ID:\[\d+\] doesn't exist in the leader node"
     # A leader of the quorum is not yet, or no longer, the active controller; the sender retries.
     r"|NotControllerException|Performing controller activation|Renouncing the leadership"
     r"|Connections to \S+ are refused"
@@ -58,11 +60,16 @@ USUAL = (
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException|no byte came from the controller"
-    r"|the event loop was late by"
+    r"|the event loop was late by|The controller stalled for"
 )
 """Warnings that a cluster of three Apache Kafka nodes also logs in these tests."""
 
-_NOT_ACTIVE = re.compile(r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException")
+_USUAL_CAUSE = re.compile(
+    r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException"
+    # A producer of transaction version 2 has several requests under way, of which the first has to be sent again.
+    r"|.*OutOfOrderSequenceException: .* Expected sequence 0 for transactions v2"
+)
+"""What follows a warning that three Kafka nodes also log."""
 _TROUBLE = re.compile(r"\] (WARN|ERROR|FATAL|WARNING|CRITICAL) |^Traceback")
 _USUAL = re.compile(USUAL)
 
@@ -169,7 +176,7 @@ class MixedNode(LoneNode):
         return [
             f"{self}: {line} {following}"
             for line, following in zip(lines, [*lines[1:], ""], strict=True)
-            if _TROUBLE.search(line) and not _USUAL.search(line) and not _NOT_ACTIVE.match(following)
+            if _TROUBLE.search(line) and not _USUAL.search(line) and not _USUAL_CAUSE.match(following)
         ]
 
     # -- its files

@@ -12,10 +12,12 @@ applies the marker as it appends it: `delegate`. A driver.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Timers
 from kalda.protocol.messages.transactions import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
@@ -31,6 +33,8 @@ from kalda.storage.opening import opening_job
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 
 _ALL = -1
+_MARKERS_A_TURN = 500
+"""Appends of one request in one turn of the loop: some ten milliseconds."""
 _NOT_READY = frozenset(
     (
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -98,8 +102,7 @@ class MarkerWriter:
         return answer
 
     def _write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
-        writing = _Writing(self, request)
-        return writing.run(self.replicas, self._timeout_ms)
+        return _Writing(self, request, self.replicas.timers, self._timeout_ms).run()
 
     def append(self, topic: str, index: int, end: TransactionEnd) -> tuple[Partition, int] | Pending[None]:
         """Append one marker: the partition and the offset below which all has to be committed; or what settles when
@@ -116,67 +119,70 @@ class MarkerWriter:
 class _Writing:
     """One request, from its first append until all markers are committed or refused."""
 
-    def __init__(self, writer: MarkerWriter, request: WriteTxnMarkersRequest) -> None:
+    def __init__(self, writer: MarkerWriter, request: WriteTxnMarkersRequest, timers: Timers, timeout_ms: int) -> None:
         self._writer = writer
-        self._request = request
+        self._timers = timers
+        self._timeout_ms = timeout_ms
         self._response = WriteTxnMarkersResponse()
+        self._todo = deque(self._results(request))
+        """Markers that are not appended yet, each with its topic and its result in the response."""
         self._required: dict[Partition, int] = {}
         """Partitions whose markers are not committed yet: the offset below which they have to be."""
+        self._epochs: dict[Partition, int] = {}
+        """The leader epochs in which these were appended."""
         self._appended: dict[Partition, list[WritableTxnMarkerPartitionResult]] = {}
         """Their results: errors are written into them where the wait ends badly."""
-        self._left = 0
-        """How many delegates have not settled, and whether the wait for followers lasts."""
+        self._left = 1
+        """How many delegates have not settled, and one more until all is appended and the wait for followers over."""
         self._answer: Pending[WriteTxnMarkersResponse] | None = None
         """Where the response has to wait."""
 
-    def run(
-        self, replicas: ReplicaManager, timeout_ms: int
-    ) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
-        self._left = 1  # until all has been appended
-        for end, topics in self._results():
-            for topic, results in topics:
-                for result in results:
-                    self._append(topic, end, result)
-        if self._required:
-            self._wait(replicas, timeout_ms)
-        else:
-            self._left -= 1
+    def run(self) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
+        self._append_some()
         if not self._left:
             return self._response
         self._answer = Pending()
         return self._answer
 
-    def _results(self) -> Iterator[tuple[TransactionEnd, list[tuple[str, list[WritableTxnMarkerPartitionResult]]]]]:
-        """Each marker, and the empty results of its partitions, which are in the response: those of one producer
-        together."""
-        by_producer: dict[int, dict[str, WritableTxnMarkerTopicResult]] = {}
-        for marker in self._request.markers:
-            topics = by_producer.get(marker.producer_id)
-            if topics is None:
-                topics = by_producer[marker.producer_id] = {}
-                answer = WritableTxnMarkerResult(producer_id=marker.producer_id)
-                self._response.markers.append(answer)
-            else:
-                answer = next(each for each in self._response.markers if each.producer_id == marker.producer_id)
-            found = []
-            for topic in marker.topics:
-                named = topics.get(topic.name)
-                if named is None:
-                    named = topics[topic.name] = WritableTxnMarkerTopicResult(name=topic.name)
-                    answer.topics.append(named)
-                results = [WritableTxnMarkerPartitionResult(partition_index=index) for index in topic.partition_indexes]
-                named.partitions.extend(results)
-                found.append((topic.name, results))
-            yield (
-                TransactionEnd(
-                    marker.producer_id,
-                    marker.producer_epoch,
-                    marker.transaction_result,
-                    marker.coordinator_epoch,
-                    marker.transaction_version,
-                ),
-                found,
+    def _append_some(self) -> None:
+        todo = self._todo
+        for _ in range(min(len(todo), _MARKERS_A_TURN)):
+            self._append(*todo.popleft())
+        if todo:
+            self._timers.call_later_ms(0, self._append_some)
+        elif self._required:
+            self._wait()
+        else:
+            self._settle_one()
+
+    def _results(
+        self, request: WriteTxnMarkersRequest
+    ) -> Iterator[tuple[str, TransactionEnd, WritableTxnMarkerPartitionResult]]:
+        """Each marker of each partition, and its empty result, which is in the response: those of one producer are
+        together there."""
+        answers: dict[int, WritableTxnMarkerResult] = {}
+        named: dict[tuple[int, str], WritableTxnMarkerTopicResult] = {}
+        for marker in request.markers:
+            end = TransactionEnd(
+                marker.producer_id,
+                marker.producer_epoch,
+                marker.transaction_result,
+                marker.coordinator_epoch,
+                marker.transaction_version,
             )
+            answer = answers.get(marker.producer_id)
+            if answer is None:
+                answer = answers[marker.producer_id] = WritableTxnMarkerResult(producer_id=marker.producer_id)
+                self._response.markers.append(answer)
+            for topic in marker.topics:
+                of_topic = named.get((marker.producer_id, topic.name))
+                if of_topic is None:
+                    of_topic = named[marker.producer_id, topic.name] = WritableTxnMarkerTopicResult(name=topic.name)
+                    answer.topics.append(of_topic)
+                for index in topic.partition_indexes:
+                    result = WritableTxnMarkerPartitionResult(partition_index=index)
+                    of_topic.partitions.append(result)
+                    yield topic.name, end, result
 
     def _append(self, topic: str, end: TransactionEnd, result: WritableTxnMarkerPartitionResult) -> None:
         try:
@@ -191,6 +197,7 @@ class _Writing:
         partition, offset = done
         if not partition.is_committed(offset):
             self._required[partition] = max(offset, self._required.get(partition, 0))
+            self._epochs.setdefault(partition, partition.leader_epoch)
             self._appended.setdefault(partition, []).append(result)
 
     def _on_delegated(self, result: WritableTxnMarkerPartitionResult, error: ApiError | None) -> None:
@@ -199,25 +206,33 @@ class _Writing:
             result.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER if code in _NOT_READY else code
         self._settle_one()
 
-    def _wait(self, replicas: ReplicaManager, timeout_ms: int) -> None:
+    def _wait(self) -> None:
+        """Wait for the followers. What has been appended since may have raised high watermarks; and where this broker
+        does not lead a partition in that epoch any more, other records may be at the offsets of its markers."""
+        lost = [each for each, epoch in self._epochs.items() if not each.is_leader or each.leader_epoch != epoch]
+        for partition in lost:
+            self._fail(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            del self._required[partition], self._appended[partition]
+        required = {each: offset for each, offset in self._required.items() if not each.is_committed(offset)}
+
         def finished() -> None:
-            for partition, results in self._appended.items():
-                code = ErrorCode.NONE
+            for partition in self._appended:
                 if partition in waiter.unsatisfied:
-                    code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    is_late = partition.is_leader and partition.leader_epoch == self._epochs[partition]
+                    self._fail(partition, ErrorCode.REQUEST_TIMED_OUT if is_late else ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 elif not partition.has_enough_replicas:
-                    code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-                for result in results:
-                    result.error_code = code
+                    self._fail(partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
             self._settle_one()
 
-        # An append of a later partition of the request may have raised the high watermark of an earlier one.
-        required = {each: offset for each, offset in self._required.items() if not each.is_committed(offset)}
         waiter = OffsetWaiter(DelayedOperation.PRODUCE, required, Partition.is_committed, finished)
-        if not required:
+        if required:
+            waiter.wait(list(required), self._timers, self._timeout_ms)
+        else:
             finished()
-            return
-        waiter.wait(list(required), replicas.timers, timeout_ms)
+
+    def _fail(self, partition: Partition, code: ErrorCode) -> None:
+        for result in self._appended[partition]:
+            result.error_code = code
 
     def _settle_one(self) -> None:
         self._left -= 1
