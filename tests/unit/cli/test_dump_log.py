@@ -97,3 +97,12 @@ def test_small_files_of_a_directory(tmp_path: Path) -> None:
     assert "epoch: 5  start_offset: 9" in result.output
     assert "unknown.txt" not in result.output
     assert run(tmp_path / "unknown.txt").exit_code == 1
+
+
+def test_no_record_can_send_sequences_to_the_terminal(tmp_path: Path) -> None:
+    name = "h\x1b[2J\n\x9b"
+    data = build_batch([(1, name.encode(), name.encode(), [(name, name.encode())])])
+    segment(tmp_path / "orders-0", bytes(data))
+    for arguments in ((), ("--json",)):
+        shown = run(tmp_path, "--deep", *arguments).output
+        assert all(line.isprintable() for line in shown.splitlines()), shown
