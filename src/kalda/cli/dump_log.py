@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import CorruptRecord
+from kalda.base.printable import printable, printable_json
 from kalda.cli.failures import Failure
 from kalda.cli.formats import as_json as bytes_as_json
 
@@ -96,15 +97,15 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
 
 def _print_row(path: str, row: Row, as_json: bool) -> None:
     if as_json:
-        click.echo(_dump_json({"file": path, **{key: _plain(value) for key, value in row.items()}}))
+        click.echo(printable_json(_dump_json({"file": path, **{key: _plain(value) for key, value in row.items()}})))
         return
     records = row.pop("records", ())
-    click.echo("  ".join(f"{key}: {_shown(value)}" for key, value in row.items()))
+    click.echo(printable("  ".join(f"{key}: {_shown(value)}" for key, value in row.items())))
     assert isinstance(records, list | tuple)
     for record in records:
         if "meaning" in record:  # the decoded record is shown instead of its bytes
             record = {key: value for key, value in record.items() if key not in ("key", "value")}
-        click.echo("| " + "  ".join(f"{key}: {_shown(value)}" for key, value in record.items()))
+        click.echo("| " + printable("  ".join(f"{key}: {_shown(value)}" for key, value in record.items())))
 
 
 def _dump_json(document: dict[str, object]) -> str:

@@ -9,6 +9,7 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, uuid_to_text
+from kalda.base.printable import printable
 from kalda.cli.completion import complete_topic
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
@@ -106,7 +107,7 @@ def describe_command(
         if index and not topics_with_overrides:
             click.echo()
         if not is_filtered:
-            click.echo(_headline(topic, overrides[topic.name]))
+            click.echo(printable(_headline(topic, overrides[topic.name])))
         if not topics_with_overrides:
             _print_partitions(topic, eligible)
 

@@ -210,12 +210,14 @@ class RunFilter:
     _written: cython.Py_ssize_t
     _taken: cython.Py_ssize_t
     _interval: cython.Py_ssize_t
-    """So many bytes of batches, at least, count as one in what `take` returns."""
+    _since: cython.Py_ssize_t
+    """The bytes in the segment since its last index entry. Beyond `_interval` of them the next batch gets one."""
     _placed: cython.longlong[::1]
-    """Three numbers each: last offset, largest timestamp, size."""
+    """Three numbers each: last offset, largest timestamp, size. A batch that gets an index entry stands alone, as does
+    the first of the segment. Those in between count as one, with the offset of that with the largest timestamp."""
     _places: cython.Py_ssize_t
     _is_first: cython.bint
-    """Nothing was written yet: the first batch counts alone, as its time is that of the segment."""
+    """The segment is empty."""
     _last: cython.longlong
     _largest: cython.longlong
     _size: cython.Py_ssize_t
@@ -236,10 +238,11 @@ class RunFilter:
         interval_bytes: cython.Py_ssize_t,
         room_bytes: cython.Py_ssize_t = ROOM_BYTES,
     ) -> None:
-        """`last_offsets`: an array of type q, in rising order; `room_bytes`: how much the buffer holds."""
+        """`last_offsets`: an array of type q, in rising order; `interval_bytes`: between two index entries of the
+        segment; `room_bytes`: how much the buffer holds."""
         self._is_full = False
         self._offsets = offsets
-        self._interval = min(max(interval_bytes, 512), 65_536)
+        self._interval = max(interval_bytes, 0)
         self._buffer = unfilled(room_bytes)
         if cython.compiled:
             self._hash = _Hash(offsets._k0, offsets._k1)
@@ -251,7 +254,8 @@ class RunFilter:
             self._horizon_ms = now_ms + delete_retention_ms
             self._bits = bytearray(room_bytes // 3 // 56 + 1)
             self._room = self._buffer
-            self._placed = memoryview(bytearray(24 * (room_bytes // 512 + 8))).cast("q")
+            self._placed = memoryview(bytearray(24 * (2 * (room_bytes // max(interval_bytes, 61)) + 8))).cast("q")
+            self._since = 0
         self._written = self._taken = self._places = self._size = 0
         self._last = self._largest = -1
         self._is_first = True
@@ -289,7 +293,8 @@ class RunFilter:
         return self._written
 
     def take(self) -> tuple:
-        """(what was written since the last call, the batches there as (last offset, largest timestamp, size))."""
+        """(what was written since the last call, the batches there as (last offset, largest timestamp, size)): several
+        in a row are one where a segment that is appended to gives none of them an index entry."""
         if cython.compiled:
             self._place()
             part = memoryview(self._buffer)[self._taken : self._written]
@@ -301,6 +306,11 @@ class RunFilter:
             return part, rows
         else:
             return memoryview(b""), []
+
+    def skip(self, size: cython.Py_ssize_t) -> None:
+        """A batch of that size follows in the segment what `take` has returned, from elsewhere."""
+        if cython.compiled:
+            self._count(size)
 
     def clear(self) -> None:
         """What `take` returned has been written, and is not used any more."""
@@ -316,8 +326,6 @@ class RunFilter:
             self._placed[3 * self._places + 2] = self._size
             self._places += 1
             self._size = 0
-            self._largest = -1
-            self._is_first = False
 
     @cython.cfunc
     @cython.nogil
@@ -349,12 +357,34 @@ class RunFilter:
             if not self._plain.attributes & 0x08:
                 largest = self._largest_timestamp
             self._rewrite(p, at, out, largest)
-        self._last = last
-        self._largest = max(self._largest, largest)
-        self._size += self._written - begin
-        if self._size >= self._interval or self._is_first:
+        if self._since > self._interval or self._is_first:
             self._place()
+            self._add(last, largest, self._written - begin)
+            self._place()
+        else:
+            self._add(last, largest, self._written - begin)
+        self._count(self._written - begin)
         return 1
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _add(self, last: cython.longlong, largest: cython.longlong, size: cython.Py_ssize_t) -> cython.void:
+        """Add a batch to those that are not in `_placed` yet."""
+        if self._size == 0 or largest > self._largest:
+            self._last = last
+            self._largest = largest
+        self._size += size
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _count(self, size: cython.Py_ssize_t) -> cython.void:
+        """A batch follows in the segment."""
+        if self._since > self._interval:
+            self._since = 0
+        self._since += size
+        self._is_first = False
 
     @cython.cfunc
     @cython.nogil

@@ -336,7 +336,7 @@ class Rewriting(Pass):
                     is_full = runs.is_full
                     self._take(runs)
                 if reader.at == at and not is_full:
-                    self._filter(*reader.take())
+                    runs.skip(self._filter(*reader.take()))
                 if is_full or runs.written + self._pending >= _WRITE_BYTES:
                     self._write()
                     runs.clear()
@@ -350,8 +350,8 @@ class Rewriting(Pass):
                 file.close()
         self._disk.set_modified(cleaned.path(LOG_SUFFIX), modified_ms)
 
-    def _filter(self, header: BatchHeader, data: memoryview) -> None:
-        """Collect what is left of a batch that is not plain."""
+    def _filter(self, header: BatchHeader, data: memoryview) -> int:
+        """Collect what is left of a batch that is not plain. Returns its size."""
         rules, transactions = self._rules, self._transactions
         if header.is_control:
             left, ended = filter_marker(rules, transactions, header, data)
@@ -365,6 +365,7 @@ class Rewriting(Pass):
             self._out += left.parts
             self._placed.append(Placed(header.last_offset, left.max_timestamp, left.size_bytes))
             self._pending += left.size_bytes
+        return left.size_bytes
 
     def _take(self, runs: RunFilter) -> None:
         """Collect what is left of the plain batches before."""

@@ -143,3 +143,12 @@ def test_markers_and_producers_are_decoded(tmp_path: Path) -> None:
     assert "producer_id: 7  producer_epoch: 3  first_sequence: 3  last_sequence: 4  last_offset: 12" in output
     assert "coordinator_epoch: 5  current_txn_first_offset: 11" in output
     assert "producer_id: 8  producer_epoch: 0  first_sequence: -1" in output
+
+
+def test_no_record_can_send_sequences_to_the_terminal(tmp_path: Path) -> None:
+    name = "h\x1b[2J\n\x9b"
+    data = build_batch([(1, name.encode(), name.encode(), [(name, name.encode())])])
+    segment(tmp_path / "orders-0", bytes(data))
+    for arguments in ((), ("--json",)):
+        shown = run(tmp_path, "--deep", *arguments).output
+        assert all(line.isprintable() for line in shown.splitlines()), shown

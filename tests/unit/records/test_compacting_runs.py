@@ -97,11 +97,20 @@ def test_a_filter_that_is_full_goes_on_once_it_was_emptied() -> None:
     assert left == chunk
 
 
-def test_batches_that_are_small_count_as_one_but_for_the_first() -> None:
-    chunk = chunk_of(*((key,) for key in range(20)))
-    size, runs = read_header(chunk).size_bytes, new_filter(new_map())
-    runs.run(chunk, 0, len(chunk))
-    assert runs.take()[1] == [(0, NOW, size), (19, NOW, len(chunk) - size)]
+def test_batches_without_an_index_entry_count_as_one() -> None:
+    """The first of a segment stands alone, and so does one that follows more bytes than the interval."""
+    chunk = chunk_of(*((key,) for key in range(10, 30)))
+    size = len(chunk) // 20
+    runs = RunFilter(new_map(), array("q"), -1, NOW, 1_000, 4 * size)
+    assert runs.run(chunk, 0, len(chunk)) == len(chunk)
+    rows = runs.take()[1]
+    assert [row[2] // size for row in rows] == [1, 4, 1, 4, 1, 4, 1, 4]
+    assert [row[0] for row in rows] == [0, 1, 5, 6, 10, 11, 15, 16], "of equal times the first counts"
+    runs.run(chunk, 0, size)
+    assert [row[2] for row in runs.take()[1]] == [size]
+    runs.skip(4 * size)
+    runs.run(chunk, size, 4 * size)
+    assert [row[2] for row in runs.take()[1]] == [size, 2 * size]
 
 
 def test_a_batch_that_stays_as_a_header_is_left_to_others() -> None:
