@@ -101,7 +101,7 @@ def announced(port: int) -> Iterator[tuple[ApiKey, int]]:
     """The APIs of a listener, and the highest version of each."""
     with BlockingConnection("127.0.0.1", port) as connection:
         assert connection.versions is not None
-        for key, (_, highest) in sorted(connection.versions.ranges.items()):
+        for key, (_, highest) in sorted(connection.versions.items()):
             if key in API and key not in _ENDS_THE_NODE:
                 yield ApiKey(key), min(highest, API[ApiKey(key)].highest)
 

@@ -125,12 +125,18 @@ def _describe_configs(count: int) -> Request:
 
 
 def _incremental_alter_configs(count: int) -> Request:
+    """A tenth of them are the broker itself, whose configs it checks before it forwards them."""
+    own = configs.IncrementalAlterConfigsRequestAlterableConfig(
+        name="log.cleaner.threads", config_operation=0, value="1"
+    )
     change = configs.IncrementalAlterConfigsRequestAlterableConfig(
         name="retention.ms", config_operation=0, value="1000"
     )
     asked = [
         configs.IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=2, resource_name=f"missing-{n}", configs=[change]
+            resource_type=2 if n % 10 else 4,
+            resource_name=f"missing-{n}" if n % 10 else "1",
+            configs=[change if n % 10 else own],
         )
         for n in range(count)
     ]

@@ -220,14 +220,21 @@ _INVALID_METADATA = frozenset(
 )
 
 
+_MAX_MESSAGE = 8_000
+"""Characters of a message; each takes up to four of the 32,767 bytes of a string."""
+
+
 class ApiError(Exception):
     """A failure with a Kafka error code.
 
     `message` states what was wrong, with which value, and what to do. The client receives it where the response has
-    an error message field. With an empty message the client has only the code's name.
+    an error message field. With an empty message the client has only the code's name. A message may list what the
+    client has sent, so it is cut where a string of the protocol could not hold it.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        if len(message) > _MAX_MESSAGE:
+            message = message[: _MAX_MESSAGE - 1] + "\u2026"
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message

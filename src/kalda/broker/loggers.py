@@ -86,6 +86,8 @@ def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
     changes = list(changes)
     for change in changes:
         _check(change)
+    if len({change.name for change in changes}) < len(changes):
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     if not validate_only:
         for change in changes:
             level = _LEVELS[change.level or ""] if change.operation == ConfigOperation.SET else logging.NOTSET

@@ -78,6 +78,7 @@ def test_validation_changes_nothing(logger: logging.Logger) -> None:
         (LoggerChange(NAME, SET, None), ErrorCode.INVALID_CONFIG),
         (LoggerChange("root", DELETE, None), ErrorCode.INVALID_REQUEST),
         (LoggerChange(NAME, APPEND, "INFO"), ErrorCode.INVALID_REQUEST),
+        (LoggerChange(NAME, SET, "INFO"), ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_one_invalid_change_refuses_all(logger: logging.Logger, change: LoggerChange, code: ErrorCode) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kalda.broker.large_requests import CUTS, MAX_OPERATIONS, MAX_REQUEST_ELEMENTS
+from kalda.broker.large_requests import CUTS, MAX_OPERATIONS, MAX_REQUEST_ELEMENTS, SMALL_ELEMENTS
 from kalda.broker.node import Node
 from kalda.network.calls import Call, frame_request
 from kalda.network.client import RpcConnection
@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).parents[3] / "bench"))
 
 from harness.worst_requests import PARTITIONS, TOPIC, WORST, worst_requests
 
-SIZES = (3_900, 10_500)
-"""Items: just below what is answered at once, and what is answered in steps."""
+ANSWERED_AT_ONCE, ANSWERED_IN_STEPS, TOO_MANY = 3_900, 4_600, 10_500
+"""Items."""
 MAX_CALLS_A_TURN = 220_000
 ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
 PING = ApiVersionsRequest(client_software_name="second", client_software_version="1")
@@ -136,7 +136,7 @@ def test_no_request_holds_the_loop(listener: str, tmp_path: Path, monkeypatch: p
                 if key in ENDS_THE_NODE:
                     continue
                 await answered(port, framed(worst_requests(key, version, 1)[0], version))  # generates the codecs
-                for size in SIZES:
+                for size in sizes(key):
                     for request in worst_requests(key, version, size):
                         frame = framed(request, version)
                         await asyncio.sleep(0)
@@ -152,6 +152,12 @@ def test_no_request_holds_the_loop(listener: str, tmp_path: Path, monkeypatch: p
     with Meter(monkeypatch) as meter, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(bounded(lambda: scenario(meter)))
     assert not held, "\n".join(held)
+
+
+def sizes(key: ApiKey) -> tuple[int, int]:
+    """Below what is answered at once, and beyond it; of operations of the controller, what is refused."""
+    is_operation = any(cut.is_one_operation for cut in CUTS.get(key, ()))
+    return ANSWERED_AT_ONCE, TOO_MANY if is_operation else ANSWERED_IN_STEPS
 
 
 async def bounded(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -178,4 +184,5 @@ def test_every_announced_api_has_a_worst_request(tmp_path: Path) -> None:
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
     }, "an API that is cut has a request that names what exists"
-    assert MAX_OPERATIONS < SIZES[1] < MAX_REQUEST_ELEMENTS
+    assert ANSWERED_AT_ONCE < SMALL_ELEMENTS < ANSWERED_IN_STEPS
+    assert MAX_OPERATIONS < TOO_MANY < MAX_REQUEST_ELEMENTS

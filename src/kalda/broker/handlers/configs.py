@@ -6,6 +6,7 @@ Values come from the overrides in the metadata image, over this node's propertie
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
@@ -164,11 +165,14 @@ class ConfigHandlers:
         controller does not have.
 
         A request is answered here only where all its resources are refused: otherwise the controller answers for all,
-        and its own tables refuse what no broker can take.
+        and its own tables refuse what no broker can take. A resource that is named more than once is refused
+        unchecked: a check of a broker's configs takes milliseconds.
         """
         refused: list[tuple[AlteredResource, ApiError]] = []
+        repeated = _repeated(resources)
         for resource in resources:
             try:
+                _check_once(resource, repeated)
                 _check_shape(resource)
                 if resource.resource_type == ConfigResourceType.BROKER:
                     self._check_alteration(resource)
@@ -179,12 +183,14 @@ class ConfigHandlers:
     def _alter_loggers(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
         """Levels of this process's loggers, until the process ends."""
         response = IncrementalAlterConfigsResponse()
+        repeated = _repeated(request.resources)
         for resource in request.resources:
             answer = IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
                 error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
             )
             response.responses.append(answer)
             try:
+                _check_once(resource, repeated)
                 check_broker(self._broker_id, resource.resource_name)
                 changes = [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs]
                 alter_loggers(changes, request.validate_only)
@@ -245,6 +251,18 @@ class ConfigHandlers:
                 messages.ConfigResource(resource_name=name, resource_type=kind) for name in names
             )
         return response
+
+
+def _repeated(resources: Sequence[AlteredResource]) -> set[tuple[int, str]]:
+    """Type and name of the resources that are named more than once."""
+    counts = Counter((each.resource_type, each.resource_name) for each in resources)
+    return {resource for resource, count in counts.items() if count > 1}
+
+
+def _check_once(resource: AlteredResource, repeated: set[tuple[int, str]]) -> None:
+    """Raises `ApiError`, in Kafka's words."""
+    if (resource.resource_type, resource.resource_name) in repeated:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
 
 
 def _check_shape(resource: AlteredResource) -> None:

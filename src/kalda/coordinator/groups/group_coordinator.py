@@ -224,8 +224,8 @@ class GroupCoordinator:
     def delete_groups(
         self, caller: Caller, request: DeleteGroupsRequest, now_ms: int
     ) -> DeleteGroupsResponse | Pending[DeleteGroupsResponse]:
-        """DeleteGroups: empty groups are deleted, with their offsets. A member whose session has ended by now is
-        removed first, though its timer may not have run yet."""
+        """DeleteGroups: empty groups are deleted, with their offsets. Members whose session has ended are removed
+        first, though their timers may not have run yet."""
         self.runtime.advance(now_ms)
         self.runtime.fire_due()
         results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
