@@ -7,6 +7,8 @@ records and do not depend on the command line.
 - `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
 - `consumer_calls`: what both can do without waiting
 - `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background
+- `admin_client`, `aio_admin`: the blocking admin client and the asyncio one
+- `admin_driven`: what both run on their I/O
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
