@@ -1,8 +1,8 @@
 """Clients of a cluster, as thin shells over sockets and a clock.
 
-The command line and Spark tasks use these clients. They block, run in the caller's thread, and start no thread and no
-event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle whole batches of
-records and do not depend on the command line.
+The command line and Spark tasks use the blocking clients over `cluster_client`. They run in the caller's thread, and
+start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle
+whole batches of records and do not depend on the command line.
 
 - `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
 - `consumer_calls`: what both can do without waiting
@@ -10,6 +10,11 @@ records and do not depend on the command line.
 - `admin_client`, `aio_admin`: the blocking admin client and the asyncio one
 - `admin_driven`: what both run on their I/O
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
+- `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
+- `delivery`: futures of records, and the calls when batches are done
+- `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
+- `channels`, `channel`: the sockets of a core's connections; one socket, with TLS
+- `config_files`: a client's configuration from a properties file
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
 - `retry`: deadlines, backoff

@@ -26,11 +26,13 @@ from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
-from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
+from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.core.transaction_manager import State
 from kalda.client.core.transactions import TransactionDriver
+from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
 from kalda.records.appending import Ticket, TopicAppender
@@ -199,6 +201,45 @@ class Producer:
                 io.wake_by(now_ms + self._config.linger_ms)
             await asyncio.sleep(0)  # a task that only sends must not keep the loop from sending
 
+    async def send_batch(
+        self,
+        topic: str,
+        table: Any,
+        key: str | None = None,
+        value: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        partition: int | None = None,
+        partition_by: str | None = None,
+    ) -> asyncio.Future[list[WrittenBatch]]:
+        """Send the rows of a `pyarrow.Table` or `RecordBatch`: as the blocking producer's. Waits for room, and returns
+        the future of where the rows are."""
+        self._check_open()
+        io = self._start()
+        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
+        count = len(await self._wait_for_topic(topic, partition, deadline_s))
+        accumulator = self._core.accumulator
+        state = accumulator.topic(topic)
+        sent: list[ProducerBatch] = []
+        now_ms = int(time.time() * 1000)
+        columns, sticky = Columns(key, value, timestamp, headers), next_sticky(accumulator, state)
+        for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
+            rows = Rows(part, chosen, now_ms, self._config)
+            while rows.is_left:
+                size = rows.buffer_bytes()
+                buffer = self._core.pool.take(size)
+                if buffer is None:
+                    until_s = time.monotonic() + self._config.max_block_ms / 1000
+                    buffer = await self._wait_for_buffer(io, size, until_s)
+                self._check_open()
+                target = next_sticky(accumulator, state) if chosen is None else chosen
+                batch = rows.encode(buffer, topic, target, monotonic_ms())
+                accumulator.append_sealed([batch], state, target)
+                sent.append(batch)
+                io.wake()
+                await asyncio.sleep(0)
+        return asyncio.ensure_future(_written(sent))
+
     # -- waiting
 
     async def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
@@ -231,8 +272,11 @@ class Producer:
                 self._driven.waiting.discard(waiting)
 
     async def _wait_for_memory(self, io: IoLoop, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
+        size = self._core.accumulator.buffer_size(topic, prepared.size_bytes)
+        return await self._wait_for_buffer(io, size, deadline_s)
+
+    async def _wait_for_buffer(self, io: IoLoop, size: int, deadline_s: float) -> bytearray:
         core = self._core
-        size = core.accumulator.buffer_size(topic, prepared.size_bytes)
         given = asyncio.Event()
         waiter = core.pool.wait(size, given.set)
         io.wake()
@@ -389,6 +433,19 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _written(batches: list[ProducerBatch]) -> list[WrittenBatch]:
+    """Where rows are, when all of them are acknowledged."""
+    while waiting := [batch for batch in leaves(batches) if not batch.is_done]:
+        if waiting[0].waiter is None:
+            waiting[0].waiter = asyncio.Event()
+        await waiting[0].waiter.wait()
+    done = list(leaves(batches))
+    for batch in done:
+        if batch.error is not None:
+            raise batch.error
+    return [batch.written() for batch in done]
 
 
 def _deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kalda.client.core.outgoing import OnDelivery, Outgoing
-from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.records.appending import Ticket
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,41 @@ class DeliveryFuture(Ticket):
                     return batch, index
             elif not wait_until_done(batch, timeout):
                 raise TimeoutError(f"the record was not acknowledged within {timeout} s")
+
+
+class TableFuture:
+    """Where the rows of a table are, when all of them are acknowledged."""
+
+    def __init__(self, batches: Sequence[ProducerBatch]) -> None:
+        self._batches = batches
+
+    def done(self) -> bool:
+        """Whether all rows were acknowledged, or have failed."""
+        return all(batch.is_done for batch in leaves(self._batches))
+
+    def result(self, timeout: float | None = None) -> list[WrittenBatch]:
+        """Where the rows are, in batches. Waits; raises `TimeoutError` after `timeout` seconds, and the first error;
+        other rows may be written then."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while not self.done():
+            for batch in leaves(self._batches):
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                if not wait_until_done(batch, left_s):
+                    raise TimeoutError(f"the rows were not acknowledged within {timeout} s")
+        done = list(leaves(self._batches))
+        for batch in done:
+            if batch.error is not None:
+                raise batch.error
+        return [batch.written() for batch in done]
+
+
+def leaves(batches: Sequence[ProducerBatch]) -> Iterator[ProducerBatch]:
+    """The batches, with the parts of one that was split in its place."""
+    for batch in batches:
+        if batch.final_state is FinalState.SPLIT:
+            yield from leaves([part for _, part in batch.parts])
+        else:
+            yield batch
 
 
 class Rejected:

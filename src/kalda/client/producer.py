@@ -39,9 +39,10 @@ from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, 
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
+from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.core.transaction_manager import State
 from kalda.client.core.transactions import TransactionDriver
-from kalda.client.delivery import DeliveryFuture, callback_for, deliver, rejected, wait_until_done
+from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.io_thread import IoThread
 from kalda.client.metadata import Partition
 from kalda.records import appending
@@ -67,6 +68,8 @@ class _Driven:
         self.is_forced = False
         """Do not wait for what is not acknowledged."""
         self.is_ended = False
+        self.unacknowledged = 0
+        """Records that failed because the producer ended."""
         self.failure: ApiError | None = None
         self.was_forked = False
         self.waits_for_transaction = 0
@@ -108,6 +111,7 @@ class _Driven:
         self.core.accumulator.close()
         self.failure = error
         why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
         self.core.sender.abort(why)
         self.core.connections.close(monotonic_ms())
         self.is_ended = True
@@ -245,6 +249,51 @@ class Producer:
                 self._thread.wake_by(now_ms + self._config.linger_ms)
         return future
 
+    def send_batch(
+        self,
+        topic: str,
+        table: Any,
+        key: str | None = None,
+        value: str | None = None,
+        timestamp: str | None = None,
+        headers: str | None = None,
+        partition: int | None = None,
+        partition_by: str | None = None,
+    ) -> TableFuture:
+        """Send the rows of a `pyarrow.Table` or `RecordBatch`, without a Python object for a row.
+
+        `key`, `value`, `timestamp` and `headers` name columns (binary or string, milliseconds or a timestamp, a list of
+        structs of key and value); without a name, the column of that name is used where there is one. All rows go to
+        `partition`, or each to the one that the bytes of the column `partition_by`, or of the key, choose. Serializers,
+        interceptors and a custom partitioner do not see them. Waits as `send` does, for each batch. Raises `ApiError`
+        and `KeyError`; rows before may have been sent then.
+        """
+        self._check_open()
+        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
+        count = len(self._wait_for_topic(topic, partition, deadline_s))
+        accumulator = self._core.accumulator
+        state = accumulator.topic(topic)
+        sent: list[ProducerBatch] = []
+        now_ms = int(time.time() * 1000)
+        columns, sticky = Columns(key, value, timestamp, headers), next_sticky(accumulator, state)
+        for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
+            rows = Rows(part, chosen, now_ms, self._config)
+            while rows.is_left:
+                buffer = self._take_memory(rows.buffer_bytes())
+                target = next_sticky(accumulator, state) if chosen is None else chosen
+                batch = rows.encode(buffer, topic, target, monotonic_ms())
+                accumulator.append_sealed([batch], state, target)
+                self._thread.wake_by(0)
+                sent.append(batch)
+        return TableFuture(sent)
+
+    def _take_memory(self, size: int) -> bytearray:
+        with self._core.accumulator.lock:
+            buffer = self._core.pool.take(size)
+        if buffer is None:
+            buffer = self._wait_for_buffer(size, time.monotonic() + self._config.max_block_ms / 1000)
+        return buffer
+
     # -- waiting
 
     def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
@@ -286,8 +335,10 @@ class Producer:
 
     def _wait_for_memory(self, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
         """A buffer for a new batch, in turn."""
+        return self._wait_for_buffer(self._core.accumulator.buffer_size(topic, prepared.size_bytes), deadline_s)
+
+    def _wait_for_buffer(self, size: int, deadline_s: float) -> bytearray:
         core = self._core
-        size = core.accumulator.buffer_size(topic, prepared.size_bytes)
         given = threading.Event()
         with core.accumulator.lock:
             waiter = core.pool.wait(size, given.set)
@@ -474,9 +525,9 @@ def _close_all() -> None:
     for driven in list(_open):
         left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
         driven.close(max(0.0, deadline_s - time.monotonic()) if left else 0.0)
-        left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
-        if left:
-            log.warning("%d records were not acknowledged at the interpreter's end: close the producer", left)
+        if driven.unacknowledged:
+            lost = driven.unacknowledged
+            log.warning("%d records were not acknowledged at the interpreter's end: close the producer before", lost)
 
 
 def _after_fork() -> None:

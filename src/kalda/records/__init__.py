@@ -13,6 +13,7 @@ format only: it depends on no log, socket, topic or clock.
 - `scan`: checks the records of a section, piece by piece; compiled likewise
 - `compacting`: the last offset of each key, and which records compaction keeps; compiled likewise
 - `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
+- `appending`: records appended to open batches, one at a time, by producers; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
 - `builder`: batches from records and records from batches, as Python values
 - `compression`: the four codecs, with bounded output

@@ -1,8 +1,5 @@
 # The C types of the classes in appending.py.
 
-cimport cython
-
-@cython.no_gc
 cdef class Ticket:
     cdef public object batch
     cdef public Py_ssize_t index

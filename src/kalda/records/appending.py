@@ -15,6 +15,8 @@ records, with offset deltas from 0 on.
 
 from __future__ import annotations
 
+from array import array
+
 try:
     import cython
 except ImportError:
@@ -37,7 +39,7 @@ _HEADER_SIZE: cython.Py_ssize_t = 61
 class Ticket:
     """One appended record: its batch, its index in it, its timestamp, and what is to be called when it is delivered.
 
-    Not tracked by the garbage collector. A cycle over `callback` ends when the batch is done and drops its tickets.
+    A cycle over `callback` ends when the batch is done, and its tickets are dropped.
     """
 
     def __init__(self, batch: object = None, index: int = 0, timestamp: int = 0, callback: object = None) -> None:
@@ -174,20 +176,33 @@ class TopicAppender:
 def _put(p: cython.pointer[cython.uchar], pos: cython.Py_ssize_t, value: bytes) -> cython.Py_ssize_t:
     if cython.compiled:
         return _copy(p, pos, cython.cast(cython.pointer[cython.const[cython.uchar]], value), 0, len(value))
-    return _copy(p, pos, value, 0, len(value))
+    else:
+        return _copy(p, pos, value, 0, len(value))
 
 
 @cython.cfunc
 @cython.inline
 def _murmur2(data: bytes) -> cython.uint:
+    if cython.compiled:
+        return _hash(cython.cast(cython.pointer[cython.const[cython.uchar]], data), 0, len(data))
+    else:
+        return _hash(data, 0, len(data))
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _hash(
+    data: cython.pointer[cython.const[cython.uchar]], start: cython.Py_ssize_t, size: cython.Py_ssize_t
+) -> cython.uint:
     """The 32-bit hash of Kafka's Java client, unsigned."""
-    size: cython.Py_ssize_t = len(data)
     h: cython.uint
     k: cython.uint
     i: cython.Py_ssize_t = 0
     m: cython.uint = 0x5BD1E995
     if cython.compiled:
-        p: cython.pointer[cython.const[cython.uchar]] = cython.cast(cython.pointer[cython.const[cython.uchar]], data)
+        p: cython.pointer[cython.const[cython.uchar]] = data + start
         h = cython.cast(cython.uint, 0x9747B28C) ^ cython.cast(cython.uint, size)
         while i + 4 <= size:
             k = p[i] | (p[i + 1] << 8) | (p[i + 2] << 16) | (cython.cast(cython.uint, p[i + 3]) << 24)
@@ -204,17 +219,69 @@ def _murmur2(data: bytes) -> cython.uint:
         h ^= h >> 13
         h *= m
         return h ^ (h >> 15)
-    mask = 0xFFFFFFFF
-    h = 0x9747B28C ^ size
-    for i in range(0, size & ~3, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        k ^= k >> 24
-        h = (h * m & mask) ^ (k * m & mask)
-    if size & 3:
-        h = (h ^ int.from_bytes(data[size & ~3 :], "little")) * m & mask
-    h ^= h >> 13
-    h = h * m & mask
-    return h ^ h >> 15
+    else:
+        key = bytes(data[start : start + size])
+        mask = 0xFFFFFFFF
+        h = 0x9747B28C ^ size
+        for i in range(0, size & ~3, 4):
+            k = int.from_bytes(key[i : i + 4], "little") * m & mask
+            k ^= k >> 24
+            h = (h * m & mask) ^ (k * m & mask)
+        if size & 3:
+            h = (h ^ int.from_bytes(key[size & ~3 :], "little")) * m & mask
+        h ^= h >> 13
+        h = h * m & mask
+        return h ^ h >> 15
+
+
+def group_rows(
+    ends: cython.const[cython.int][::1],
+    data: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    bit: cython.Py_ssize_t,
+    partitions: cython.Py_ssize_t,
+    without_key: cython.Py_ssize_t,
+    order: cython.longlong[::1],
+    starts: cython.longlong[::1],
+) -> None:
+    """Sort the rows of a column of keys by partition, keeping their order within each: row numbers into `order`, and
+    where each partition's rows begin into `starts`, one more than there are partitions.
+
+    The column has passed `check_columns`; `valid` and `bit` are as for `encode_columns`. Raises `ValueError` where the
+    results do not fit.
+    """
+    row: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(order)
+    any_null: cython.bint = len(valid) > 0
+    chosen: cython.int[::1] = array("i", bytes(4 * rows))
+    if len(ends) < rows + 1 or len(starts) < partitions + 1 or not 0 <= without_key < partitions:
+        raise ValueError("the rows do not fit")
+    if any_null and (bit + rows + 7) // 8 > len(valid):
+        raise ValueError("the bitmap is too short")
+    for at in range(partitions + 1):
+        starts[at] = 0
+    if len(data) > 0:
+        if cython.compiled:
+            p: cython.pointer[cython.const[cython.uchar]] = cython.address(data[0])
+        else:
+            p = data
+    for row in range(rows):
+        if any_null and not (valid[(bit + row) >> 3] >> ((bit + row) & 7)) & 1:
+            at = without_key
+        else:
+            at = (_hash(p, ends[row], ends[row + 1] - ends[row]) & 0x7FFFFFFF) % partitions
+        chosen[row] = at
+        starts[at + 1] += 1
+    for at in range(partitions):
+        starts[at + 1] += starts[at]
+    for row in range(rows):
+        at = chosen[row]
+        order[starts[at]] = row
+        starts[at] += 1
+    for at in range(partitions, 0, -1):
+        starts[at] = starts[at - 1]
+    starts[0] = 0
 
 
 def murmur2(data: bytes) -> int:

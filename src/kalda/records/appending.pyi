@@ -1,5 +1,7 @@
 from typing import Any, TypeVar
 
+from kalda.records.batch import Buffer
+
 COMPILED: bool
 HEADER_SIZE: int
 RECORD_OVERHEAD: int
@@ -37,4 +39,14 @@ class TopicAppender:
         self, value: object, key: object, partition: object, timestamp: object, callback: object, now: float
     ) -> Any: ...
 
+def group_rows(
+    ends: memoryview,
+    data: Buffer,
+    valid: Buffer,
+    bit: int,
+    partitions: int,
+    without_key: int,
+    order: memoryview,
+    starts: memoryview,
+) -> None: ...
 def murmur2(data: bytes) -> int: ...

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kalda.base.errors import CorruptRecord
-from kalda.records import codec
+from kalda.records import appending, codec
 from kalda.records.batch import (
     HEADER_SIZE,
     MAGIC,
@@ -225,47 +225,61 @@ def build_batches(
     return batches
 
 
+class RowEncoder:
+    """The rows of one record batch, encoded into buffers one after another."""
+
+    def __init__(self, part: pa.RecordBatch, now_ms: int) -> None:
+        self.rows: int = part.num_rows
+        self._timestamps = _timestamps(part, now_ms)
+        self._key = _bytes_column(_column(part, "key"), self.rows)
+        self._value = _bytes_column(_column(part, "value"), self.rows)
+        self._tails = _tails(_column(part, "headers"), self.rows)
+
+    def bytes_from(self, first: int, last: int | None = None) -> int:
+        """An upper bound of the encoded size of the rows from `first` on, up to `last`."""
+        last = self.rows if last is None else last
+        key_ends, value_ends, tail_ends = self._key[0], self._value[0], self._tails[0]
+        size: int = key_ends[last] - key_ends[first] + value_ends[last] - value_ends[first]
+        return size + (last - first) * _RECORD_OVERHEAD + (tail_ends[last] - tail_ends[first] if len(tail_ends) else 0)
+
+    def encode(self, out: bytearray | memoryview, first: int) -> tuple[int, int, int, int]:
+        """Encode rows from `first` on into `out`, behind the room for a header, as many as fit: (end, next row, base
+        timestamp, max timestamp)."""
+        end, following, max_timestamp = codec.encode_columns(
+            out, HEADER_SIZE, first, self.rows, self._timestamps, *self._key, *self._value, *self._tails
+        )
+        return end, following, self._timestamps[first], max_timestamp
+
+
 def _encode(part: pa.RecordBatch, now_ms: int, max_bytes: int) -> Iterator[tuple[memoryview, int, int, int]]:
     """Batches whose headers are not written yet: (buffer, records, base timestamp, max timestamp)."""
     rows = part.num_rows
     if rows == 0:
         return
-    timestamps = _timestamps(part, now_ms)
-    key_ends, key_data, key_valid, key_bit = _bytes_column(_column(part, "key"), rows)
-    value_ends, value_data, value_valid, value_bit = _bytes_column(_column(part, "value"), rows)
-    tail_ends, tail_data = _tails(_column(part, "headers"), rows)
+    encoder = RowEncoder(part, now_ms)
     first = 0
     room = max(max_bytes, HEADER_SIZE)
     while first < rows:
-        left = key_ends[rows] - key_ends[first] + value_ends[rows] - value_ends[first]
-        left += (rows - first) * _RECORD_OVERHEAD + (tail_ends[rows] - tail_ends[first] if len(tail_ends) else 0)
-        out = memoryview(pa.allocate_buffer(min(room, HEADER_SIZE + left))).cast("B")
-        end, following, max_timestamp = codec.encode_columns(
-            out,
-            HEADER_SIZE,
-            first,
-            rows,
-            timestamps,
-            key_ends,
-            key_data,
-            key_valid,
-            key_bit,
-            value_ends,
-            value_data,
-            value_valid,
-            value_bit,
-            tail_ends,
-            tail_data,
-        )
+        out = memoryview(pa.allocate_buffer(min(room, HEADER_SIZE + encoder.bytes_from(first)))).cast("B")
+        end, following, base_timestamp, max_timestamp = encoder.encode(out, first)
         if following == first:
             # A record larger than `max_bytes` gets a batch of its own.
-            one = key_ends[first + 1] - key_ends[first] + value_ends[first + 1] - value_ends[first]
-            one += tail_ends[first + 1] - tail_ends[first] if len(tail_ends) else 0
-            room = HEADER_SIZE + _RECORD_OVERHEAD + one
+            room = HEADER_SIZE + encoder.bytes_from(first, first + 1)
             continue
         room = max(max_bytes, HEADER_SIZE)
-        yield out[:end], following - first, timestamps[first], max_timestamp
+        yield out[:end], following - first, base_timestamp, max_timestamp
         first = following
+
+
+def key_partitions(column: pa.Array, partitions: int, without_key: int) -> tuple[memoryview, memoryview]:
+    """Rows by the partition of their key: (row numbers in the order of partitions, and where each partition's begin).
+    Rows without a key go to the partition `without_key`."""
+    rows = len(column)
+    ends, data, valid, bit = _bytes_column(column, rows)
+    order = memoryview(bytearray(8 * rows)).cast("q")
+    starts = memoryview(bytearray(8 * (partitions + 1))).cast("q")
+    appending.group_rows(ends, data, valid, bit, partitions, without_key, order, starts)
+    return order, starts
 
 
 def _column(part: pa.RecordBatch, name: str) -> pa.Array | None:

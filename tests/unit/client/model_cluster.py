@@ -110,6 +110,8 @@ class World:
         self.down: set[int] = set()
         """Nodes to which nobody can connect."""
         self.max_batch_bytes = 1 << 30
+        self.names_leaders = False
+        """Errors name the partition's leader (KIP-951)."""
         self.requests: list[tuple[int, ApiKey, Any]] = []
         self.on_produce: Callable[[TopicPartition, bytes], ErrorCode | None] = lambda _partition, _batch: None
         """A refusal for a batch, where a test wants one."""
@@ -319,7 +321,12 @@ class World:
                 if has_faults and self.random.random() < self.faults.move:
                     self.move_leader(data.index)
                 code, offset = self._append(node, data.index, bytes(data.records), has_faults)
-                results.append(PartitionProduceResponse(index=data.index, error_code=code, base_offset=offset))
+                result = PartitionProduceResponse(index=data.index, error_code=code, base_offset=offset)
+                if self.names_leaders and code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    partition = self.partitions[data.index]
+                    result.current_leader.leader_id = partition.leader
+                    result.current_leader.leader_epoch = partition.epoch
+                results.append(result)
         if request.acks == 0:
             return None
         return ProduceResponse(

@@ -1,4 +1,28 @@
-"""Decisions of clients, without sockets, clocks or threads.
+"""Decisions of clients, without sockets, clocks or threads. `now_ms` and randomness are arguments.
+
+Of all clients:
+
+- `backoff`: the pause before the next attempt
+- `metadata`: brokers, topics and leaders, and when they have to be fetched again
+- `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
+
+Of the producer, from `send` to the acknowledgement:
+
+- `outgoing`: interceptors, serializers, the partition and the size of a record
+- `serializers`: keys and values to bytes
+- `row_batches`: rows of Arrow tables as batches
+- `sticky_partitioner`: the partition of records without a key
+- `accumulator`: batches that wait to be sent, in queues
+- `buffer_pool`: their memory
+- `producer_batch`: one batch: its records, its header, what becomes of it
+- `idempotence`: sequence numbers, and their repair
+- `transactions`: sequence numbers under the epochs of transactions, and the requests of those
+- `sender`: requests to leaders, and the outcome of each batch
+- `producer_metrics`: metrics by Kafka's names
+- `producer_errors`: errors that no broker has sent
+- `producing`: a whole producer, put together
+
+And:
 
 - `partitioner`: the partition of a key
 - `assignors`: which member of a group gets which partitions

@@ -5,7 +5,7 @@
     cancel(waiter)      leave the line; what had been set aside for it goes to those behind it
     give_back(buffer)   the memory of a buffer is free
 
-Buffers of exactly `buffer_bytes` are kept for reuse; others are counted only. The caller makes sure that no two calls
+Buffers of the sizes `kept_bytes` are kept for reuse; others are counted only. The caller makes sure that no two calls
 run at once.
 
 Invariant: free memory + memory set aside for waiters + memory of buffers in use == `total_bytes`, and none is negative.
@@ -35,11 +35,12 @@ class Waiter:
 class BufferPool:
     """`total_bytes` of memory."""
 
-    def __init__(self, total_bytes: int, buffer_bytes: int) -> None:
+    def __init__(self, total_bytes: int, *kept_bytes: int) -> None:
         self.total_bytes = total_bytes
-        self.buffer_bytes = buffer_bytes
-        self._free: list[bytearray] = []
-        """Buffers of `buffer_bytes`, for reuse."""
+        self._free: dict[int, list[bytearray]] = {size: [] for size in kept_bytes}
+        """Buffers for reuse, by their size."""
+        self._kept_bytes = 0
+        """The memory of the buffers in `_free`."""
         self._unused_bytes = total_bytes
         """Free memory that is not in `_free`."""
         self._waiters: deque[Waiter] = deque()
@@ -47,7 +48,7 @@ class BufferPool:
     @property
     def available_bytes(self) -> int:
         """Free memory."""
-        return self._unused_bytes + len(self._free) * self.buffer_bytes
+        return self._unused_bytes + self._kept_bytes
 
     @property
     def waiting(self) -> int:
@@ -60,8 +61,9 @@ class BufferPool:
             raise ValueError(f"{size_bytes} bytes are more than the {self.total_bytes} of the whole pool")
         if self._waiters or self.available_bytes < size_bytes:
             return None
-        if size_bytes == self.buffer_bytes and self._free:
-            return self._free.pop()
+        kept = self._take_kept(size_bytes)
+        if kept is not None:
+            return kept
         self._free_up(size_bytes)
         self._unused_bytes -= size_bytes
         return bytearray(size_bytes)
@@ -89,10 +91,12 @@ class BufferPool:
 
     def give_back(self, buffer: bytearray) -> None:
         """The buffer's memory is free. Each buffer is given back once."""
-        if len(buffer) == self.buffer_bytes:
-            self._free.append(buffer)
+        size_bytes = len(buffer)
+        if size_bytes in self._free:
+            self._free[size_bytes].append(buffer)
+            self._kept_bytes += size_bytes
         else:
-            self._unused_bytes += len(buffer)
+            self._unused_bytes += size_bytes
         assert self.available_bytes <= self.total_bytes, "a buffer was given back twice"
         if self._waiters:
             self._serve()
@@ -102,8 +106,9 @@ class BufferPool:
         while self._waiters:
             first = self._waiters[0]
             missing_bytes = first.size_bytes - first.reserved_bytes
-            if first.reserved_bytes == 0 and first.size_bytes == self.buffer_bytes and self._free:
-                first.buffer = self._free.pop()
+            kept = None if first.reserved_bytes else self._take_kept(first.size_bytes)
+            if kept is not None:
+                first.buffer = kept
             else:
                 self._free_up(missing_bytes)
                 taken_bytes = min(missing_bytes, self._unused_bytes)
@@ -116,6 +121,17 @@ class BufferPool:
             self._waiters.popleft()
             first.wake()
 
+    def _take_kept(self, size_bytes: int) -> bytearray | None:
+        free = self._free.get(size_bytes)
+        if not free:
+            return None
+        self._kept_bytes -= size_bytes
+        return free.pop()
+
     def _free_up(self, size_bytes: int) -> None:
-        while self._free and self._unused_bytes < size_bytes:
-            self._unused_bytes += len(self._free.pop())
+        """Give up kept buffers until that much memory is unused, or none is kept."""
+        for kept_bytes, free in self._free.items():
+            while free and self._unused_bytes < size_bytes:
+                free.pop()
+                self._unused_bytes += kept_bytes
+                self._kept_bytes -= kept_bytes

@@ -229,7 +229,7 @@ class ClusterMetadata:
         if not self._may_rebootstrap:
             self._update_requested = True
             return
-        log.warning("no known broker is usable: metadata is fetched from the bootstrap servers again")
+        log.info("no known broker is usable: metadata is fetched from the bootstrap servers again")
         self._use_bootstrap()
         self._in_flight = False
         self._attempts = 0

@@ -50,6 +50,15 @@ class RecordMetadata(NamedTuple):
     timestamp_ms: int
 
 
+class WrittenBatch(NamedTuple):
+    """Where consecutive records are. `base_offset` is -1 where it is unknown."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    records_count: int
+
+
 class FinalState(Enum):
     """What became of a batch."""
 
@@ -194,6 +203,10 @@ class ProducerBatch(appending.Records):
         return RecordMetadata(
             topic, partition, offset, timestamp_ms if self.log_append_time_ms < 0 else self.log_append_time_ms
         )
+
+    def written(self) -> WrittenBatch:
+        """Where its records are, once it succeeded."""
+        return WrittenBatch(*self.topic_partition, self.base_offset, self.count)
 
     def split(self, max_bytes: int, codec: Compression) -> list[ProducerBatch]:
         """Its records in batches of at most `max_bytes` each, or of one record."""

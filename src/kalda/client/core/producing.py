@@ -21,6 +21,7 @@ from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
+from kalda.client.core.row_batches import table_batch_bytes
 from kalda.client.core.sender import Sender, SenderConfig
 from kalda.client.core.transaction_manager import TransactionManager
 from kalda.client.core.transactions import TransactionDriver, Transactions
@@ -46,48 +47,12 @@ class ProducerCore:
         self.config = config
         self.client_id = client_id
         self.metrics = ProducerMetrics(client_id)
-        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
-        self._retry = retry
-        self.metadata = ClusterMetadata(
-            parse_bootstrap(config.bootstrap_servers),
-            retry,
-            max_age_ms=config.metadata_max_age_ms,
-            max_idle_ms=config.metadata_max_idle_ms,
-            may_rebootstrap=config.may_rebootstrap,
-            rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-        )
-        self.connections = Connections(
-            ConnectionConfig(
-                client_id,
-                software_version,
-                Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
-                config.request_timeout_ms,
-                config.max_in_flight,
-                config.connection_setup_timeout_ms,
-                config.connection_setup_timeout_max_ms,
-                config.connections_max_idle_ms,
-            )
-        )
-        self.pool = BufferPool(config.buffer_memory, config.batch_size)
+        self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
+        self.metadata = _metadata(config, retry)
+        self.connections = Connections(_connection_config(config, client_id, software_version, random))
+        self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
         self.accumulator = Accumulator(
-            AccumulatorConfig(
-                config.batch_size,
-                config.linger_ms,
-                config.delivery_timeout_ms,
-                config.max_request_size,
-                retry,
-                Compression[config.compression_type.upper()],
-                config.compression_level,
-                random,
-                config.adaptive_partitioning,
-                config.availability_timeout_ms,
-                config.ignore_keys,
-                config.client_rack if config.rack_aware else "",
-            ),
-            self.pool,
-            self.metadata,
-            ticket_type,
-            lock,
+            _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
         )
         self.idempotence = Idempotence() if config.enable_idempotence else None
         self.transactions: TransactionDriver | None = None
@@ -99,19 +64,7 @@ class ProducerCore:
             self.transactions = TransactionDriver(numbering, self.accumulator, self.connections, self.metadata, lock)
         self.accumulator.numbering = self.idempotence
         self.sender = Sender(
-            SenderConfig(
-                config.acks,
-                config.retries,
-                config.request_timeout_ms,
-                config.delivery_timeout_ms,
-                config.max_in_flight == 1,
-                config.transactional_id,
-            ),
-            self.metadata,
-            self.accumulator,
-            self.connections,
-            self.idempotence,
-            self.metrics,
+            _sender_config(config), self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics
         )
         self._now_ms = now_ms
         self.sender._now_ms = self.now_ms
@@ -236,3 +189,57 @@ class ProducerCore:
                 self._id_retry_at_ms = self._now_ms + self._retry.pause_ms(self._id_failures)
 
         self.connections.send(node_id, request, now_ms, on_done)
+
+
+def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
+    return ClusterMetadata(
+        parse_bootstrap(config.bootstrap_servers),
+        retry,
+        max_age_ms=config.metadata_max_age_ms,
+        max_idle_ms=config.metadata_max_idle_ms,
+        may_rebootstrap=config.may_rebootstrap,
+        rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+    )
+
+
+def _connection_config(
+    config: ProducerConfig, client_id: str, software_version: str, random: Random
+) -> ConnectionConfig:
+    return ConnectionConfig(
+        client_id,
+        software_version,
+        Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
+        config.request_timeout_ms,
+        config.max_in_flight,
+        config.connection_setup_timeout_ms,
+        config.connection_setup_timeout_max_ms,
+        config.connections_max_idle_ms,
+    )
+
+
+def _accumulator_config(config: ProducerConfig, retry: Backoff, random: Random) -> AccumulatorConfig:
+    return AccumulatorConfig(
+        config.batch_size,
+        config.linger_ms,
+        config.delivery_timeout_ms,
+        config.max_request_size,
+        retry,
+        Compression[config.compression_type.upper()],
+        config.compression_level,
+        random,
+        config.adaptive_partitioning,
+        config.availability_timeout_ms,
+        config.ignore_keys,
+        config.client_rack if config.rack_aware else "",
+    )
+
+
+def _sender_config(config: ProducerConfig) -> SenderConfig:
+    return SenderConfig(
+        config.acks,
+        config.retries,
+        config.request_timeout_ms,
+        config.delivery_timeout_ms,
+        config.max_in_flight == 1,
+        config.transactional_id,
+    )

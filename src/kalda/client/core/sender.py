@@ -250,7 +250,8 @@ class Sender:
         elif code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._succeed(batch, -1, -1)
         else:
-            self._fail(batch, _error_of(batch, code, result.error_message), batch.attempts < self._config.retries)
+            error = _error_of(batch, code, result.error_message, now_ms - batch.created_ms)
+            self._fail(batch, error, batch.attempts < self._config.retries)
 
     def _may_retry(self, batch: ProducerBatch, result: PartitionProduceResponse, code: ErrorCode, now_ms: int) -> bool:
         if now_ms - batch.created_ms >= self._config.delivery_timeout_ms or batch.attempts >= self._config.retries:
@@ -350,11 +351,14 @@ class Sender:
         return finished
 
 
-def _error_of(batch: ProducerBatch, code: ErrorCode, message: str | None) -> ApiError:
+def _error_of(batch: ProducerBatch, code: ErrorCode, message: str | None, waited_ms: int) -> ApiError:
     partition: TopicPartition = batch.topic_partition
     if code is ErrorCode.MESSAGE_TOO_LARGE:
         return RecordTooLarge(f"{partition}: {message or 'the record is larger than the topic allows'}")
-    return ApiError(code, f"{partition}: {message or ADVICE.get(code) or code.name.lower().replace('_', ' ')}")
+    text = f"{partition}: {message or ADVICE.get(code) or code.name.lower().replace('_', ' ')}"
+    if code.retriable:
+        text += f", after {batch.attempts + 1} attempts in {waited_ms} ms"
+    return ApiError(code, text)
 
 
 def _nothing(_batch: ProducerBatch, _error: ApiError) -> None:
