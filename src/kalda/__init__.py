@@ -5,7 +5,11 @@ The floors, from the ground up, are listed in ARCHITECTURE.md; imports go down o
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"Consumer": "kalda.client.consumer", "Producer": "kalda.client.producer"}
+_PUBLIC = {
+    "Admin": "kalda.client.admin_client",
+    "Consumer": "kalda.client.consumer",
+    "Producer": "kalda.client.producer",
+}
 
 
 def __getattr__(name: str) -> object:

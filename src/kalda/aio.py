@@ -1,6 +1,10 @@
 """The asyncio clients: `from kalda.aio import Producer`. Each is imported at its first use."""
 
-_PUBLIC = {"Consumer": "kalda.client.aio_consumer", "Producer": "kalda.client.aio_producer"}
+_PUBLIC = {
+    "Admin": "kalda.client.aio_admin",
+    "Consumer": "kalda.client.aio_consumer",
+    "Producer": "kalda.client.aio_producer",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -4,15 +4,17 @@ The command line and Spark tasks use the blocking clients over `cluster_client`.
 start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle
 whole batches of records and do not depend on the command line.
 
+- `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
+- `consumer_calls`: what both can do without waiting
+- `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background
+- `admin_client`, `aio_admin`: the blocking admin client and the asyncio one
+- `admin_driven`: what both run on their I/O
+- `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `delivery`: futures of records, and the calls when batches are done
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
 - `channels`, `channel`, `tls_channel`: the sockets of a core's connections; one socket; one with TLS
 - `config_files`: a client's configuration from a properties file
-- `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
-- `consumer_calls`: what both can do without waiting
-- `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background
-- `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
 - `retry`: deadlines, backoff

@@ -27,6 +27,11 @@ from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response
+from kalda.protocol.messages.consumer_groups import (
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseAssignment,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
+)
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchResponse,
@@ -62,7 +67,7 @@ GROUP_APIS = {
 }
 SERVED = (
     ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    ApiKey.FIND_COORDINATOR, *GROUP_APIS,
+    ApiKey.FIND_COORDINATOR, ApiKey.CONSUMER_GROUP_HEARTBEAT, *GROUP_APIS,
 )  # fmt: skip
 
 
@@ -129,6 +134,7 @@ class Cluster:
         self.lose_next: dict[ApiKey, int] = {}
         """How many responses of an API are lost, with their connection."""
         self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.modern = ModernGroup(self)
         self.wall_ms = 2_000
         self.lists_dead = False
         """Metadata still has the brokers that are down."""
@@ -204,10 +210,14 @@ class Cluster:
                 return self._list_offsets(request)
             case ApiKey.OFFSET_FOR_LEADER_EPOCH:
                 return self._end_offsets(request)
+            case ApiKey.CONSUMER_GROUP_HEARTBEAT:
+                return self.modern.heartbeat(request)
         raise AssertionError(key)
 
     def _metadata(self, request: Any) -> MetadataResponse:
-        names = sorted(self.ids.ids) if request.topics is None else [topic.name for topic in request.topics]
+        names = sorted(self.ids.ids)
+        if request.topics is not None:
+            names = [topic.name or self.ids.name_of(topic.topic_id) for topic in request.topics]
         alive = [node for node in self.brokers if self.lists_dead or node not in self.down]
         topics = []
         for name in names:
@@ -258,6 +268,68 @@ class Cluster:
                 )
             topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=found))
         return OffsetForLeaderEpochResponse(topics=topics)
+
+
+class ModernGroup:
+    """The coordinator of a KIP-848 group whose target assignments the test sets. As Kafka's, it gives a partition to a
+    member only when no other one owns it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.targets: dict[str, set[TopicPartition]] = {}
+        """By member id."""
+        self.owned: dict[str, set[TopicPartition]] = {}
+        self.given: dict[str, set[TopicPartition] | None] = {}
+        """What each member was given last."""
+        self.epochs: dict[str, int] = {}
+        self.fenced: set[str] = set()
+        self.subscribed: dict[str, tuple[Any, Any]] = {}
+        self.left: list[tuple[str, int]] = []
+
+    def heartbeat(self, request: Any) -> ConsumerGroupHeartbeatResponse:
+        member = request.member_id
+        if request.member_epoch < 0:
+            self.left.append((member, request.member_epoch))
+            for held in (self.owned, self.given, self.epochs):
+                held.pop(member, None)
+            return ConsumerGroupHeartbeatResponse(member_id=member, member_epoch=request.member_epoch)
+        if member in self.fenced or (request.member_epoch > 0 and request.member_epoch != self.epochs.get(member)):
+            self.fenced.discard(member)
+            for held in (self.owned, self.given, self.epochs):
+                held.pop(member, None)
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.FENCED_MEMBER_EPOCH)
+        if request.member_epoch == 0:
+            self.given[member], self.owned[member] = None, set()
+        if request.subscribed_topic_names is not None:
+            self.subscribed[member] = request.subscribed_topic_names, request.subscribed_topic_regex
+        if request.topic_partitions is not None:
+            self.owned[member] = {
+                TopicPartition(self.cluster.ids.name_of(each.topic_id) or "", index)
+                for each in request.topic_partitions
+                for index in each.partitions
+            }
+        self.epochs[member] = max(1, self.epochs.get(member, 0))
+        taken = {p for other, owned in self.owned.items() if other != member for p in owned}
+        taken |= {p for other, given in self.given.items() if other != member for p in given or ()}
+        now = self.targets.get(member, set()) - taken
+        assignment = None
+        if now != self.given[member]:
+            self.given[member] = now
+            self.epochs[member] += 1
+            by_topic: dict[str, list[int]] = {}
+            for name, index in sorted(now):
+                by_topic.setdefault(name, []).append(index)
+            assignment = ConsumerGroupHeartbeatResponseAssignment(
+                topic_partitions=[
+                    ConsumerGroupHeartbeatResponseTopicPartitions(
+                        topic_id=self.cluster.ids.ids[name], partitions=indexes
+                    )
+                    for name, indexes in by_topic.items()
+                ]
+            )
+        return ConsumerGroupHeartbeatResponse(
+            member_id=member, member_epoch=self.epochs[member], heartbeat_interval_ms=1_000, assignment=assignment
+        )
 
 
 class Member:

@@ -3,6 +3,11 @@
 Each function uses one API or two, and keeps no state. A function that handles several topics, groups or partitions
 raises the first failure, and its message names the one that failed.
 
+The `*_plans` are what `kalda.Admin` and `kalda.aio.Admin` run: batched, with an error for each item.
+
+- `topic_plans`: topics, partitions, offsets by time, records, elections, reassignments
+- `group_plans`: groups and their offsets, transactions, producers
+- `cluster_plans`: configs, brokers, the quorum, features, quotas, ACLs, SCRAM credentials
 - `topics`: list, describe, create, delete, add partitions
 - `configs`: describe and alter, of topics, brokers and groups
 - `quotas`: quotas of users, client ids and addresses

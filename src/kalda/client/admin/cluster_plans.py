@@ -87,6 +87,7 @@ class AclFilter(NamedTuple):
     permission: int = 1
 
 
+ANY_ACL = AclFilter()
 QuotaEntity = tuple[tuple[str, str | None], ...]
 """Pairs of a type (`user`, `client-id`, `ip`) and a name, None for the default; sorted by type."""
 

@@ -42,6 +42,7 @@ And:
 - `deserializers`: bytes to keys and values
 - `consumer_errors`: what a consumer raises, and operations that take several steps
 - `consumer_metrics`: a consumer's metrics, by Kafka's names
+- `administration`: administrative calls as plans, and how they are run
 - `consumer_protocol`: the subscriptions and assignments that members of a classic group exchange
 - `transaction_manager`: a producer's transactions: its state, and its requests to coordinators
 - `transaction_errors`: failures of transactions by what the application has to do

@@ -3,9 +3,10 @@
     plan = per_item(items, target_of, build, read)     requests by target, an answer or an error for each item
     AdminCore.start(plan, operation)                   run it: `operation` gets what the generator returns
 
-A plan yields a list of `Ask`s and gets, in the same order, the response or the error of each. `AdminCore` finds the node
-of each target: any broker, one broker, the leader of a partition, the coordinator of a group or of a transactional id. A
-plan that yields `PAUSE` goes on after a backoff, until the operation's deadline; then it gets `True`, and gives up.
+A plan yields a list of `Ask`s and gets, in the same order, the response or the error of each. `AdminCore` finds the
+node of each target: any broker, one broker, the leader of a partition, the coordinator of a group or of a transactional
+id. A plan that yields `PAUSE` goes on after a backoff, until the operation's deadline; then it gets `True`, and gives
+up.
 """
 
 from __future__ import annotations

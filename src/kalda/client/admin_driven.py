@@ -1,0 +1,124 @@
+"""What both admin clients run on their I/O: the core, and how it is made of a configuration."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kalda import __version__
+from kalda.base.configs.admin import AdminConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.channels import monotonic_ms
+from kalda.client.core.administration import AdminCore, Plan
+from kalda.client.core.backoff import Backoff
+from kalda.client.core.connections import Action, ConnectionConfig, Connections
+from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.metadata import parse_bootstrap
+
+_numbers = itertools.count(1)
+_MAX_IN_FLIGHT = 100
+
+
+class AdminDriven:
+    """A core, with the operations of threads or tasks that are to be started."""
+
+    def __init__(self, config: AdminConfig) -> None:
+        self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
+        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.random)
+        self.core = AdminCore(
+            ClusterMetadata(
+                parse_bootstrap(config.bootstrap_servers),
+                retry,
+                max_age_ms=config.metadata_max_age_ms,
+                may_rebootstrap=config.may_rebootstrap,
+                rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+                allow_auto_topic_creation=False,
+            ),
+            Connections(
+                ConnectionConfig(
+                    self.client_id,
+                    __version__,
+                    Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random.random),
+                    config.request_timeout_ms,
+                    _MAX_IN_FLIGHT,
+                    config.connection_setup_timeout_ms,
+                    config.connection_setup_timeout_max_ms,
+                    config.connections_max_idle_ms,
+                )
+            ),
+            retry,
+            monotonic_ms(),
+        )
+        self.is_ending = False
+        self.failure: ApiError | None = None
+        self._lock: AbstractContextManager[Any] = threading.Lock()
+        self._waiting: list[tuple[Plan[Any], Operation]] = []
+        self._started: list[Operation] = []
+        """Operations that are not done."""
+
+    def submit(self, plan: Plan[Any], operation: Operation) -> None:
+        """Run the plan, from the next turn on. From any thread."""
+        with self._lock:
+            if self.is_ending:
+                operation.fail(self.failure or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client is closed"))
+                return
+            self._waiting.append((plan, operation))
+
+    def at(self, now_ms: int) -> Connections:
+        return self.core.at(now_ms)
+
+    def run(self, now_ms: int) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        self._started = [operation for operation in self._started if not operation.is_done]
+        self.core.at(now_ms)
+        for plan, operation in waiting:
+            self._started.append(operation)
+            self.core.start(plan, operation)
+        self.core.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        with self._lock:
+            if self._waiting:
+                return now_ms
+        return self.core.deadline_ms(now_ms)
+
+    def take_actions(self) -> list[Action]:
+        return self.core.take_actions()
+
+    def finish(self) -> None:
+        return None
+
+    def is_over(self) -> bool:
+        return self.is_ending
+
+    def on_end(self, error: ApiError | None) -> None:
+        closed = error or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client was closed")
+        with self._lock:
+            self.is_ending = True
+            self.failure = error
+            left = [*self._started, *(operation for _, operation in self._waiting)]
+            self._waiting = []
+        self.core.connections.close(monotonic_ms())
+        for operation in left:
+            operation.fail(closed)
+
+
+def partitions_by(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
+    """The mapping with pairs as partitions."""
+    return {TopicPartition(*partition): each for partition, each in offsets.items()}
+
+
+def positions_by(offsets: Mapping[Any, OffsetAndEpoch | int]) -> dict[TopicPartition, OffsetAndEpoch]:
+    """The mapping with pairs as partitions, and numbers as offsets without an epoch."""
+    return {
+        TopicPartition(*partition): OffsetAndEpoch(each) if isinstance(each, int) else each
+        for partition, each in offsets.items()
+    }
