@@ -124,7 +124,7 @@ class _Writing:
         self._timers = timers
         self._timeout_ms = timeout_ms
         self._response = WriteTxnMarkersResponse()
-        self._todo = deque(self._results(request))
+        self._not_appended = deque(self._results(request))
         """Markers that are not appended yet, each with its topic and its result in the response."""
         self._required: dict[Partition, int] = {}
         """Partitions whose markers are not committed yet: the offset below which they have to be."""
@@ -145,10 +145,10 @@ class _Writing:
         return self._answer
 
     def _append_some(self) -> None:
-        todo = self._todo
-        for _ in range(min(len(todo), _MARKERS_A_TURN)):
-            self._append(*todo.popleft())
-        if todo:
+        waiting = self._not_appended
+        for _ in range(min(len(waiting), _MARKERS_A_TURN)):
+            self._append(*waiting.popleft())
+        if waiting:
             self._timers.call_later_ms(0, self._append_some)
         elif self._required:
             self._wait()
