@@ -25,13 +25,23 @@ from harness.systems import systems
 
 _TOPIC = "records"
 _TAKEN = 1_000
+_FETCH_BYTES = 8 * 1024 * 1024
+"""Of one partition in one response: for clients that can be given it."""
+
+
+def _kalda(server: str) -> dict[str, object]:
+    return {
+        "bootstrap.servers": server,
+        "auto.offset.reset": "earliest",
+        "max.partition.fetch.bytes": _FETCH_BYTES,
+    }
 
 
 def kalda_poll(server: str, count: int) -> int:
     from kalda import Consumer
 
     got = size = 0
-    with Consumer({"bootstrap.servers": server, "auto.offset.reset": "earliest"}) as consumer:
+    with Consumer(_kalda(server)) as consumer:
         consumer.assign([(_TOPIC, 0)])
         while got < count:
             for record in consumer.poll(30, _TAKEN):
@@ -44,7 +54,7 @@ def kalda_iterate(server: str, count: int) -> int:
     from kalda import Consumer
 
     size = 0
-    with Consumer({"bootstrap.servers": server, "auto.offset.reset": "earliest"}) as consumer:
+    with Consumer(_kalda(server)) as consumer:
         consumer.assign([(_TOPIC, 0)])
         for record in consumer:
             size += len(record.value)
@@ -57,7 +67,7 @@ def kalda_arrow(server: str, count: int) -> int:
     from kalda import Consumer
 
     got = size = 0
-    with Consumer({"bootstrap.servers": server, "auto.offset.reset": "earliest"}) as consumer:
+    with Consumer(_kalda(server)) as consumer:
         consumer.assign([(_TOPIC, 0)])
         while got < count:
             batch = consumer.poll_arrow(30)
@@ -72,7 +82,7 @@ def kalda_aio(server: str, count: int) -> int:
 
     async def run() -> int:
         size = 0
-        async with Consumer({"bootstrap.servers": server, "auto.offset.reset": "earliest"}) as consumer:
+        async with Consumer(_kalda(server)) as consumer:
             consumer.assign([(_TOPIC, 0)])
             async for record in consumer:
                 size += len(record.value)
@@ -92,7 +102,7 @@ def confluent(server: str, count: int) -> int:
         "enable.auto.commit": False,
         "queued.min.messages": 1_000_000,
         "queued.max.messages.kbytes": 256 * 1024,
-        "fetch.message.max.bytes": 8 * 1024 * 1024,
+        "fetch.message.max.bytes": _FETCH_BYTES,
     }
     consumer = Consumer(settings)
     consumer.assign([TopicPartition(_TOPIC, 0, OFFSET_BEGINNING)])
@@ -110,7 +120,9 @@ def aiokafka(server: str, count: int) -> int:
 
     async def run() -> int:
         size = 0
-        consumer = AIOKafkaConsumer(bootstrap_servers=server, auto_offset_reset="earliest")
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=server, auto_offset_reset="earliest", max_partition_fetch_bytes=_FETCH_BYTES
+        )
         await consumer.start()
         consumer.assign([TopicPartition(_TOPIC, 0)])
         got = 0
@@ -128,7 +140,9 @@ def aiokafka(server: str, count: int) -> int:
 def kafka_python(server: str, count: int) -> int:
     from kafka import KafkaConsumer, TopicPartition
 
-    consumer = KafkaConsumer(bootstrap_servers=server, auto_offset_reset="earliest")
+    consumer = KafkaConsumer(
+        bootstrap_servers=server, auto_offset_reset="earliest", max_partition_fetch_bytes=_FETCH_BYTES
+    )
     consumer.assign([TopicPartition(_TOPIC, 0)])
     got = size = 0
     while got < count:

@@ -56,8 +56,10 @@ class Batches(Protocol):
 class SparkColumns:
     """One task's columns, of a schema whose fields are among `TYPES`."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """A new record batch is begun where one has `chunk_bytes`, decompressed."""
         self._schema = schema
+        self._chunk_bytes = chunk_bytes
         self._makers = [_MAKERS[field.name] for field in schema]
         self._constants: dict[str | int, pa.Array] = {}
         """Columns of one value that were made already, by the value."""
@@ -69,7 +71,7 @@ class SparkColumns:
         """
         for timestamp_type, buffer in _runs(fetched.buffer):
             for batch in iter_record_batches(
-                buffer, start_offset=fetched.start, keep=fetched.keep, chunk_bytes=CHUNK_BYTES
+                buffer, start_offset=fetched.start, keep=fetched.keep, chunk_bytes=self._chunk_bytes
             ):
                 rows = _rows_before(batch, fetched.end)
                 if rows:
@@ -191,4 +193,7 @@ def to_one_batch(taken: Sequence[Batches]) -> pa.RecordBatch | None:
     return pa.concat_batches(batches)
 
 
-ALL_COLUMNS: Final = SparkColumns(pa.schema([pa.field(name, kind) for name, kind in TYPES.items()]))
+ALL_COLUMNS: Final = SparkColumns(
+    pa.schema([pa.field(name, kind) for name, kind in TYPES.items()]), chunk_bytes=64 * 1024 * 1024
+)
+"""With chunks as large as a consumer's buffers: to join them would copy all records once more."""
