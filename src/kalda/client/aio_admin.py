@@ -23,8 +23,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channel import tls_context
-from kalda.client.channels import monotonic_ms
+from kalda.client.channels import monotonic_ms, tls_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.consumer_errors import Operation
@@ -71,7 +70,7 @@ class Admin:
         loop = asyncio.get_running_loop()
         if self._io is None:
             self._loop = loop
-            tls = tls_context(dict(self._config.values))
+            tls = tls_of(self._config.values)
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
             self._io = IoLoop(loop, self._driven, tls, *sizes)
         elif loop is not self._loop:

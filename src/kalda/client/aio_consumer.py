@@ -29,8 +29,7 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channel import tls_context
-from kalda.client.channels import monotonic_ms
+from kalda.client.channels import monotonic_ms, tls_of
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
@@ -120,7 +119,7 @@ class Consumer(ConsumerCalls):
         )
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
-        self._tls = tls_context(dict(settings.values))
+        self._tls = tls_of(settings.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._iterator = RecordIterator(lambda: None)

@@ -15,13 +15,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channel import tls_context
-from kalda.client.channels import monotonic_ms
+from kalda.client.channels import monotonic_ms, tls_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
@@ -30,12 +29,13 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMe
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
-from kalda.client.core.transaction_manager import State
-from kalda.client.core.transactions import TransactionDriver
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
 from kalda.records.appending import Ticket, TopicAppender
+
+if TYPE_CHECKING:
+    from kalda.client.core.transactions import TransactionDriver
 
 Delivery = asyncio.Future[RecordMetadata]
 _numbers = itertools.count(1)
@@ -115,7 +115,7 @@ class Producer:
             now_ms=monotonic_ms(),
         )
         self._driven = _Driven(self._core, self._outgoing)
-        self._tls = tls_context(dict(self._config.values))
+        self._tls = tls_of(self._config.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._appenders: dict[str, TopicAppender] = {}
@@ -264,10 +264,11 @@ class Producer:
                 async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
                     await waiting
             except TimeoutError:
-                raise MetadataTimeout(
-                    f"topic {topic}{'' if partition is None else f' partition {partition}'} is not in the metadata "
-                    f"after {self._config.max_block_ms} ms: it may not exist, or no broker was reachable"
-                ) from None
+                failure = self._core.connections.last_failure
+                why = f"no broker was reachable: {failure}" if failure else "it may not exist"
+                what = topic if partition is None else f"{topic} with partition {partition}"
+                after = f"{self._config.max_block_ms} ms"
+                raise MetadataTimeout(f"topic {what} is not in the metadata after {after}: {why}") from None
             finally:
                 self._driven.waiting.discard(waiting)
 
@@ -338,7 +339,7 @@ class Producer:
     async def transaction(self) -> AsyncIterator[None]:
         """A transaction that is committed at the end of the block, and aborted where that raises."""
         transactions = self._transactions()
-        if transactions.manager.state is State.UNINITIALIZED:
+        if not transactions.is_initialized:
             await self.init_transactions()
         await self.begin_transaction()
         try:

@@ -1,7 +1,7 @@
-"""One non-blocking socket to a node: bytes to write, frames that were read, TLS.
+"""One non-blocking socket to a node: bytes to write, and frames that were read.
 
 No loop and no thread of its own: its owner waits until the socket is readable or writable, and calls `on_writable` and
-`receive`. Raises `OSError` where the connection is lost.
+`receive`. Raises `OSError` where the connection is lost. `tls_channel` has the one that is encrypted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import ssl
 from collections import deque
 
 from kalda.base.errors import InvalidRequest
@@ -20,6 +19,8 @@ from kalda.protocol.notation import Buffer
 _MOST_BUFFERS = 64
 """Buffers in one system call."""
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+BLOCKED = -1
+"""Instead of a number of bytes: the socket takes, or has, none now."""
 SocketAddress = tuple[int, tuple[object, ...]]
 """Address family, and what `connect` takes."""
 
@@ -27,24 +28,14 @@ SocketAddress = tuple[int, tuple[object, ...]]
 class Channel:
     """A connection that is being made, then one that is open."""
 
-    def __init__(
-        self,
-        address: SocketAddress,
-        host: str,
-        tls: ssl.SSLContext | None,
-        send_bytes: int = -1,
-        receive_bytes: int = -1,
-    ) -> None:
+    def __init__(self, address: SocketAddress, send_bytes: int = -1, receive_bytes: int = -1) -> None:
         """Begin to connect. Raises `OSError`."""
         family, target = address
         self.is_open = False
-        """Connected, and the TLS handshake is done."""
-        self._tls = tls
-        self._host = host
+        """Requests can be written."""
         self._out: deque[memoryview] = deque()
         self._frames = FrameReader(Arena(), MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES)
         self._is_connected = False
-        self._tls_wants_write = False
         self.socket: socket.socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self.socket.setblocking(False)
@@ -64,9 +55,7 @@ class Channel:
     @property
     def wants_write(self) -> bool:
         """Whether to call `on_writable` when the socket is writable."""
-        if not self.is_open:
-            return not self._is_connected or self._tls_wants_write
-        return bool(self._out)
+        return bool(self._out) if self.is_open else not self._is_connected
 
     @property
     def has_unwritten(self) -> bool:
@@ -94,11 +83,8 @@ class Channel:
         reader = self._frames
         while True:
             room = reader.room()
-            try:
-                count = self.socket.recv_into(room)
-            except (BlockingIOError, ssl.SSLWantReadError, InterruptedError):
-                return frames
-            except ssl.SSLWantWriteError:
+            count = self._read_some(room)
+            if count == BLOCKED:
                 return frames
             if not count:
                 if frames:
@@ -110,8 +96,23 @@ class Channel:
                     frames.append(frame)
             except InvalidRequest as error:
                 raise ConnectionAbortedError(f"an invalid response: {error.message}") from error
-            if count < len(room) and self._tls is None:
+            if not self._may_hold_more(count, len(room)):
                 return frames
+
+    def flush(self) -> None:
+        """Write what the socket takes now."""
+        out = self._out
+        while out:
+            count = self._write_some(out)
+            if count == BLOCKED:
+                return
+            while count:
+                size = len(out[0])
+                if count < size:
+                    out[0] = out[0][count:]
+                    break
+                count -= size
+                out.popleft()
 
     def close(self) -> None:
         """Close; what is not written is dropped."""
@@ -125,53 +126,26 @@ class Channel:
                 raise OSError(code, os.strerror(code))
             self.socket.getpeername()  # raises where it is not connected yet
             self._is_connected = True
-            if self._tls is not None:
-                self.socket = self._tls.wrap_socket(
-                    self.socket, server_hostname=self._host, do_handshake_on_connect=False
-                )
-        if isinstance(self.socket, ssl.SSLSocket):
-            self._tls_wants_write = False
-            try:
-                self.socket.do_handshake()
-            except ssl.SSLWantReadError:
-                return
-            except ssl.SSLWantWriteError:
-                self._tls_wants_write = True
-                return
+        self._on_connected()
+
+    # -- what differs with TLS
+
+    def _on_connected(self) -> None:
         self.is_open = True
 
-    def flush(self) -> None:
-        """Write what the socket takes now."""
-        out = self._out
-        while out:
-            try:
-                if self._tls is None:
-                    buffers = list(out) if len(out) <= _MOST_BUFFERS else [out[at] for at in range(_MOST_BUFFERS)]
-                    count = self.socket.sendmsg(buffers)
-                else:
-                    count = self.socket.send(out[0])
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError, InterruptedError):
-                return
-            while count:
-                size = len(out[0])
-                if count < size:
-                    out[0] = out[0][count:]
-                    break
-                count -= size
-                out.popleft()
+    def _may_hold_more(self, count: int, room: int) -> bool:
+        """Whether another read may find something, after one of `count` bytes into `room`."""
+        return count == room
 
+    def _read_some(self, room: memoryview) -> int:
+        try:
+            return self.socket.recv_into(room)
+        except (BlockingIOError, InterruptedError):
+            return BLOCKED
 
-def tls_context(values: dict[str, object] | object) -> ssl.SSLContext | None:
-    """The context of `security.protocol` and the `ssl.*` keys; None for plain text."""
-    at = values if isinstance(values, dict) else {}
-    if str(at.get("security.protocol", "PLAINTEXT")).upper() != "SSL":
-        return None
-    trusted = at.get("ssl.truststore.location")
-    context = ssl.create_default_context(cafile=str(trusted) if trusted else None)
-    if not at.get("ssl.endpoint.identification.algorithm"):
-        context.check_hostname = False
-    own = at.get("ssl.keystore.location")
-    if own:
-        password = at.get("ssl.key.password")
-        context.load_cert_chain(str(own), password=None if password is None else str(password))
-    return context
+    def _write_some(self, out: deque[memoryview]) -> int:
+        buffers = list(out) if len(out) <= _MOST_BUFFERS else [out[at] for at in range(_MOST_BUFFERS)]
+        try:
+            return self.socket.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            return BLOCKED

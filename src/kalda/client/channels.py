@@ -7,13 +7,16 @@ found out by the owner (`Watch`), and host names are resolved by it.
 from __future__ import annotations
 
 import socket
-import ssl
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.client.channel import Channel, SocketAddress
 from kalda.client.core.connections import Action, Close, Connect, Connections, Write
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class Driven(Protocol):
@@ -67,6 +70,15 @@ class Watch(Protocol):
 def monotonic_ms() -> int:
     """The clock of clients."""
     return int(time.monotonic() * 1000)
+
+
+def tls_of(values: Mapping[str, object]) -> ssl.SSLContext | None:
+    """The context of `security.protocol` and the `ssl.*` keys; None for plain text."""
+    if str(values.get("security.protocol", "PLAINTEXT")).upper() != "SSL":
+        return None
+    from kalda.client.tls_channel import tls_context
+
+    return tls_context(values)
 
 
 class Channels:
@@ -125,7 +137,13 @@ class Channels:
         index = self._next_address.get((host, port), 0)
         self._next_address[host, port] = index + 1
         try:
-            channel = Channel(addresses[index % len(addresses)], host, self._tls, *self._socket_bytes)
+            address = addresses[index % len(addresses)]
+            if self._tls is None:
+                channel = Channel(address, *self._socket_bytes)
+            else:
+                from kalda.client.tls_channel import TlsChannel
+
+                channel = TlsChannel(address, *self._socket_bytes, self._tls, host)
         except (OSError, UnicodeError, ValueError) as error:
             self.on_unresolved(action, str(error))
             return

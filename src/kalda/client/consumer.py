@@ -33,8 +33,7 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channel import tls_context
-from kalda.client.channels import monotonic_ms
+from kalda.client.channels import monotonic_ms, tls_of
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
@@ -89,7 +88,7 @@ class Consumer(ConsumerCalls):
         )
         self._driven = ConsumerDriven(self._core)
         self._lock = self._driven.lock
-        tls: ssl.SSLContext | None = tls_context(dict(settings.values))
+        tls: ssl.SSLContext | None = tls_of(settings.values)
         self._io = ConsumerIo(
             f"kafka-consumer-network-thread | {client_id}",
             self._driven,

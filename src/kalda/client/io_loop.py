@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
+from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger(__name__)
 
@@ -138,4 +141,5 @@ class IoLoop:
 
     def _on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
         self._channels.on_event(connection_id, readable, writable)
+        self._driven.finish()
         self.wake()

@@ -14,12 +14,15 @@ import contextlib
 import logging
 import selectors
 import socket
-import ssl
 import threading
+from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0
@@ -99,6 +102,7 @@ class IoThread(threading.Thread):
             else:
                 readable, writable = bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)
                 self._channels.on_event(key.data, readable, writable)
+        driven.finish()  # what was acknowledged does not wait for the next turn's work
 
     # -- what `Channels` needs
 

@@ -25,13 +25,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channel import tls_context
-from kalda.client.channels import monotonic_ms
+from kalda.client.channels import monotonic_ms, tls_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
@@ -40,12 +39,13 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
-from kalda.client.core.transaction_manager import State
-from kalda.client.core.transactions import TransactionDriver
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.io_thread import IoThread
 from kalda.client.metadata import Partition
 from kalda.records import appending
+
+if TYPE_CHECKING:
+    from kalda.client.core.transactions import TransactionDriver
 
 log = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 5.0
@@ -166,7 +166,7 @@ class Producer:
         driven.thread = self._thread = IoThread(
             f"kafka-producer-network-thread | {client_id}",
             driven,
-            tls_context(dict(settings.values)),
+            tls_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
@@ -316,13 +316,22 @@ class Producer:
                         return partitions
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0 or threading.current_thread() is self._thread:
-                        raise MetadataTimeout(_no_topic(topic, partition, len(partitions), self._config.max_block_ms))
+                        raise MetadataTimeout(self._why_no_topic(topic, partition, len(partitions)))
                     if partitions or topic in metadata.topics:
                         metadata.request_update()
                     self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
+
+    def _why_no_topic(self, topic: str, partition: int | None, count: int) -> str:
+        after = f"{self._config.max_block_ms} ms"
+        if count and partition is not None:
+            return f"partition {partition} of topic {topic}, which has {count}, did not appear within {after}"
+        failure = self._core.connections.last_failure
+        if failure:
+            return f"topic {topic} is not in the metadata after {after}: no broker was reachable: {failure}"
+        return f"topic {topic} is not in the metadata after {after}: it may not exist"
 
     def _check_topic(self, topic: str) -> None:
         """Raise where waiting for the topic is in vain."""
@@ -415,7 +424,7 @@ class Producer:
         """A transaction that is committed at the end of the block, and aborted where that raises. The first one also
         initializes the producer."""
         transactions = self._transactions()
-        if transactions.manager.state is State.UNINITIALIZED:
+        if not transactions.is_initialized:
             self.init_transactions()
         self.begin_transaction()
         try:
@@ -503,12 +512,6 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _no_topic(topic: str, partition: int | None, count: int, max_block_ms: int) -> str:
-    if count and partition is not None:
-        return f"partition {partition} of topic {topic}, which has {count}, did not appear within {max_block_ms} ms"
-    return f"topic {topic} is not in the metadata after {max_block_ms} ms: it may not exist, or no broker was reachable"
 
 
 def _abandon(driven: _Driven) -> None:

@@ -358,6 +358,22 @@ def test_where_no_broker_is_usable_the_bootstrap_servers_are() -> None:
     assert world.delivered == [(b"v", None)]
 
 
+def test_a_cluster_that_refuses_metadata_says_why_until_it_does_not() -> None:
+    world = ready_world()
+    metadata = world.core.metadata
+    metadata.request_update()
+    whole, refusal = world._metadata, world._metadata()
+    refusal.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    world._metadata = lambda: refusal  # type: ignore[method-assign]
+    world.run(300)
+    error = metadata.refusal_of("t")
+    assert error is not None
+    assert error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    world._metadata = whole  # type: ignore[method-assign]
+    world.run(3_000)
+    assert metadata.refusal_of("t") is None
+
+
 # -- connections
 
 

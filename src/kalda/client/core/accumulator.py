@@ -19,7 +19,7 @@ that are not empty; a batch is in `incomplete` from its first record until it is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -337,6 +337,11 @@ class Accumulator:
 
     # -- sending, on the I/O thread
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether any batch waits in a queue."""
+        return bool(self._active)
+
     def on_node_checked(self, node_id: int, now_ms: int, can_send: bool) -> None:
         """The node has batches to send; whether it takes them now."""
         drained_ms = now_ms if can_send else self._node_times.get(node_id, (now_ms, now_ms))[1]
@@ -513,6 +518,8 @@ class Accumulator:
 
     def next_expiry_ms(self) -> int | None:
         """When the first batch in a queue expires."""
+        if not self._active:
+            return None
         with self.lock:
             oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
         return None if oldest_ms is None else oldest_ms + self.config.delivery_timeout_ms
@@ -550,10 +557,6 @@ class Accumulator:
                 topic.appender.open = [None] * len(topic.appender.open)
             for queue in self._active.values():
                 queue.batches[-1].is_open = False
-
-    def queues(self) -> Iterator[PartitionQueue]:
-        """The queues that are not empty."""
-        return iter(list(self._active.values()))
 
     def mute(self, partition: TopicPartition, is_muted: bool) -> None:
         """Whether a batch of the partition is in flight, beside which none may be sent."""

@@ -140,6 +140,9 @@ class Connections:
         self._peers: dict[int, _Peer] = {}
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
+        self._ran_at_ms = -1
+        self.last_failure = "no connection was made yet"
+        """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
         self._actions: list[Action] = []
         self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
         """Called with the epoch and the levels of the finalized features that a node has answered with."""
@@ -277,6 +280,9 @@ class Connections:
 
     def run(self, now_ms: int) -> None:
         """Close connections whose requests are overdue, that are not made in time, or that nobody uses."""
+        if now_ms == self._ran_at_ms:
+            return
+        self._ran_at_ms = now_ms
         for peer in list(self._peers.values()):
             if peer.state is State.IDLE:
                 continue
@@ -416,6 +422,7 @@ class Connections:
             return
         peer.versions = versions
         peer.state = State.READY
+        self.last_failure = ""
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
             self.on_features(answer.finalized_features_epoch, levels)
@@ -423,6 +430,7 @@ class Connections:
     def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """Close the connection; its requests fail with `error`."""
         log.debug("node %d: %s", peer.node_id, error.message)
+        self.last_failure = error.message
         peer.failures += 1
         peer.retry_at_ms = now_ms + self._config.backoff.pause_ms(peer.failures)
         in_flight = self._forget(peer)

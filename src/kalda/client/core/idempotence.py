@@ -283,8 +283,3 @@ class Idempotence:
     def _remove(sequence: _Sequence, batch: ProducerBatch) -> None:
         if batch in sequence.in_flight:
             sequence.in_flight.remove(batch)
-
-    def last_acked_sequence(self, partition: TopicPartition) -> int:
-        """-1 where there is none."""
-        sequence = self._sequences.get(partition)
-        return -1 if sequence is None else sequence.last_acked

@@ -54,7 +54,7 @@ class ClusterMetadata:
         self.version = 0
         """Increases with every change of what is cached."""
         self.fatal_error: ErrorCode | None = None
-        """The cluster refuses Metadata to this client altogether."""
+        """Why the cluster refuses Metadata to this client altogether, by its last response."""
         self._bootstrap = tuple(bootstrap)
         self._backoff = backoff
         self._max_age_ms = max_age_ms
@@ -106,7 +106,7 @@ class ClusterMetadata:
     def refusal_of(self, topic: str) -> ApiError | None:
         """Why the topic will not come, however long one waits; None: it may."""
         if self.fatal_error is not None:
-            return ApiError(self.fatal_error, "the cluster refuses this client")
+            return refused(self.fatal_error, "the cluster's metadata")
         known = self.topics.get(topic)
         if known is None or known.error_code not in _NEW_TOPIC_FAILED:
             return None
@@ -187,7 +187,12 @@ class ClusterMetadata:
             return
         if response.error_code or not response.brokers:
             self._update_requested = True  # a broker without an image yet answers without brokers
+            code = ErrorCode(response.error_code)
+            if code is not ErrorCode.NONE and not code.retriable:
+                self.fatal_error = code
+                self.version += 1
             return
+        self.fatal_error = None
         read = read_metadata(response)
         self.brokers = read.brokers
         self.cluster_id = read.cluster_id

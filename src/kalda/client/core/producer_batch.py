@@ -97,8 +97,6 @@ class ProducerBatch(appending.Records):
         self.base_sequence = NO_SEQUENCE
         self.is_transactional = False
         self.sequence_was_reset = False
-        self.is_splittable = True
-        """False for batches that Arrow columns were encoded into: their memory has no room to split into."""
         self.sealed: memoryview | bytearray | None = None
         """The bytes to send."""
         self._header_is_stale = True

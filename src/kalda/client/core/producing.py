@@ -9,7 +9,7 @@ The caller's thread uses `metadata.want` and `accumulator.append` only; all else
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
@@ -23,11 +23,12 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.row_batches import table_batch_bytes
 from kalda.client.core.sender import Sender, SenderConfig
-from kalda.client.core.transaction_manager import TransactionManager
-from kalda.client.core.transactions import TransactionDriver, Transactions
 from kalda.client.metadata import parse_bootstrap
 from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
+
+if TYPE_CHECKING:
+    from kalda.client.core.transactions import TransactionDriver
 
 
 class ProducerCore:
@@ -57,6 +58,10 @@ class ProducerCore:
         self.idempotence = Idempotence() if config.enable_idempotence else None
         self.transactions: TransactionDriver | None = None
         if config.transactional_id is not None:
+            # Imported where it is needed: without transactions it would cost the first record its time.
+            from kalda.client.core.transaction_manager import TransactionManager
+            from kalda.client.core.transactions import TransactionDriver, Transactions
+
             manager = TransactionManager(
                 config.transactional_id, config.transaction_timeout_ms, config.retry_backoff_ms
             )

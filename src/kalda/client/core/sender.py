@@ -93,11 +93,16 @@ class Sender:
     def run(self, now_ms: int) -> None:
         """Send what can be sent, and fail what has expired."""
         accumulator, connections = self._accumulator, self._connections
+        self._expire_in_flight(now_ms)
+        self._next_check_ms = None
+        if not accumulator.has_queued:
+            return
         ready = accumulator.ready(now_ms)
         for topic in ready.topics_without_leader:
             self._metadata.want(topic, now_ms)
             self._metadata.request_update()
-        self._expire(now_ms)
+        for batch in accumulator.expired(now_ms):
+            self._fail_expired(batch, now_ms)
         next_check_ms = ready.next_check_ms
         for node_id in ready.nodes:
             can_send = connections.is_ready(node_id, now_ms)
@@ -241,7 +246,7 @@ class Sender:
                 self._connections.set_nodes(self._metadata.brokers, now_ms)
         if batch.final_state is not None:
             self._accumulator.release(batch)  # it has expired meanwhile
-        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.is_splittable:
+        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(batch)
         elif self._may_retry(batch, result, code, now_ms):
             log.debug("%s: %s, attempt %d", partition, code.name, batch.attempts + 1)
@@ -304,9 +309,7 @@ class Sender:
 
     # -- time and the end
 
-    def _expire(self, now_ms: int) -> None:
-        for batch in self._accumulator.expired(now_ms):
-            self._fail_expired(batch, now_ms)
+    def _expire_in_flight(self, now_ms: int) -> None:
         timeout_ms = self._config.delivery_timeout_ms
         overdue = [
             batch for batch in self._in_flight if not batch.final_state and now_ms - batch.created_ms >= timeout_ms

@@ -176,6 +176,11 @@ class TransactionDriver:
     def _may_be_written(batches: Iterable[ProducerBatch]) -> bool:
         return any(batch.has_sequence for batch in batches)
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether `initialize` was called."""
+        return self.manager.state is not State.UNINITIALIZED
+
     def is_idle(self) -> bool:
         """Whether the application's last call is complete, or has failed."""
         with self._lock:

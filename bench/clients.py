@@ -1,0 +1,244 @@
+"""Clients beside each other at one Kalda node: records produced a second, round trips, CPU a record.
+
+    .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--json]
+
+Every client is a process of its own, and they take turns, `--rounds` times; the best round counts. All of them ask for
+the acknowledgement of all replicas, linger for 5 ms, and gather batches of `--batch` bytes (Kafka's default; 1000000 is
+librdkafka's). The last column is the rate divided by that of confluent-kafka.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compat"))
+
+Figures = dict[str, float]
+TOPIC = "bench"
+PARTITIONS = 3
+
+
+def measured(count: int, work: Callable[[], None]) -> Figures:
+    """Records a second, and µs of CPU a record."""
+    cpu, began = time.process_time(), time.perf_counter()
+    work()
+    return {
+        "records_s": count / (time.perf_counter() - began),
+        "cpu_us": 1e6 * (time.process_time() - cpu) / count,
+    }
+
+
+def percentiles(count: int, trip: Callable[[], object]) -> Figures:
+    """p50 and p99 of one record after another, in µs."""
+    taken = []
+    for at in range(count + 50):
+        began = time.perf_counter_ns()
+        trip()
+        if at >= 50:
+            taken.append((time.perf_counter_ns() - began) / 1_000)
+    taken.sort()
+    return {"p50_us": taken[count // 2], "p99_us": taken[count * 99 // 100]}
+
+
+def kalda_send(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`kalda.Producer.send`, one by one."""
+    from kalda import Producer
+
+    with Producer(bootstrap_servers=servers, batch_size=batch) as producer:
+        producer.send(TOPIC, value).result(30)
+
+        def work() -> None:
+            send = producer.send
+            for _ in range(count):
+                send(TOPIC, value)
+            producer.flush()
+
+        return measured(count, work)
+
+
+def kalda_aio_send(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`kalda.aio.Producer.send`, one by one."""
+    from kalda.aio import Producer
+
+    async def main() -> Figures:
+        async with Producer(bootstrap_servers=servers, batch_size=batch) as producer:
+            await (await producer.send(TOPIC, value))
+            cpu, began = time.process_time(), time.perf_counter()
+            for _ in range(count):
+                await producer.send(TOPIC, value)
+            await producer.flush()
+            seconds = time.perf_counter() - began
+            return {"records_s": count / seconds, "cpu_us": 1e6 * (time.process_time() - cpu) / count}
+
+    return asyncio.run(main())
+
+
+def kalda_send_batch(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`kalda.Producer.send_batch` of one Arrow table."""
+    import pyarrow as pa
+
+    from kalda import Producer
+
+    count *= 4
+    table = pa.table({"value": pa.array([value] * count, pa.binary())})
+    with Producer(bootstrap_servers=servers, batch_size=batch) as producer:
+        producer.send(TOPIC, value).result(30)
+        return measured(count, lambda: (producer.send_batch(TOPIC, table).result(), None)[1])
+
+
+def confluent(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`confluent_kafka.Producer.produce`."""
+    from confluent_kafka import Producer
+
+    settings = {"linger.ms": 5, "batch.size": batch, "queue.buffering.max.messages": 1_000_000}
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", **settings})
+    producer.produce(TOPIC, value)
+    producer.flush()
+
+    def work() -> None:
+        produce = producer.produce
+        for at in range(count):
+            while True:
+                try:
+                    produce(TOPIC, value)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+            if at % 1_000 == 0:
+                producer.poll(0)
+        producer.flush()
+
+    return measured(count, work)
+
+
+def kafka_python(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`kafka.KafkaProducer.send`."""
+    from kafka import KafkaProducer
+
+    count //= 10
+    producer = KafkaProducer(bootstrap_servers=servers, acks="all", linger_ms=5, batch_size=batch)
+    producer.send(TOPIC, value).get(30)
+
+    def work() -> None:
+        for _ in range(count):
+            producer.send(TOPIC, value)
+        producer.flush()
+
+    return measured(count, work)
+
+
+def aiokafka(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`aiokafka.AIOKafkaProducer.send`."""
+    from aiokafka import AIOKafkaProducer
+
+    count //= 4
+
+    async def main() -> Figures:
+        producer = AIOKafkaProducer(bootstrap_servers=servers, acks="all", linger_ms=5, max_batch_size=batch)
+        await producer.start()
+        await producer.send_and_wait(TOPIC, value)
+        cpu, began = time.process_time(), time.perf_counter()
+        for _ in range(count):
+            await producer.send(TOPIC, value)
+        await producer.flush()
+        seconds = time.perf_counter() - began
+        await producer.stop()
+        return {"records_s": count / seconds, "cpu_us": 1e6 * (time.process_time() - cpu) / count}
+
+    return asyncio.run(main())
+
+
+def kalda_round_trip(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`send(...).result()`, without linger."""
+    from kalda import Producer
+
+    with Producer(bootstrap_servers=servers, linger_ms=0) as producer:
+        return percentiles(count // 200, lambda: producer.send(TOPIC, value, partition=0).result())
+
+
+def confluent_round_trip(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """`produce` and `flush`, without linger."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+
+    def trip() -> None:
+        producer.produce(TOPIC, value, partition=0)
+        producer.flush()
+
+    return percentiles(count // 200, trip)
+
+
+def kalda_first_record(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """From a fresh interpreter to the first acknowledgement."""
+    program = f"import kalda; kalda.Producer(bootstrap_servers={servers!r}, linger_ms=0).send({TOPIC!r}, b'v').result()"
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return {"first_ms": 1_000 * (time.perf_counter() - began)}
+
+
+WORKS: dict[str, Callable[[str, int, bytes, int], Figures]] = {
+    work.__name__: work
+    for work in (
+        confluent, kalda_send, kalda_send_batch, kafka_python, aiokafka, kalda_aio_send, confluent_round_trip,
+        kalda_round_trip, kalda_first_record,
+    )
+}  # fmt: skip
+
+
+def rounds(servers: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+    """The best figures of each client."""
+    best: dict[str, Figures] = {}
+    for _ in range(arguments.rounds):
+        for name in WORKS:
+            command = [sys.executable, __file__, "--work", name, "--servers", servers]
+            command += ["--count", str(arguments.count), "--size", str(arguments.size), "--batch", str(arguments.batch)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+            found: Figures = json.loads(run.stdout)
+            kept = best.setdefault(name, found)
+            for key, figure in found.items():
+                kept[key] = max(kept[key], figure) if key == "records_s" else min(kept[key], figure)
+    yield from best.items()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=16_384)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--work", choices=WORKS)
+    parser.add_argument("--servers")
+    arguments = parser.parse_args()
+    if arguments.work:
+        work = WORKS[arguments.work]
+        print(json.dumps(work(arguments.servers, arguments.count, b"x" * arguments.size, arguments.batch)))
+        return
+    from lone_node import LoneNode
+
+    with tempfile.TemporaryDirectory() as home, LoneNode(Path(home) / "node", {"num.partitions": PARTITIONS}) as node:
+        with contextlib.redirect_stdout(sys.stderr):
+            node.format()
+        node.start()
+        found = dict(rounds(node.address, arguments))
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    peer = found["confluent"]["records_s"]
+    for name, figures in found.items():
+        text = "  ".join(f"{key} {figure:,.2f}" for key, figure in figures.items())
+        print(f"{name:22} {text}" + (f"  {figures['records_s'] / peer:.2f}x" if "records_s" in figures else ""))
+
+
+if __name__ == "__main__":
+    main()
