@@ -69,6 +69,37 @@ def _offset_delete(count: int) -> Request:
     return offsets.OffsetDeleteRequest(group_id="g", topics=[_named(offsets.OffsetDeleteRequestTopic, asked)])
 
 
+def _transaction(count: int) -> Request:
+    added = transactions.AddPartitionsToTxnTopic(name=TOPIC, partitions=list(range(count)))
+    named = transactions.AddPartitionsToTxnTransaction(transactional_id="t", producer_id=1, topics=[added])
+    return transactions.AddPartitionsToTxnRequest(transactions=[named])
+
+
+def _markers(count: int) -> Request:
+    named = transactions.WritableTxnMarkerTopic(
+        name=TOPIC, partition_indexes=[index % PARTITIONS for index in range(count)]
+    )
+    marker = transactions.WritableTxnMarker(producer_id=1, transaction_result=True, topics=[named])
+    return transactions.WriteTxnMarkersRequest(markers=[marker])
+
+
+def _transactional_commit(count: int) -> Request:
+    asked = [
+        transactions.TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=1)
+        for index in range(count)
+    ]
+    return transactions.TxnOffsetCommitRequest(
+        transactional_id="t",
+        group_id="g",
+        producer_id=1,
+        topics=[_named(transactions.TxnOffsetCommitRequestTopic, asked)],
+    )
+
+
+def _describe_transactions(count: int) -> Request:
+    return transactions.DescribeTransactionsRequest(transactional_ids=[f"t-{n}" for n in range(count)])
+
+
 def _metadata(count: int) -> Request:
     asked = [metadata.MetadataRequestTopic(name=f"missing-{index}") for index in range(count)]
     return metadata.MetadataRequest(topics=asked, allow_auto_topic_creation=False)
@@ -184,6 +215,10 @@ WORST: Mapping[ApiKey, Make] = {
     ApiKey.OFFSET_COMMIT: _commit,
     ApiKey.OFFSET_FETCH: _offset_fetch,
     ApiKey.OFFSET_DELETE: _offset_delete,
+    ApiKey.ADD_PARTITIONS_TO_TXN: _transaction,
+    ApiKey.WRITE_TXN_MARKERS: _markers,
+    ApiKey.TXN_OFFSET_COMMIT: _transactional_commit,
+    ApiKey.DESCRIBE_TRANSACTIONS: _describe_transactions,
     ApiKey.METADATA: _metadata,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_partitions,
     ApiKey.DESCRIBE_PRODUCERS: _producers,

@@ -301,6 +301,7 @@ if os.fork() == 0:
         os._exit(0 if "parent" in str(error) else 1)
     os._exit(2)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     consumer.poll(None)

@@ -366,6 +366,7 @@ def test_ctrl_c_ends_a_wait(broker: Broker) -> None:
     broker.hold.clear()
     program = (
         "import kalda, os, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         f"p = kalda.Producer(bootstrap_servers='{broker.address}', linger_ms=0)\n"
         "f = p.send('t', b'v'); threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try: f.result(60)\n"

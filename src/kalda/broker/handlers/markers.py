@@ -82,7 +82,7 @@ class MarkerHandlers:
                     log = self._replicas.get(topic.name, index).log
                     log.check_online()
                 except ApiError as error:
-                    result.error_code, result.error_message = error.code, error.message or None
+                    result.error_code, result.error_message = error.code, message_of(error)
                     continue
                 ids = iter([state.producer_id for state in log.producer_states])
                 while batch := list(islice(ids, _PRODUCERS_A_STEP)):
