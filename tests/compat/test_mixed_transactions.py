@@ -147,9 +147,22 @@ def commit_offsets(producer: Producer, group: str, offset: int) -> None:
 
 def committed_offset(cluster: MixedCluster, group: str) -> int:
     consumer = Consumer({"bootstrap.servers": cluster.addresses, "group.id": group, "log_level": 0})
-    offset: int = consumer.committed([TopicPartition(TOPIC, 0)], WAIT_S)[0].offset
+    offsets: list[int] = []
+
+    def has_asked() -> bool:
+        """A node may not have applied its election yet: librdkafka leaves it to its caller to ask again."""
+        try:
+            found = consumer.committed([TopicPartition(TOPIC, 0)], WAIT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+                raise
+            return False
+        offsets.append(found[0].offset)
+        return True
+
+    wait_until(has_asked, "the coordinator answers")
     consumer.close()
-    return offset
+    return offsets[0]
 
 
 def settle_cluster(cluster: MixedCluster) -> None:

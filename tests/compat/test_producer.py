@@ -24,7 +24,7 @@ from kalda.client.core.transaction_errors import ProducerFencedError
 from kalda.client.delivery import DeliveryFuture
 
 pytestmark = pytest.mark.compat
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 def read(servers: str, topic: str, partitions: int, isolation: str = "read_uncommitted") -> list[list[bytes]]:

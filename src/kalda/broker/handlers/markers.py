@@ -82,7 +82,8 @@ class MarkerHandlers:
                     log = self._replicas.get(topic.name, index).log
                     log.check_online()
                 except ApiError as error:
-                    result.error_code, result.error_message = error.code, message_of(error)
+                    result.error_code = error.code
+                    result.error_message = message_of(error) or f"this broker has no log of {topic.name}-{index}"
                     continue
                 ids = iter([state.producer_id for state in log.producer_states])
                 while batch := list(islice(ids, _PRODUCERS_A_STEP)):
