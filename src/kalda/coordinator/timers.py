@@ -5,6 +5,10 @@ of its session timer. A later deadline does not change the heap. The handle hold
 heap entry is popped, it is pushed again with that. So a heartbeat sets one attribute, and the heap has about one entry
 a timer.
 
+The entries of timers that were disarmed stay, too, and hold what their callbacks refer to. Where they are more than
+half of the heap, it is made anew without them: members that join and leave cannot fill it for as long as their sessions
+would have lasted.
+
 Invariant: an armed timer has a heap entry at `_queued_ms`, which is not after its deadline.
 Timers due at one moment fire in the order in which their entries were pushed.
 """
@@ -13,6 +17,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+
+_FEW = 64
+"""So many entries without effect are left in the heap in any case."""
 
 
 class TimerTask:
@@ -31,24 +38,37 @@ class TimerTask:
 class CoordinatorTimer:
     """The heap. It has no clock: `fire(now_ms)` brings the time."""
 
-    __slots__ = ("_heap", "_pushed")
+    __slots__ = ("_heap", "_pushed", "_stale")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, TimerTask]] = []
         """(time, push number, timer), ordered by the first two."""
         self._pushed = 0
         """Counts pushes, so that entries of one time keep their order."""
+        self._stale = 0
+        """Entries without effect: of timers that are not armed, or superseded by an earlier one."""
 
     def arm(self, timer: TimerTask, deadline_ms: int) -> None:
         """Fire `timer` at `deadline_ms`; instead of at a deadline set before."""
-        timer.deadline_ms = deadline_ms
         queued_ms = timer._queued_ms
-        if queued_ms is None or deadline_ms < queued_ms:
+        if queued_ms is not None and timer.deadline_ms is None:
+            self._stale -= 1
+        timer.deadline_ms = deadline_ms
+        if queued_ms is None:
+            self._push(timer, deadline_ms)
+        elif deadline_ms < queued_ms:
+            self._stale += 1
             self._push(timer, deadline_ms)
 
     def disarm(self, timer: TimerTask) -> None:
         """Do not fire `timer` until it is armed again."""
+        if timer.deadline_ms is None:
+            return
         timer.deadline_ms = None
+        if timer._queued_ms is not None:
+            self._stale += 1
+            if self._stale > _FEW and 2 * self._stale > len(self._heap):
+                self._sweep()
 
     def next_deadline_ms(self) -> int | None:
         """When `fire` is due next: the first deadline, or an earlier time whose entry is stale."""
@@ -66,9 +86,11 @@ class CoordinatorTimer:
                 break  # the heap is empty where a callback has fired the others
             queued_ms, _, timer = heapq.heappop(self._heap)
             if timer._queued_ms != queued_ms:
+                self._stale -= 1
                 continue  # superseded by an entry for an earlier deadline
             timer._queued_ms = None
             if timer.deadline_ms is None:
+                self._stale -= 1
                 continue
             if timer.deadline_ms > now_ms:
                 self._push(timer, timer.deadline_ms)
@@ -82,3 +104,18 @@ class CoordinatorTimer:
         timer._queued_ms = deadline_ms
         self._pushed += 1
         heapq.heappush(self._heap, (deadline_ms, self._pushed, timer))
+
+    def _sweep(self) -> None:
+        """Make the heap anew from the entries that have an effect."""
+        kept = []
+        for entry in self._heap:
+            queued_ms, _, timer = entry
+            if timer._queued_ms == queued_ms:
+                if timer.deadline_ms is not None:
+                    kept.append(entry)
+                else:
+                    timer._queued_ms = None
+        heapq.heapify(kept)
+        self._heap = kept
+        # Of two entries of a timer for one time, the second has no effect.
+        self._stale = len(kept) - len({timer for _, _, timer in kept})

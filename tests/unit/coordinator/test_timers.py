@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from unittest.mock import patch
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,3 +86,45 @@ def test_a_timer_may_fire_the_others() -> None:
     timers.arm(TimerTask(lambda _: fired.append("second")), 10)
     timers.fire(10)
     assert fired == ["first", "second"]
+
+
+def test_disarmed_timers_do_not_stay_in_memory_until_their_deadline() -> None:
+    timers, fired = CoordinatorTimer(), []
+    kept = [TimerTask(fired.append) for _ in range(10)]
+    for number, timer in enumerate(kept):
+        timers.arm(timer, 100 + number)
+    callbacks: list[weakref.ref[Callable[[int], None]]] = []
+    for _ in range(1_000):
+        disarmed = TimerTask(lambda now_ms: fired.append(now_ms))
+        callbacks.append(weakref.ref(disarmed.callback))
+        timers.arm(disarmed, 1_800_000)
+        timers.disarm(disarmed)
+    assert sum(each() is not None for each in callbacks) <= 128
+    for now_ms in range(100, 110):
+        timers.fire(now_ms)
+    assert fired == list(range(100, 110))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 50))), max_size=60), st.integers(0, 50)
+)
+def test_a_heap_that_is_made_anew_fires_what_it_would_have_fired(
+    calls: list[tuple[int, int | None]], now_ms: int
+) -> None:
+    def fired_by(few: int) -> list[int]:
+        timers, fired = CoordinatorTimer(), []
+        handles = [TimerTask(lambda _, number=number: fired.append(number)) for number in range(6)]
+        with patch("kalda.coordinator.timers._FEW", few):
+            for number, deadline_ms in calls:
+                if deadline_ms is None:
+                    timers.disarm(handles[number])
+                else:
+                    timers.arm(handles[number], deadline_ms)
+            timers.fire(now_ms)
+            for later_ms in range(now_ms, 51):
+                timers.fire(later_ms)
+        assert timers.next_deadline_ms() is None
+        assert timers._stale == 0
+        return fired
+
+    assert sorted(fired_by(-1)) == sorted(fired_by(10**9))
