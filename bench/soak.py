@@ -5,7 +5,7 @@
 One turn makes a topic of four partitions, produces to it, lets a member join a group, read the topic and leave, opens
 and closes fifty connections, and deletes the topic. The groups have fifty names in turn; their offsets stay, as a
 broker keeps them for seven days. `--standing` leaves as many topics in place, spread over the run, so that the memory
-of a topic can be told from what is lost. Resident memory is printed each minute; at the end, how fast the second half
+of a topic is known. Resident memory is printed each minute; at the end, how fast the second half
 of the run has grown.
 """
 

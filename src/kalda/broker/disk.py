@@ -7,7 +7,7 @@ on reads there are plain: tmpfs has no device to wait for.
 A process can have so many descriptors only. Some are kept in reserve: when there is no other left, files that are small
 or not kept open (checkpoints, the quorum's state, directories) and the metadata log are still opened, with a warning.
 The files of partitions, which may be very many, do not get the reserve (`without_reserve`). Long before the reserve is
-needed, a callback says that many descriptors are in use, so that files which nobody uses can be closed.
+needed, a callback says that many descriptors are in use, so that files without reads and appends can be closed.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class Admin:
         return await self._call("describing the cluster", cluster_plans.describe_cluster(fenced=fenced), timeout)
 
     async def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
-        """Remove a broker that is gone for good."""
+        """Unregister a broker that was removed from the cluster for good."""
         return await self._call("unregistering a broker", cluster_plans.unregister_broker(broker_id), timeout)
 
     async def describe_log_dirs(

@@ -2,7 +2,7 @@
 
 It serves no clients of the log. Bounded: the size of a request, the time in which it must arrive and its answer must be
 read, and how many connections there are. An answer is made and sent piece by piece, with turns of the event loop in
-between, so that a long one delays nobody.
+between, so that a long one delays no other request.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class Connections:
         return actions
 
     def run(self, now_ms: int) -> None:
-        """Close connections whose requests are overdue, that are not made in time, or that nobody uses."""
+        """Close connections whose requests are overdue, that are not made in time, or that are idle."""
         if now_ms == self._ran_at_ms:
             return
         self._ran_at_ms = now_ms

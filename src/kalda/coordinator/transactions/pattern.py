@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import NoReturn
 
 MAX_PROGRAM = 1_000
-"""Nodes of a program. RE2 takes larger ones; a longer pattern of ids helps nobody."""
+"""Nodes of a program. RE2 takes larger ones; longer patterns of ids have no use."""
 MAX_REPEAT = 1_000
 """The highest count in braces, as in RE2."""
 _MAX_DEPTH = 50

@@ -67,7 +67,7 @@ class Markers(Protocol):
 
 
 class ProducerIdSource(Protocol):
-    """Gives out producer ids that nobody has had."""
+    """Gives out producer ids that no producer has had."""
 
     def take(self) -> int | Pending[int]:
         """A producer id, or a pending one. Raises `ApiError`, or fails with one."""
