@@ -358,6 +358,18 @@ def test_where_no_broker_is_usable_the_bootstrap_servers_are() -> None:
     assert world.delivered == [(b"v", None)]
 
 
+def test_a_leader_that_stays_unreachable_is_asked_for_again_until_another_is_elected() -> None:
+    """The first response behind the failure still names the old leader: later ones have to be requested as well."""
+    world = ready_world()
+    world.down = {0}
+    world.cut(0)
+    world.send(b"v", 0)
+    world.run(2_000)
+    world.partitions[0].leader, world.partitions[0].epoch = 1, 1
+    world.run(2_000)
+    assert world.delivered == [(b"v", None)]
+
+
 def test_a_cluster_that_refuses_metadata_says_why_until_it_does_not() -> None:
     world = ready_world()
     metadata = world.core.metadata

@@ -148,6 +148,9 @@ class Connections:
         """Called with the epoch and the levels of the finalized features that a node has answered with."""
         self.on_refused: Callable[[ApiError], None] = _nothing
         """Called with an error that no retry mends: the node does not speak Kafka's protocol as a broker does."""
+        self.on_unreachable: Callable[[], None] = _do_nothing
+        """Called where a broker cannot be connected to, or a connection to it broke or had no response in time: what is
+        cached of the cluster may be wrong."""
 
     # -- for the client's machines
 
@@ -288,12 +291,12 @@ class Connections:
                 continue
             if peer.state is State.CONNECTING:
                 if now_ms >= peer.setup_deadline_ms:
-                    self._give_up(peer, disconnected(f"no connection to {peer.address} in time"), now_ms)
+                    self._give_up(peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True)
             elif peer.in_flight:
                 if now_ms >= peer.in_flight[0].deadline_ms:
                     overdue = peer.in_flight[0]
                     log.info("node %d: no response to %s in time: reconnecting", peer.node_id, overdue.call)
-                    self._give_up(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms)
+                    self._give_up(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms, lost=True)
             elif 0 <= self._config.max_idle_ms <= now_ms - peer.last_used_ms:
                 self._forget(peer)
 
@@ -434,6 +437,8 @@ class Connections:
         peer.failures += 1
         peer.retry_at_ms = now_ms + self._config.backoff.pause_ms(peer.failures)
         in_flight = self._forget(peer)
+        if lost and peer.node_id >= 0:
+            self.on_unreachable()
         for index, each in enumerate(in_flight):
             each.on_done(
                 None,
@@ -454,6 +459,10 @@ class Connections:
 
 
 def _nothing(_error: ApiError) -> None:
+    return None
+
+
+def _do_nothing() -> None:
     return None
 
 

@@ -51,6 +51,7 @@ class ProducerCore:
         self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         self.metadata = _metadata(config, retry)
         self.connections = Connections(_connection_config(config, client_id, software_version, random))
+        self.connections.on_unreachable = self.metadata.request_update
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
         self.accumulator = Accumulator(
             _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
