@@ -13,11 +13,12 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
+- `tls.py`: certificates for trying out TLS
 - `dump_log.py`: the content of the files of a log directory
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells
-- `session.py`: the options for the cluster's address and the timeout
+- `session.py`: the options for the cluster's address, TLS, SASL and the timeout
 - `failures.py`: one line on stderr and an exit code
 - `output.py`, `formats.py`, `times.py`: tables, JSON and progress; records; times and durations
 """
