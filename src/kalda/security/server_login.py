@@ -243,7 +243,7 @@ def _out_of_place(header: RequestHeader) -> list[Buffer]:
     if header.api_key == ApiKey.SASL_HANDSHAKE:
         return encode_response(header.correlation_id, SaslHandshakeResponse(error_code=code), header.api_version)
     if header.api_key == ApiKey.API_VERSIONS:
-        return encode_response(header.correlation_id, ApiVersionsResponse(error_code=code), 0)
+        return encode_response(header.correlation_id, ApiVersionsResponse(error_code=code), header.api_version)
     return []
 
 
