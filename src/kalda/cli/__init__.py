@@ -14,6 +14,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py`, `consume.py`: lines to records, and records to lines
 - `dump_log.py`: the content of the files of a log directory
+- `pipeline.py`: pipelines between topics and tables, on Spark
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells

@@ -15,6 +15,10 @@ Keys and values are columns of bytes, which queries decode. Streaming queries ar
 - `filters`: conditions of a query that reduce what is read
 - `planning`: options and filters to ranges of offsets, and ranges to tasks
 - `source`: the classes that Spark calls
+- `segments`: the format `kalda-segments`, which reads log directories from disk without a node
+- `segment_files`, `segment_batches`: log directories to pieces of segments; their good batches, and damage
+- `segment_columns`, `segment_views`: records as Arrow columns; batches, markers and internal topics as rows
+- `segment_isolation`: aborted and open transactions of a partition's directory
 """
 
 from __future__ import annotations
