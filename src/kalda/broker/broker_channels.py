@@ -53,11 +53,13 @@ class BrokerChannels:
         cache: MetadataCache,
         random: Callable[[], float],
         route: Callable[[str, int], tuple[str, int]],
+        client_id: str = "",
     ) -> None:
-        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>`. `route`: of the `Host`."""
+        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>` where none is given. `route`:
+        of the `Host`."""
         self._route = route
         self.name = f"channels for {name}"
-        self._client_id = f"broker-{config.node_id}-{name}"
+        self._client_id = client_id or f"broker-{config.node_id}-{name}"
         self._listener = config.inter_broker_listener_name
         self._timeout_ms: int = config["request.timeout.ms"]
         self._connect_timeout_ms: int = config["socket.connection.setup.timeout.ms"]

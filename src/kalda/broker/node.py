@@ -339,8 +339,13 @@ class Node:
             from kalda.broker.metrics_listener import MetricsListener
 
             assert self._quotas is not None
+            broker = self._broker
             self.metrics_listener = MetricsListener(
-                self.config.node_id, self.sensors, self._quotas.managers, self._clock
+                self.config.node_id,
+                self.sensors,
+                self._quotas.managers,
+                self._clock,
+                lambda: None if broker is None else broker.services.client_metrics.series,
             )
             await self.metrics_listener.open(address)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from kalda.base.configs.definition import BOOLEAN, INT, LONG, STRING, AtLeast, Key, OneOf
+from kalda.base.configs.definition import BOOLEAN, INT, LIST, LONG, STRING, AtLeast, Items, Key, OneOf
 
 KALDA_KEYS = (
+    Key("kalda.client.metrics.format", STRING, "json", OneOf("json", "protobuf")),
+    Key("kalda.client.metrics.plugins", LIST, (), Items()),
     Key("kalda.corrupt.records.retention.bytes", LONG, 1_073_741_824, AtLeast(0)),
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
     Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),

@@ -27,7 +27,6 @@ And:
 - `partitioner`: the partition of a key
 - `assignors`: which member of a group gets which partitions
 - `sticky`: the sticky assignors
-- `java_order`: the order of Java's hash tables, by which Kafka's sticky assignors break ties
 - `consumer`: a whole consumer, without its sockets, threads and clock
 - `subscription`: what a consumer reads, and where it is in each partition
 - `fetching`: records fetched ahead, and handed out in order
