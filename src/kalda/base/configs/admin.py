@@ -47,9 +47,6 @@ def admin_config(given: Mapping[str, object] | None, keywords: Mapping[str, obje
         raise InvalidConfig("bootstrap.controllers is not supported; give bootstrap.servers")
     if not at["bootstrap.servers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    protocol = at["security.protocol"].upper()
-    if protocol.startswith("SASL"):
-        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
     return AdminConfig(
         bootstrap_servers=at["bootstrap.servers"],
         client_id=at["client.id"],
