@@ -83,6 +83,18 @@ def test_without_a_policy_a_missing_offset_is_raised() -> None:
     assert drain(member, 1) == [b"a"]
 
 
+def test_a_seek_after_the_assignment_mends_a_missing_offset() -> None:
+    """The I/O thread may look for an offset between the two calls."""
+    cluster = cluster_of()
+    cluster.append("t", 0, b"a")
+    member = Member(cluster, **{"auto.offset.reset": "none"}).assign(T0)
+    cluster.run(1_000)
+    assert member.core.has_error
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(0))
+    assert not member.core.has_error
+    assert drain(member, 1) == [b"a"]
+
+
 def test_an_offset_out_of_range_is_reset_or_raised() -> None:
     cluster = cluster_of()
     cluster.append("t", 0, *numbered(5))
