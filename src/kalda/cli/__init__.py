@@ -16,6 +16,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `produce.py` over `record_input.py`: lines, JSON and files to records
 - `consume.py` over `places.py`: records to lines, between two places of a log
 - `dump_log.py`: the content of the files of a log directory
+- `pipeline.py`: pipelines between topics and tables, on Spark
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells

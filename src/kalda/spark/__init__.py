@@ -27,6 +27,13 @@ Writing:
 - `exactly_once`: transactions of tasks, ended by the driver
 - `sink`: the classes that Spark calls to write
 
+Log directories:
+
+- `segments`: the format `kalda-segments`, which reads log directories from disk without a node
+- `segment_files`, `segment_batches`: log directories to pieces of segments; their good batches, and damage
+- `segment_columns`, `segment_views`: records as Arrow columns; batches, markers and internal topics as rows
+- `segment_isolation`: aborted and open transactions of a partition's directory
+
 And:
 
 - `cluster`: what planners and drivers request of a cluster
