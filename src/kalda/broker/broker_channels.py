@@ -56,8 +56,8 @@ class BrokerChannels:
         cache: MetadataCache,
         random: Callable[[], float],
         route: Callable[[str, int], tuple[str, int]],
-        client_id: str = "",
         security: ClientSecurity | None = None,
+        client_id: str = "",
     ) -> None:
         """`name` is that of the purpose; requests have the client id `broker-<id>-<name>` where none is given. `route`:
         of the `Host`. `security`: None for plain text."""

@@ -1,5 +1,4 @@
-"""Who sends a request, and what they may do: TLS identities, SASL mechanisms, principals; the decisions of an authorizer
-over the access control entries of the metadata.
+"""Who sends a request, and what they may do: TLS identities, SASL mechanisms, principals; access control entries.
 
 Pure: bytes and values in, bytes and values out. It opens no socket and no file, and holds no `ssl` object; the time and
 random bytes are arguments. Sockets are in `network`, files and the metadata image in `broker` and `client`. It depends

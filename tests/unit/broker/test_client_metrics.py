@@ -20,7 +20,7 @@ from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.records.compression import Compression, compress
 from kalda.telemetry.client_records import Source
