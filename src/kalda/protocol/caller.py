@@ -102,9 +102,7 @@ class Caller:
         """Whether the caller has authenticated in a way that allows delegation tokens to be requested."""
         return True
 
-    def allows(
-        self, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
-    ) -> bool:
+    def allows(self, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True) -> bool:
         """Whether this caller may do `operation` on that resource."""
         return self.authorizer is None or self.authorizer.allows(self, operation, resource, name, logs_denial)
 

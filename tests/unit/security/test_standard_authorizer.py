@@ -78,9 +78,7 @@ def naive(acls: list[StandardAcl], principal: str, host: str, operation: int, re
         acl
         for acl in acls
         if acl.resource_type == resource
-        and (
-            name.startswith(acl.resource_name) if acl.pattern_type == PREFIXED else acl.resource_name in (name, "*")
-        )
+        and (name.startswith(acl.resource_name) if acl.pattern_type == PREFIXED else acl.resource_name in (name, "*"))
     ]
     mine = [acl for acl in applying if acl.principal in (principal, "User:*") and acl.host in ("*", host)]
     if any(acl.permission_type == DENY and acl.operation in (2, operation) for acl in mine):
@@ -106,7 +104,9 @@ ENTRIES = st.builds(
 def test_decides_as_a_naive_model_while_entries_come_and_go(changes: list[tuple[int, StandardAcl | None]]) -> None:
     authorizer = StandardAuthorizer()
     entries: dict[bytes, StandardAcl] = {}
-    questions = list(product(("User:alice", "User:bob"), ("10.0.0.1", "10.0.0.2"), (3, 8, 10), (2, 3), ("a", "abx", "aé")))
+    questions = list(
+        product(("User:alice", "User:bob"), ("10.0.0.1", "10.0.0.2"), (3, 8, 10), (2, 3), ("a", "abx", "aé"))
+    )
     for offset, (number, acl) in enumerate(changes):
         authorizer.apply({acl_id(number): acl}, offset)
         if acl is None:
