@@ -125,3 +125,26 @@ class ToySource:
                 )
                 return Batch(partition, start, end, records, cluster.clock(), cluster.clock())
         return None
+
+
+class ToyMember:
+    """A member of a group: all input of a partition from the group's offset on."""
+
+    def __init__(self, cluster: ToyCluster, partitions: Sequence[TopicPartition]) -> None:
+        self._source = ToySource(cluster, partitions)
+        self._committed = self._source.rewind()
+        self.rewinds = 0
+
+    def poll(self) -> tuple[list[Batch], GroupMember]:
+        batch = self._source.poll()
+        return ([batch] if batch is not None and batch.records else []), GroupMember(1, "member")
+
+    def rewind(self) -> None:
+        self.rewinds += 1
+        self._committed = self._source.rewind()
+
+    def committed(self, partition: TopicPartition) -> int:
+        return self._committed[partition]
+
+    def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
+        self._committed |= ends
