@@ -136,7 +136,7 @@ def verify(
 
 def _replicas(bootstrap_server: str) -> int:
     """Three, or as many as there are brokers."""
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
     try:
         with ClusterClient(bootstrap_server, client_id="kalda-verify") as cluster:

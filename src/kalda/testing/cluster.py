@@ -20,7 +20,7 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.testing import layout
 from kalda.testing.network import Network
 

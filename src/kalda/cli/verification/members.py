@@ -11,13 +11,17 @@ from dataclasses import replace
 from random import Random
 from typing import Protocol
 
+from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Batch
+from kalda.cli.verification.observers import seen
 from kalda.cli.verification.recording import now_us
 from kalda.cli.verification.writers import Ledger
+from kalda.client.config_files import keys_of
 from kalda.client.consumer import Consumer
-from kalda.client.core.transaction_manager import GroupMember
-from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, Seen, Transaction
+from kalda.client.core.commits import GroupMetadata
+from kalda.records.consuming import Record
+from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, Transaction
 
 _POLL_S = 0.2
 _MAX_RECORDS = 20
@@ -29,7 +33,7 @@ _ABORTS = 0.1
 class Source(Protocol):
     """A member of a group that reads committed records."""
 
-    def poll(self) -> tuple[list[Batch], GroupMember]:
+    def poll(self) -> tuple[list[Batch], GroupMetadata]:
         """What has come, where anything has; the batches of a partition follow each other, from the group's committed
         offset on. Raises `ApiError`."""
         ...
@@ -50,10 +54,11 @@ class Source(Protocol):
 class MemberSource:
     """`Source` over the client's own consumer. It leaves the group by `close`."""
 
-    def __init__(self, bootstrap: str, group: str, topics: Collection[str]) -> None:
+    def __init__(self, config: Mapping[str, object], group: str, topics: Collection[str]) -> None:
+        """`config` is that of a client of the cluster."""
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap,
+                **keys_of(CONSUMER, config),
                 "group.id": group,
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
@@ -77,22 +82,20 @@ class MemberSource:
     def assigned(self) -> frozenset[TopicPartition]:
         return self._consumer.assignment()
 
-    def poll(self) -> tuple[list[Batch], GroupMember]:
+    def poll(self) -> tuple[list[Batch], GroupMetadata]:
         begun_us = now_us()
         records = self._consumer.poll(_POLL_S, _MAX_RECORDS)
-        metadata = self._consumer.group_metadata()
-        member = GroupMember(metadata.generation_id, metadata.member_id, metadata.group_instance_id)
-        found: dict[TopicPartition, list[Seen]] = {}
+        member = self._consumer.group_metadata()
+        found: dict[TopicPartition, list[Record]] = {}
         for record in records:
-            value = bytes(record.value or b"").decode("utf-8", "replace")
-            found.setdefault(TopicPartition(record.topic, record.partition), []).append(Seen(record.offset, value))
+            found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
         batches = []
-        for partition, seen in found.items():
+        for partition, read in found.items():
             start = self._positions.get(partition, -1)
             if start < 0:
                 start = self.committed(partition)
-            end = self._positions[partition] = seen[-1].offset + 1
-            batches.append(Batch(partition, start, end, tuple(seen), begun_us, now_us()))
+            end = self._positions[partition] = read[-1].offset + 1
+            batches.append(Batch(partition, start, end, seen(read), begun_us, now_us()))
         return batches, member
 
     def committed(self, partition: TopicPartition) -> int:

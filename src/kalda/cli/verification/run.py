@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 
+from kalda.base.configs.producer import PRODUCER
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
@@ -17,11 +18,12 @@ from kalda.cli.verification.observers import CommittedReader, GroupSource, read_
 from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
 from kalda.cli.verification.settling import final_logs, final_offsets, has_records, wait_until_stable
+from kalda.cli.verification.transactional import TransactionalProducer
 from kalda.cli.verification.writers import Ledger, Writer
 from kalda.client.admin.groups import committed_offsets
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.transactions import TransactionalProducer
+from kalda.client.cluster import ClusterClient
+from kalda.client.config_files import keys_of
 from kalda.verify.history import Operation, Settings
 from kalda.verify.history_file import FIRST_LINE
 
@@ -106,9 +108,10 @@ class Clients:
     def _ledger(self, cluster: ClusterClient, name: str, incarnation: int, recorder: Recorder) -> Ledger:
         """With a producer that has fenced the incarnations before. Raises `ApiError`."""
         producer = TransactionalProducer(
-            cluster,
+            keys_of(PRODUCER, cluster.config),
             f"{self._plan.name}-{name}",
             transaction_timeout_ms=self._plan.transaction_timeout_ms,
+            timeout_ms=_CLIENT_TIMEOUT_MS,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
         )
         producer.init()
@@ -147,7 +150,7 @@ class Clients:
         own = f"{name}+{incarnation}"
         with Recorder(self._directory, own) as recorder, self._cluster(own) as cluster:
             ledger = self._ledger(cluster, own, 0, recorder)
-            source = MemberSource(plan.bootstrap, plan.member_group, sorted({each.topic for each in plan.inputs}))
+            source = MemberSource(cluster.config, plan.member_group, sorted({each.topic for each in plan.inputs}))
             loop = MemberLoop(ledger, source, recorder.add, rng, plan.member_group, plan.member_outputs)
             ready.set()
             while self._shared.phase < Phase.STOP:
@@ -171,7 +174,7 @@ class Clients:
     def read(self, name: str, incarnation: int, ready: Ready) -> None:
         starts = dict.fromkeys([*self._plan.inputs, *self._plan.all_outputs], 0)
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
-            reader = CommittedReader(cluster, starts)
+            reader = CommittedReader(cluster.config, starts)
             while self._shared.phase < Phase.STOP:
                 batch = reader.poll()
                 if batch is not None:
