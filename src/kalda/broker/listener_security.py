@@ -32,6 +32,8 @@ from kalda.security.server_login import Answer, Ask, Authenticated, Failed, Logi
 
 log = logging.getLogger("kalda.authentication")
 
+_LINGER_MS = 100
+"""Between the answer to a failed login and the end of the connection."""
 _MIN_REAUTHENTICATION_MS = 1_000
 """A re-authentication that begins sooner after the last login is refused, as in Kafka."""
 
@@ -118,6 +120,8 @@ class PeerSession:
         """None once the connection is authenticated."""
         self._expires_at_ms: int | None = None
         """When the session ends, by the server's monotonic clock; None: never."""
+        self._has_failed = False
+        """Whether a login has failed: the connection is closed soon."""
         self._began_ms = -_MIN_REAUTHENTICATION_MS
         """When the last login began."""
 
@@ -179,6 +183,8 @@ class PeerSession:
 
     def _on_frame(self, connection: Connection, frame: memoryview) -> NetworkAnswer:
         assert self._login is not None
+        if self._has_failed:
+            return None
         return self._react(self._login.on_frame(frame), frame)
 
     def renew(self, frame: memoryview) -> list[Buffer] | Pending[list[Buffer]] | None:
@@ -256,14 +262,20 @@ class PeerSession:
         return handler(connection, frame)
 
     def _fail(self, why: str, buffers: list[Buffer]) -> Pending[list[Buffer]]:
-        """Answer, then close, after the delay that slows down guessing."""
+        """Answer after the delay that slows down guessing, then close. Some clients drop an answer that comes together
+        with the end of the connection, so that comes a little later."""
         self.report(why)
+        self._has_failed = True
         answer: Pending[list[Buffer]] = Pending()
         connection = self._connection
 
         def end() -> None:
-            if not connection.closed:
-                answer.complete(buffers)
+            if connection.closed:
+                return
+            answer.complete(buffers)
+            if buffers:
+                self._listener.call_later_ms(_LINGER_MS, connection.close)
+            else:
                 connection.close()
 
         connection.answer_alone()

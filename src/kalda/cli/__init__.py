@@ -15,6 +15,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py` over `record_input.py`: lines, JSON and files to records
 - `consume.py` over `places.py`: records to lines, between two places of a log
+- `tls.py`: certificates for trying out TLS
 - `dump_log.py`: the content of the files of a log directory
 - `pipeline.py`: pipelines between topics and tables, on Spark
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history

@@ -45,6 +45,7 @@ NOUNS = {
     "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
     "dump-log": _Noun("dump_log", "dump_log", "Show what is in segments, indexes, snapshots, checkpoints."),
     "pipeline": _Noun("pipeline", "pipeline", "Load, derive, snapshot and replay topics with Spark."),
+    "tls": _Noun("tls", "tls", "Make certificates for trying out TLS."),
     "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
