@@ -57,13 +57,14 @@ class BrokerChannels:
         random: Callable[[], float],
         route: Callable[[str, int], tuple[str, int]],
         security: ClientSecurity | None = None,
+        client_id: str = "",
     ) -> None:
-        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>`. `route`: of the `Host`.
-        `security`: None for plain text."""
+        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>` where none is given. `route`:
+        of the `Host`. `security`: None for plain text."""
         self._security = security
         self._route = route
         self.name = f"channels for {name}"
-        self._client_id = f"broker-{config.node_id}-{name}"
+        self._client_id = client_id or f"broker-{config.node_id}-{name}"
         self._listener = config.inter_broker_listener_name
         self._timeout_ms: int = config["request.timeout.ms"]
         self._connect_timeout_ms: int = config["socket.connection.setup.timeout.ms"]

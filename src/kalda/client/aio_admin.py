@@ -207,7 +207,11 @@ class Admin:
 
     async def describe_cluster(self, *, fenced: bool = False, timeout: float | None = None) -> ClusterDescription:
         """The cluster's brokers, with `fenced` those that are not in service too."""
-        return await self._call("describing the cluster", cluster_plans.describe_cluster(fenced=fenced), timeout)
+        return await self._call(
+            "describing the cluster",
+            cluster_plans.describe_cluster(fenced=fenced, of_controllers=bool(self._config.bootstrap_controllers)),
+            timeout,
+        )
 
     async def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
         """Unregister a broker that was removed from the cluster for good."""

@@ -152,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         "responses",
         "security_protocol",
         "session",
+        "token_authenticated",
     )
 
     def __init__(self, listener: Listener, connection_id: int) -> None:
@@ -161,6 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.peer_port = 0
         self.principal = ANONYMOUS
+        self.token_authenticated = False
+        """Whether the peer has authenticated with a delegation token (KIP-48)."""
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
         self.session: object | None = None

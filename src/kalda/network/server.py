@@ -78,7 +78,8 @@ class Listener:
         self.host = ""
         self.port = 0
         self._server = server
-        self._on_close = on_close
+        self.on_close = on_close
+        """Called with each admitted connection that has ended."""
         self._loop = server.loop
         self._sockets: asyncio.Server | None = None
         self.call_soon = server.loop.call_soon
@@ -160,8 +161,8 @@ class Listener:
     def disconnected(self, connection: Connection) -> None:
         """A connection has ended."""
         self._server.disconnected(connection)
-        if self._on_close is not None and connection.admitted:
-            self._on_close(connection)
+        if self.on_close is not None and connection.admitted:
+            self.on_close(connection)
 
     def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back once on the loop, not before `delay_ms` have passed."""

@@ -20,7 +20,7 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.testing import layout
 from kalda.testing.network import Network
 
@@ -180,11 +180,7 @@ class Cluster:
         return {"bootstrap.servers": self.bootstrap_servers, **more}
 
     def _client(self) -> ClusterClient:
-        if self._security is None:
-            return ClusterClient(self.bootstrap_servers)
-        from kalda.network.client_security import ClientSecurity
-
-        return ClusterClient(self.bootstrap_servers, security=ClientSecurity.of(self._security.client_properties()))
+        return ClusterClient(self.bootstrap_servers, config=self.client_config())
 
     def create_topic(
         self,

@@ -15,6 +15,7 @@ from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.handlers.telemetry import TelemetryHandlers
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.rows import Row, joined
 from kalda.protocol.apis import Listener
@@ -32,6 +33,7 @@ def rows_of_brokers() -> list[Row]:
         ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
         DescribeHandlers(Mock()).rows(),
         MarkerHandlers(Mock(), Mock()).rows(),
+        TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock()).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),

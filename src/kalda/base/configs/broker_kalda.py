@@ -6,6 +6,8 @@ from kalda.base.configs.definition import BOOLEAN, INT, LIST, LONG, STRING, AtLe
 
 KALDA_KEYS = (
     Key("kalda.authentication.timeout.ms", INT, 30_000, AtLeast(1)),
+    Key("kalda.client.metrics.format", STRING, "json", OneOf("json", "protobuf")),
+    Key("kalda.client.metrics.plugins", LIST, (), Items()),
     Key("kalda.corrupt.records.retention.bytes", LONG, 1_073_741_824, AtLeast(0)),
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
     Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),

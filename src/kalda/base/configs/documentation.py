@@ -86,6 +86,14 @@ BROKER: dict[str, str] = {
         "those that are not compressed, or none. A batch whose header is wrong about its records stops consumers and "
         "the cleaner; Apache Kafka checks all."
     ),
+    "kalda.client.metrics.format": (
+        "Form of the records of __client_metrics, one for each data point that a client pushes: json, or protobuf for "
+        "an OTLP MetricsData with that one data point."
+    ),
+    "kalda.client.metrics.plugins": (
+        "Python classes that receive what clients push, as package.module:Class, each on a thread of its own; see "
+        "kalda.broker.client_metrics_plugins."
+    ),
     "kalda.corrupt.records.retention.bytes": (
         "Of the bytes that recovery cuts off damaged logs, so many are kept in each log directory, in files that end "
         "in .log.corrupt; the oldest are removed first. 0 keeps nothing."

@@ -21,7 +21,6 @@ _ASSERTION = "tokens are requested with a client id and a secret, or read from a
 _TOKENS = "delegation tokens are not created here"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
-_TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
 _PURGATORY = "a request that no longer waits is removed at once"
 _CLEANER = "compaction reads and writes with buffers of fixed size, and fills its map of keys up to nine tenths"
@@ -68,7 +67,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "share.fetch.",
     ),
     _METRICS: ("kafka.metrics.", "metric.reporters", "metrics."),
-    _TELEMETRY: ("telemetry.max.bytes",),
     _ONE_THREAD: (
         "group.coordinator.background.threads",
         "group.coordinator.threads",

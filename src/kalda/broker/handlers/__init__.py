@@ -12,6 +12,7 @@ functions that make the response to a request which failed as a whole.
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `markers`: WriteTxnMarkers, DescribeProducers
 - `describe`: client quotas, SCRAM credentials
+- `telemetry`: GetTelemetrySubscriptions, PushTelemetry
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `transactions`: InitProducerId, and the other APIs of the transaction coordinator
 - `sasl`: SaslHandshake, SaslAuthenticate on connections that are authenticated already
