@@ -14,6 +14,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py` over `record_input.py`: lines, JSON and files to records
 - `consume.py` over `places.py`: records to lines, between two places of a log
+- `perf.py`: rates and latencies, as Kafka's perf tools print them
 - `dump_log.py`: the content of the files of a log directory
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
