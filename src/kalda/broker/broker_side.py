@@ -35,6 +35,7 @@ from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
@@ -61,6 +62,7 @@ class BrokerSide:
         heartbeats: ControllerChannel,
         sensors: Sensors,
         quotas: NodeQuotas,
+        authorizer: Authorizer | None,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
@@ -110,6 +112,7 @@ class BrokerSide:
             dynamic_configs=configs,
             sensors=sensors,
             quotas=quotas,
+            authorizer=authorizer,
             opening=OpeningPartitions(timers),
             faults=PublishingFaults(),
             on_fatal=on_fatal,

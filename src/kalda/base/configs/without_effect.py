@@ -27,7 +27,6 @@ _CONNECTION = "every attempt to connect has the same timeout, socket.connection.
 _CONTROLLER_TIMEOUT = "a request to the controller has the timeout request.timeout.ms"
 _BUFFERS = "the operating system sizes the buffers of connections that this node opens"
 _LOADING = "coordinators load their topics a mebibyte at a time, and other requests are served in between"
-_EARLY = "controllers' listeners accept connections at once, and there is no authorizer to wait for"
 _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
@@ -37,7 +36,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _SECURITY: (
         "connection.failed.authentication.delay.ms",
         "connections.max.reauth.ms",
-        "delegation.token.",
         "principal.builder.class",
         "sasl.",
         "security.providers",
@@ -76,7 +74,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _CONTROLLER_TIMEOUT: ("controller.socket.timeout.ms",),
     _BUFFERS: ("replica.socket.receive.buffer.bytes",),
     _LOADING: ("offsets.load.buffer.size", "transaction.state.log.load.buffer.size"),
-    _EARLY: ("early.start.listeners",),
     _INTERNAL: (
         "internal.metadata.delete.delay.millis",
         "internal.metadata.max.batch.size.in.bytes",
