@@ -52,7 +52,7 @@ DelegationToken | left out |
 | RenewDelegationToken, ExpireDelegationToken | owner or renewer | DELEGATION_TOKEN_OWNER_MISMATCH |
 | Envelope, Fetch and all quorum APIs of controllers, BrokerRegistration, BrokerHeartbeat, ControllerRegistration, \
 AlterPartition, AllocateProducerIds, AssignReplicasToDirs | whole CLUSTER_ACTION Cluster | CLUSTER_… |
-| ApiVersions, SaslHandshake, SaslAuthenticate | none | |
+| ApiVersions, SaslHandshake, SaslAuthenticate, GetTelemetrySubscriptions, PushTelemetry | none | |
 
 `TOPIC_…` stands for TOPIC_AUTHORIZATION_FAILED, and so on. Authorized operations (KIP-430) are those of the caller; of
 the cluster none without DESCRIBE.

@@ -16,6 +16,7 @@ from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.handlers.telemetry import TelemetryHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.rows import Row, joined
@@ -35,6 +36,7 @@ def rows_of_brokers() -> list[Row]:
         DescribeHandlers(Mock()).rows(),
         [AclHandlers(Mock()).row()],
         MarkerHandlers(Mock(), Mock()).rows(),
+        TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock()).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),

@@ -14,8 +14,10 @@ functions that make the response to a request which failed as a whole.
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `markers`: WriteTxnMarkers, DescribeProducers
 - `describe`: client quotas, SCRAM credentials
+- `telemetry`: GetTelemetrySubscriptions, PushTelemetry
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `transactions`: InitProducerId, and the other APIs of the transaction coordinator
+- `sasl`: SaslHandshake, SaslAuthenticate on connections that are authenticated already
 - `forwarded`: what the active controller answers
 - `tokens`: delegation tokens
 - `shared`: failures of APIs that both kinds of listener serve

@@ -93,6 +93,8 @@ class ConnectionConfig(NamedTuple):
     setup_timeout_ms: int = 10_000
     setup_timeout_max_ms: int = 30_000
     max_idle_ms: int = 540_000
+    required_api: int = ApiKey.METADATA
+    """A node that does not support this API is not of the kind that the client connects to."""
 
 
 class _InFlight:
@@ -141,9 +143,14 @@ class Connections:
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
+        self.was_connected = False
+        """A node has answered at least once: the bootstrap addresses are right."""
         self.last_failure = "no connection was made yet"
         """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
         self._actions: list[Action] = []
+        self._has_written = False
+        """A request without a response has been written since the last `run`: there is room for the next one, and no
+        event of a socket will follow."""
         self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
         """Called with the epoch and the levels of the finalized features that a node has answered with."""
         self.on_refused: Callable[[ApiError], None] = _nothing
@@ -268,6 +275,11 @@ class Connections:
                 self._give_up(peer, disconnected("the client is closed"), now_ms)
 
     @property
+    def made(self) -> int:
+        """How many connections were begun so far."""
+        return self._last_connection_id
+
+    @property
     def in_flight(self) -> int:
         """Requests without a response."""
         return sum(len(peer.in_flight) for peer in self._peers.values())
@@ -283,6 +295,7 @@ class Connections:
 
     def run(self, now_ms: int) -> None:
         """Close connections whose requests are overdue, that are not made in time, or that are idle."""
+        self._has_written = False
         if now_ms == self._ran_at_ms:
             return
         self._ran_at_ms = now_ms
@@ -302,6 +315,8 @@ class Connections:
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` has something to do."""
+        if self._has_written:
+            return now_ms
         times = []
         for peer in self._peers.values():
             if peer.state is State.CONNECTING:
@@ -338,6 +353,7 @@ class Connections:
         """All that `Write` named has been written: requests without a response are done."""
         peer = self._by_connection.get(connection_id)
         while peer is not None and peer.in_flight and not peer.in_flight[0].expects_response:
+            self._has_written = True
             peer.in_flight.popleft().on_done(None, None)
 
     def on_frame(self, connection_id: int, frame: memoryview, now_ms: int) -> None:
@@ -418,13 +434,14 @@ class Connections:
         if error is not None:
             return
         versions = peer_versions(answer)
-        if answer.error_code or ApiKey.METADATA not in versions:
+        if answer.error_code or self._config.required_api not in versions:
             why = f"{peer.address} answers no client; it may be a controller's listener"
             self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
             self._give_up(peer, disconnected(why), now_ms)
             return
         peer.versions = versions
         peer.state = State.READY
+        self.was_connected = True
         self.last_failure = ""
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
