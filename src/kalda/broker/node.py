@@ -42,7 +42,7 @@ from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
-from kalda.network.connection import Connection
+from kalda.network.connection import Connection, FrameHandler
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.messages.brokers import (
@@ -60,7 +60,9 @@ if TYPE_CHECKING:
     from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.metrics_listener import MetricsListener
     from kalda.broker.node_security import NodeSecurity
+    from kalda.broker.pipeline import RequestPipeline
     from kalda.broker.raft_driver import RaftDriver
+    from kalda.broker.request_metrics import RequestMetrics
     from kalda.network.client_security import ClientSecurity
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -128,6 +130,9 @@ class Node:
         """None without the controller role."""
 
         self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
+
+        self._request_metrics: RequestMetrics | None = None
         """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
@@ -236,8 +241,9 @@ class Node:
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
+            on_frame = self._measured(self._broker.services.pipeline)
             for endpoint in config.broker_listeners:
-                self._gates[endpoint.listener].open(self._broker.services.pipeline.on_frame)
+                self._gates[endpoint.listener].open(on_frame)
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
@@ -350,16 +356,27 @@ class Node:
             image.offset,
         )
 
+    def _measured(self, pipeline: RequestPipeline) -> FrameHandler:
+        """The pipeline's frame handler; with a metrics listener, one that measures each request."""
+        if not self.config["kalda.metrics.listener"]:
+            return pipeline.on_frame
+        if self._request_metrics is None:
+            from kalda.broker.request_metrics import RequestMetrics
+
+            self._request_metrics = metrics = RequestMetrics(self._host.busy_ns)
+            self.sensors.add_source(lambda: metrics.sensors(self._clock.mono_ms()))
+        return self._request_metrics.measured(pipeline)
+
     async def _open_metrics(self) -> None:
         """Add the gauges of the node, and serve its metrics where the configuration says so."""
         from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
 
         quorum = self._quorum
         assert quorum is not None
-        add_quorum_gauges(self.sensors, quorum)
+        add_quorum_gauges(self.sensors, quorum, self._clock)
         controller = quorum.controller
         if controller is not None:
-            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+            add_controller_gauges(self.sensors, controller, lambda: quorum.loader.image, quorum, self._clock)
         if self._broker is not None:
             lifecycle = self._broker.lifecycle
             self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
@@ -401,8 +418,9 @@ class Node:
         self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
+        on_frame = self._measured(pipeline)
         for name in self.config.controller_listener_names:
-            self._gates[name].open(pipeline.on_frame)
+            self._gates[name].open(on_frame)
         self._registration = self._controller_registration()
         quorum.loader.install_publishers([self._registration])
 

@@ -80,6 +80,11 @@ class Services:
             throttle=context.quotas.throttle,
         )
         context.quotas.add_pipeline(self.pipeline)
+        context.sensors.gauge(
+            "kafka.server:type=broker-metadata-metrics",
+            "metadata-apply-error-count",
+            read=lambda: context.faults.count,
+        )
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
             context.dynamic_configs, [module.on_config for module in self.modules], context.faults
