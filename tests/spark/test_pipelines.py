@@ -80,7 +80,7 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
             made.send("orders", bad if n % 10 == 0 else b'{"n": %d}' % n, b"k%d" % n, n % 2, headers=headers)
         made.send("orders", None, b"tombstone", 0)
     lake = Lake(tmp_path / "lake")
-    load(session, lake, LoadSettings(("orders",), options, value="json", schema="infer", rows_a_batch=120))
+    load(session, lake, LoadSettings(("orders",), options, value="json", schema="infer", rows_a_batch=160))
     assert lake.settings()["schema"] == "`n` bigint"  # type: ignore[index]
     rows = {(row.partition, row.offset): row for row in lake.frame(session).collect()}
     bad_rows = {(row.partition, row.offset): row for row in lake.frame(session, QUARANTINE).collect()}
@@ -153,14 +153,14 @@ def test_a_load_that_is_killed_continues_row_for_row(
 ) -> None:
     """SIGKILL at a moment within the load, for each round; then a load that runs to its end."""
     cluster.create_topic("killed", partitions=4)
-    rows = 40_000
+    rows = 12_000
     with producer(cluster, **{"linger.ms": 20}) as made:
         for n in range(rows):
             made.send("killed", b"value-%d" % n, b"%d" % (n % 97), n % 4)
     lake = Lake(tmp_path / "lake")
     command = [
         sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
-        "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "4000", "--no-compact",
+        "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "3000", "--no-compact",
         "--spark", "spark.master=local[2]",
     ]  # fmt: skip
     log = logged(cluster, "killed", 4)
