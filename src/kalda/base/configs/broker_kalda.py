@@ -11,6 +11,9 @@ KALDA_KEYS = (
     Key("kalda.dead.process.detection.enable", BOOLEAN, True),
     Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),
     Key("kalda.metrics.listener", STRING, ""),
+    Key("kalda.metrics.names", STRING, "prometheus", OneOf("prometheus", "jmx")),
+    Key("kalda.metrics.otlp.endpoint", STRING, ""),
+    Key("kalda.metrics.otlp.interval.ms", INT, 60_000, AtLeast(1_000)),
     Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
     Key("kalda.validate.records", STRING, "all", OneOf("all", "uncompressed", "none")),
 )
