@@ -318,8 +318,8 @@ group.initial.rebalance.delay.ms=0
 
     def start(self) -> float:
         """Format, start, create the topic. Returns the seconds from exec until the node answers."""
-        from kalda.client.admin.topics import NewTopic, create_topics
-        from kalda.client.cluster_client import ClusterClient
+        from kalda import Admin
+        from kalda.client.admin.topics import NewTopic
 
         kalda = [sys.executable, "-m", "kalda.cli.main"]
         new_id = subprocess.run([*kalda, "storage", "random-uuid"], check=True, capture_output=True, text=True)
@@ -333,8 +333,8 @@ group.initial.rebalance.delay.ms=0
                 raise DemoError(f"the node did not start:\n{self.tail()}")
             time.sleep(0.01)
         took = time.monotonic() - began
-        with ClusterClient(self.servers) as cluster:
-            create_topics(cluster, [NewTopic(TOPIC, PARTITIONS, 1)])
+        with Admin(bootstrap_servers=self.servers) as admin:
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).check()
         return took
 
     def _answers(self) -> bool:

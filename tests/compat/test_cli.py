@@ -15,12 +15,9 @@ import pytest
 from lone_node import CLUSTER_ID, LoneNode
 
 import kalda
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.groups import describe_group, list_groups
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.sender import Sender
-from kalda.records.builder import build_batch
+from kalda.client.cluster import ClusterClient
 
 pytestmark = pytest.mark.compat
 
@@ -132,6 +129,62 @@ def test_starts_and_ends_of_consume(shell: Shell) -> None:
     assert "no key separator" in shell.run("produce", "places", "-K", "|", given="x\n", code=1).stderr
 
 
+def test_what_kcat_can_do(shell: Shell, tmp_path: Path) -> None:
+    """Envelopes, files as records, tails, times, filters, topics by pattern, formats."""
+    shell.run("topics", "create", "kcat-a", "kcat-b", "-p", 2)
+    envelopes = [
+        {"key": f"k{n}", "value": None if n == 3 else f"v{n}", "partition": n % 2, "timestamp": 1_000 * n,
+         "headers": {"n": str(n)}}
+        for n in range(10)
+    ]  # fmt: skip
+    shell.run("produce", "kcat-a", "--format", "json", given="\n".join(map(json.dumps, envelopes)))
+
+    def offsets(*options: object, topic: str = "kcat-a", form: str = "%p@%o\\n") -> list[str]:
+        return sorted(shell.run("consume", topic, "-f", form, *options).stdout.split())
+
+    assert offsets("--last", 2) == ["0@3", "0@4", "1@3", "1@4"]
+    assert offsets("--from", "timestamp:2000", "--until", "timestamp:5001") == ["0@1", "0@2", "1@1", "1@2"]
+    assert offsets("--from", "beginning", "--until", 1, form="%k:%s") == ["k0:v0k1:v1"]
+    assert offsets("--from", "-100", "-e", "--key-filter", "k[12]") == ["0@1", "1@0"]
+    assert offsets("--from", "-1h", "-e") == [], "their timestamps are of 1970"
+    assert offsets("--from", 0, "-e", "--header-filter", "n=^3$", form="%k=%S") == ["k3=-1"]
+    (tmp_path / "one").write_bytes(b"first\nfile")
+    (tmp_path / "two").write_bytes(b"second")
+    files = [tmp_path / "one", tmp_path / "two"]
+    shell.run("produce", "kcat-b", *files, "--format", "file", "-k", "f", "--timestamp", 7, "-z", "zstd")
+    shell.run("produce", "kcat-b", "-D", "::", "-K", "=", "-Z", given="f=a::f=::f=b")
+    sizes = offsets("--from", "beginning", "-e", topic="kcat-b", form="%S\\n")
+    assert sizes == ["-1", "1", "1", "10", "6"]
+    assert offsets("--from", 0, "--until", "timestamp:8", topic="kcat-b", form="%T\\n") == ["7", "7"]
+    everything = shell.run("consume", "^kcat-.*", "--from", "beginning", "-e", "-f", "%t ").stdout.split()
+    assert sorted(everything) == ["kcat-a"] * 10 + ["kcat-b"] * 5
+    assert "no topic matches" in shell.run("consume", "^nothing", code=1).stderr
+    copied = shell.run("consume", "kcat-a", "--from", 0, "-e", "--json").stdout.replace(
+        '"partition": 1', '"partition": 7'
+    )
+    refused = shell.run("produce", "kcat-b", "--format", "json", given=copied, code=1).stderr
+    assert "topic kcat-b has no partition 7; it has 2" in refused
+
+
+def test_profiles_and_configuration(shell: Shell, node: LoneNode, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.toml"
+    file.write_text(
+        f'[here]\nbootstrap.servers = "{node.address}"\nclient.id = "me"\n[gone]\nbootstrap.servers = "127.0.0.1:1"\n'
+    )
+    environment = {**shell.environment, "KALDA_PROFILES": str(file)}
+    del environment["KALDA_BOOTSTRAP_SERVER"]
+    with_profiles = Shell(node.address)
+    with_profiles.environment = environment
+    assert "here" in with_profiles.run("profiles").stdout
+    with_profiles.run("topics", "list", "--profile", "here")
+    with_profiles.run("topics", "list", "--profile", "gone", code=3)
+    assert "gone, here" in with_profiles.run("topics", "list", "--profile", "none", code=1).stderr
+    keys = tmp_path / "client.properties"
+    keys.write_text(f"bootstrap.servers={node.address}\nacks=all\n")
+    with_profiles.run("topics", "list", "--profile", "gone", "--command-config", keys)
+    assert "nearest is acks" in with_profiles.run("topics", "list", "-X", "akcs=1", code=2).stderr
+
+
 def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
     shell.run("topics", "create", "work", "-p", 2)
     for partition in range(2):
@@ -158,13 +211,11 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
     """Wait until the group is stable with this many members."""
     with ClusterClient(node.address) as cluster:
-
-        def attempt(_: object) -> None:
+        for _ in range(3_000):
             found = [g.state for g in list_groups(cluster) if g.group_id == group_id]
-            if found != ["Stable"] or len(describe_group(cluster, group_id).members) != count:
-                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id} is {found}")
-
-        cluster.retrying(attempt)
+            if found == ["Stable"] and len(describe_group(cluster, group_id).members) == count:
+                return
+        raise AssertionError(f"group {group_id} is {found}")
 
 
 @pytest.fixture
@@ -260,9 +311,9 @@ def test_topics_complete(shell: Shell) -> None:
 def test_consume_ends_when_its_pipe_is_closed(shell: Shell, node: LoneNode) -> None:
     with ClusterClient(node.address) as cluster:
         create_topics(cluster, [NewTopic("long", 1, 1)])
-        with Sender(cluster) as sender:
-            for _ in range(20):
-                sender.send("long", 0, build_batch([(0, None, b"x" * 1000, ())] * 200))
+    with kalda.Producer(bootstrap_servers=node.address) as producer:
+        for _ in range(4_000):
+            producer.send("long", b"x" * 1000)
     process = shell.start("consume", "long", "--from", "beginning")
     assert process.stdout is not None
     assert process.stderr is not None

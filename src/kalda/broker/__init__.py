@@ -6,6 +6,10 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `gate.py`: requests that arrive before the node can answer them
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, the order of the start and of the stop
+- `node_security.py`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
+- `listener_security.py`: what a listener with TLS or SASL does with its connections
+- `sasl_answers.py`: credentials of users, delegation tokens, OAuth tokens
+- `python_classes.py`: classes of the operator that the properties name
 - `services.py`: what a broker serves clients with: the list of its modules
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -39,6 +39,9 @@ from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
 
+if TYPE_CHECKING:
+    from kalda.broker.node_security import NodeSecurity
+
 log = logging.getLogger("kalda.broker")
 T = TypeVar("T")
 
@@ -64,11 +67,12 @@ class BrokerSide:
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
+        security: NodeSecurity | None,
     ) -> None:
         """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all other requests.
         `identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
         directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
-        why the broker cannot go on. Reads the log directories; raises `OSError`."""
+        why the broker cannot go on. `security`: None for PLAINTEXT. Reads the log directories; raises `OSError`."""
         self._config = config
         self._quorum = quorum
         self._jobs = jobs
@@ -111,6 +115,8 @@ class BrokerSide:
             sensors=sensors,
             quotas=quotas,
             opening=OpeningPartitions(timers),
+            security=security,
+            to_brokers=None if security is None else security.to_brokers(),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
         )

@@ -45,6 +45,7 @@ from kalda.broker.handlers.forwarded import (
     unregister_broker_failed,
     update_features_failed,
 )
+from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
 from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
@@ -155,7 +156,9 @@ class ControllerHandlers:
 
     def rows(self) -> list[Row]:
         """Every API of the controller's listener but ApiVersions and Envelope, which the pipeline itself answers."""
-        return joined(Listener.CONTROLLER, self._quorum_rows(), self._admin_rows(), self._node_rows(), self._own_rows())
+        return joined(
+            Listener.CONTROLLER, SASL_ROWS, self._quorum_rows(), self._admin_rows(), self._node_rows(), self._own_rows()
+        )
 
     def _own_rows(self) -> list[Row]:
         """What this node answers by itself, whether it is the active controller or not."""

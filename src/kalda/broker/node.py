@@ -60,9 +60,11 @@ if TYPE_CHECKING:
     from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.metrics_listener import MetricsListener
     from kalda.broker.metrics_push import MetricsPush
+    from kalda.broker.node_security import NodeSecurity
     from kalda.broker.pipeline import RequestPipeline
     from kalda.broker.raft_driver import RaftDriver
     from kalda.broker.request_metrics import RequestMetrics
+    from kalda.network.client_security import ClientSecurity
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
 
@@ -112,6 +114,8 @@ class Node:
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
+        self._security: NodeSecurity | None = None
+        """None where every listener of this node, and of the controllers, is PLAINTEXT."""
         self._quotas: NodeQuotas | None = None
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
@@ -199,6 +203,7 @@ class Node:
         assert cluster_id is not None
         _warn_of_properties(config)
         self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
+        self._security = self._make_security(timers)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
@@ -218,7 +223,10 @@ class Node:
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
-            self._controller_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+            self._controller_address,
+            f"broker-{config.node_id}-channel",
+            config["request.timeout.ms"],
+            security=self._to_controllers(),
         )
         if config.is_broker:
             self._heartbeats = self._heartbeat_channel(self._channel)
@@ -230,6 +238,8 @@ class Node:
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
+        if self._security is not None:
+            self._security.start()
         await self._open_metrics(cluster_id)
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
@@ -264,7 +274,25 @@ class Node:
             client_id=f"raft-client-{self.config.node_id}",
             connect_timeout_ms=self.config["controller.quorum.request.timeout.ms"],
             backoff_max_ms=200,
+            security=self._to_controllers(),
         )
+
+    def _make_security(self, timers: Timers) -> NodeSecurity | None:
+        """None where this node needs none. `ssl` stores and SASL modules are not even imported then."""
+        config = self.config
+        names = [endpoint.listener for endpoint in config.listeners] + config.controller_listener_names[:1]
+        if config.is_broker:
+            names.append(config.inter_broker_listener_name)
+        if all(config.protocol_map.get(name, "PLAINTEXT") == "PLAINTEXT" for name in names):
+            return None
+        from kalda.broker.node_security import NodeSecurity
+
+        assert self._jobs is not None, "made before the listeners"
+        return NodeSecurity(config, self._host, timers, self._jobs, lambda: self.image)
+
+    def _to_controllers(self) -> ClientSecurity | None:
+        """The security of connections to controllers. Raises `ValueError`."""
+        return None if self._security is None else self._security.to_controllers()
 
     def _identity(self) -> MetaPropertiesEnsemble:
         """Read the identity of this node from its directories, lock these, and complete what is missing there."""
@@ -284,11 +312,11 @@ class Node:
         assert self._quotas is not None, "made before the server"
         self._quotas.managers.on_ip_rate = server.set_ip_rate
         for endpoint in config.listeners:
-            if endpoint.security_protocol != "PLAINTEXT":
-                raise StartError(
-                    f"listener {endpoint} is of {endpoint.security_protocol}: this release serves PLAINTEXT only"
-                )
             gate = self._gates[endpoint.listener] = Gate()
+            security = None
+            if endpoint.security_protocol != "PLAINTEXT":
+                assert self._security is not None, "made where a listener needs it"
+                security = self._security.of_listener(endpoint, gate)
             is_controller = endpoint.listener in config.controller_listener_names
             protected = is_controller or endpoint.listener == config.inter_broker_listener_name
             listener = await self._server.listen(
@@ -298,6 +326,7 @@ class Node:
                 gate,
                 Limits.of(config, endpoint.listener),
                 security_protocol=endpoint.security_protocol,
+                security=security,
                 protected=protected,
                 on_close=self._on_controller_connection_closed if is_controller else None,
                 accepts=is_controller,
@@ -455,6 +484,7 @@ class Node:
             max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
             silence_ms,
             partial(others.drop_silent_connection, silence_ms),
+            self._to_controllers(),
         )
 
     def _make_broker(self, cluster_id: str, timers: Timers) -> BrokerSide:
@@ -483,6 +513,7 @@ class Node:
             identity,
             self._features,
             self._fatal,
+            self._security,
         )
 
     def _broker_identity(
@@ -542,6 +573,8 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._security is not None:
+            self._security.close()
         if self.metrics_listener is not None:
             await self.metrics_listener.close()
         if self._metrics_push is not None:

@@ -13,12 +13,15 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `client_metrics.py`: what clients push of their own metrics
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
-- `produce.py`, `consume.py`: lines to records, and records to lines
+- `produce.py` over `record_input.py`: lines, JSON and files to records
+- `consume.py` over `places.py`: records to lines, between two places of a log
+- `tls.py`: certificates for trying out TLS
 - `dump_log.py`: the content of the files of a log directory
+- `pipeline.py`: pipelines between topics and tables, on Spark
 - `verify.py` over `verification`: transactions on a cluster, and the verdict over their history
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells
-- `session.py`: the options for the cluster's address and the timeout
+- `session.py`, `profiles.py`: the options for the cluster's address, the clients' configuration and the timeout
 - `failures.py`: one line on stderr and an exit code
 - `output.py`, `formats.py`, `times.py`: tables, JSON and progress; records; times and durations
 """

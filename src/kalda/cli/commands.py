@@ -35,6 +35,7 @@ NOUNS = {
     "client-metrics": _Noun("client_metrics", "client_metrics", "Metrics that clients push to the brokers."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "transactions": _Noun("transactions", "transactions", "Transactions: states, producers, and those that hang."),
+    "profiles": _Noun("profiles", "profiles", "List the profiles of clusters."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
     "cluster": _Noun("cluster", "cluster", "Start clusters here; describe brokers, log directories."),
@@ -43,6 +44,8 @@ NOUNS = {
     "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),
     "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
     "dump-log": _Noun("dump_log", "dump_log", "Show what is in segments, indexes, snapshots, checkpoints."),
+    "pipeline": _Noun("pipeline", "pipeline", "Load, derive, snapshot and replay topics with Spark."),
+    "tls": _Noun("tls", "tls", "Make certificates for trying out TLS."),
     "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
@@ -106,7 +109,7 @@ def cli() -> None:
 
     \b
     Commands that connect to a cluster take --bootstrap-server HOST:PORT, or
-    the environment variable KALDA_BOOTSTRAP_SERVER.
+    the environment variable KALDA_BOOTSTRAP_SERVER, or --profile NAME.
     Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong,
     3 the cluster cannot be reached.
     """

@@ -18,7 +18,7 @@ from kalda.cli.times import moment_ago_ms, parse_time_ms
 
 if TYPE_CHECKING:
     from kalda.client.admin.groups import Group, Member
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 
 @click.group()

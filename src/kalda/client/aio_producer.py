@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
@@ -116,7 +116,7 @@ class Producer:
         )
         self._core.push_metrics(lambda: int(time.time() * 1000))
         self._driven = _Driven(self._core, self._outgoing)
-        self._tls = tls_of(self._config.values)
+        self._security = security_of(self._config.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._appenders: dict[str, TopicAppender] = {}
@@ -127,7 +127,9 @@ class Producer:
         if self._io is None:
             self._loop = loop
             settings = self._config
-            self._io = IoLoop(loop, self._driven, self._tls, settings.send_buffer_bytes, settings.receive_buffer_bytes)
+            self._io = IoLoop(
+                loop, self._driven, self._security, settings.send_buffer_bytes, settings.receive_buffer_bytes
+            )
         if loop is not self._loop:
             raise RuntimeError("the producer belongs to another event loop")
         return self._io

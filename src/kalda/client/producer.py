@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
@@ -167,7 +167,7 @@ class Producer:
         driven.thread = self._thread = IoThread(
             f"kafka-producer-network-thread | {client_id}",
             driven,
-            tls_of(settings.values),
+            security_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )

@@ -15,5 +15,6 @@ is allocated for it: a malformed frame raises `InvalidRequest`, and takes at mos
 - `framing`: request and response headers
 - `caller`: who sent a request
 - `record_framing`: the framing of metadata records and coordinator records
+- `plain`: messages as JSON types
 - `varint`: Kafka's variable-length integers
 """

@@ -83,8 +83,8 @@ def test_values_equal_to_the_default_are_not_reported() -> None:
     ((why, names),) = idle_properties({"num.io.threads": "9", "log.retention.ms": "5"}).items()
     assert names == ["num.io.threads"]
     assert "one thread" in why
-    listener = "listener.name.external.ssl.keystore.location"
-    assert list(idle_properties({listener: "/keys"}).values()) == [[listener]]
+    listener = "listener.name.external.ssl.provider"
+    assert list(idle_properties({listener: "BC"}).values()) == [[listener]]
 
 
 def test_keys_that_every_file_of_kafka_sets_are_not_reported() -> None:

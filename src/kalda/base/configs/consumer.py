@@ -117,9 +117,6 @@ def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
     at = cast(Mapping[str, Any], values)
     if not at["bootstrap.servers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    protocol = at["security.protocol"].upper()
-    if protocol.startswith("SASL"):
-        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
     is_consumer = at["group.protocol"].upper() == "CONSUMER"
     reset, duration_ms = _reset(at["auto.offset.reset"])
     _check_group(at, raw, is_consumer)

@@ -107,9 +107,6 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
     at = cast(Mapping[str, Any], values)
     if not at["bootstrap.servers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    protocol = at["security.protocol"].upper()
-    if protocol.startswith("SASL"):
-        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
     acks = -1 if at["acks"] == "all" else int(at["acks"])
     codec = at["compression.type"]
     return ProducerConfig(

@@ -14,7 +14,11 @@ from kalda.base.configs.topic import TOPIC
 
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _DIR_MOVES = "moves between log directories are paced byte by byte, without windows"
-_SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
+_JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
+_KERBEROS = "this release has no Kerberos (GSSAPI)"
+_LOGIN = "a login of this node is made for each of its connections, and a token is renewed when it is due"
+_ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
+_TOKENS = "delegation tokens are not created here"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
@@ -33,14 +37,26 @@ _FROM_FILE = "it is read when a node starts, from its properties file"
 _REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
     _DIR_MOVES: ("alter.log.dirs.replication.quota.window.",),
-    _SECURITY: (
-        "connection.failed.authentication.delay.ms",
-        "connections.max.reauth.ms",
-        "delegation.token.",
-        "principal.builder.class",
-        "sasl.",
+    _JAVA: (
         "security.providers",
-        "ssl.",
+        "ssl.keymanager.algorithm",
+        "ssl.protocol",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+        "ssl.trustmanager.algorithm",
+    ),
+    _KERBEROS: ("sasl.kerberos.",),
+    _LOGIN: (
+        "sasl.client.callback.handler.class",
+        "sasl.login.",
+        "sasl.oauthbearer.jwks.endpoint.retry.",
+        "sasl.oauthbearer.jwt.",
+    ),
+    _ASSERTION: ("sasl.oauthbearer.assertion.",),
+    _TOKENS: (
+        "delegation.token.expiry.check.interval.ms",
+        "delegation.token.expiry.time.ms",
+        "delegation.token.max.lifetime.ms",
     ),
     _GROUPS: (
         "group.consumer.",

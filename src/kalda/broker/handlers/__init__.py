@@ -15,6 +15,7 @@ functions that make the response to a request which failed as a whole.
 - `telemetry`: GetTelemetrySubscriptions, PushTelemetry
 - `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
 - `transactions`: InitProducerId, and the other APIs of the transaction coordinator
+- `sasl`: SaslHandshake, SaslAuthenticate on connections that are authenticated already
 - `forwarded`: what the active controller answers
 - `shared`: failures of APIs that both kinds of listener serve
 """

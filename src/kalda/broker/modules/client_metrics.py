@@ -69,6 +69,7 @@ class ClientMetricsModule(Module):
             context.cache,
             context.host.rng.random,
             context.host.route,
+            context.to_brokers,
             client_id=_ADMIN_CLIENT_ID,
         )
         self._topic: ClientMetricsTopic | None = None

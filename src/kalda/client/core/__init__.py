@@ -4,6 +4,7 @@ Of all clients:
 
 - `backoff`: the pause before the next attempt
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
+- `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
 
 - `own_metrics`: when a client pushes its own metrics

@@ -297,7 +297,9 @@ class ConsumerCore:
             self._membership.error = None
             raise error
         while self.positions.failures:
-            raise self.positions.failures.popleft()
+            failure = self.positions.failures.popleft()
+            if not self.positions.is_mended(failure):
+                raise failure
         for name in self._subscribed:
             topic = self.metadata.topics.get(name)
             if topic is not None and topic.error_code in _FATAL_OF_TOPIC:
@@ -310,7 +312,10 @@ class ConsumerCore:
         return (
             self._refused is not None
             or self.metadata.fatal_error is not None
-            or bool(self.positions.failures)
+            or (
+                bool(self.positions.failures)
+                and any(not self.positions.is_mended(failure) for failure in self.positions.failures)
+            )
             or (self._membership is not None and self._membership.error is not None)
             or any(
                 topic.error_code in _FATAL_OF_TOPIC

@@ -16,7 +16,7 @@ from kalda.client.admin.groups import describe_group
 from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import (
@@ -83,7 +83,6 @@ def test_an_older_leader_epoch_does_not_replace_a_later_one(broker: ScriptedBrok
         (0, Uuid(bytes(16 * [9])), 0),
     ):
         broker.leader_epoch, broker.topic_id = epoch, topic_id
-        cluster.forget(["logs"])
         assert cluster.leader("logs", 1).epoch == expected
 
 
@@ -177,7 +176,7 @@ def test_offsets_of_a_failed_partition_are_requested_again(broker: ScriptedBroke
     assert [found.offset for found in list_offsets(cluster, specs).values()] == [10, 11]
     indexes = [[p.partition_index for p in r.topics[0].partitions] for r in broker.requests(ApiKey.LIST_OFFSETS)]
     assert indexes == [[0, 1], [1]]
-    assert len(broker.requests(ApiKey.METADATA)) == 2
+    assert len([request for request in broker.requests(ApiKey.METADATA) if request.topics]) == 2
 
 
 def test_a_coordinator_that_has_moved_is_looked_up_again(broker: ScriptedBroker, cluster: ClusterClient) -> None:
@@ -201,7 +200,11 @@ def test_a_coordinator_that_has_moved_is_looked_up_again(broker: ScriptedBroker,
     group = describe_group(cluster, "g")
     assert (group.state, group.assignor, group.members[0].member_id) == ("Stable", "range", "m")
     assert group.members[0].partitions == ()
-    assert len(broker.requests(ApiKey.FIND_COORDINATOR)) == 2
+    keys = [key for key, _, _ in broker.received]
+    first = keys.index(ApiKey.DESCRIBE_GROUPS)
+    describing = [ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_GROUPS, ApiKey.DESCRIBE_GROUPS]
+    asked = [key for key in keys[first + 1 :] if key is not ApiKey.METADATA]
+    assert asked[:3] == describing, "not while the coordinator loads"
 
 
 def test_a_refusal_has_the_brokers_message(broker: ScriptedBroker, cluster: ClusterClient) -> None:
