@@ -13,7 +13,8 @@ whole batches of records and do not depend on the command line.
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `delivery`: futures of records, and the calls when batches are done
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
-- `channels`, `channel`, `tls_channel`: the sockets of a core's connections; one socket; one with TLS
+- `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
+  one that logs in
 - `config_files`: a client's configuration from a properties file
 - `cluster`: requests of commands, over the core of the admin clients
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline

@@ -33,7 +33,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.consumer_errors import Operation
@@ -58,7 +58,7 @@ class Admin:
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,
-            tls_of(dict(settings.values)),
+            security_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )

@@ -23,7 +23,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.consumer_errors import Operation
@@ -70,9 +70,9 @@ class Admin:
         loop = asyncio.get_running_loop()
         if self._io is None:
             self._loop = loop
-            tls = tls_of(dict(self._config.values))
+            security = security_of(self._config.values)
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = IoLoop(loop, self._driven, tls, *sizes)
+            self._io = IoLoop(loop, self._driven, security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the admin client belongs to another event loop: make one in each loop")
         operation = Operation(what, monotonic_ms() + self._ms(timeout))

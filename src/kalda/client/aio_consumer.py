@@ -29,7 +29,7 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
@@ -117,9 +117,10 @@ class Consumer(ConsumerCalls):
             now_ms=monotonic_ms(),
             wall_ms=lambda: int(time.time() * 1000),
         )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
-        self._tls = tls_of(dict(settings.values))
+        self._security = security_of(settings.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._iterator = RecordIterator(lambda: None)
@@ -378,6 +379,8 @@ class Consumer(ConsumerCalls):
             with contextlib.suppress(ApiError):
                 await self._revoke_all()
             await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
+            if not self._core.metrics_have_ended(monotonic_ms()):
+                await self._run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -413,7 +416,7 @@ class Consumer(ConsumerCalls):
         if self._io is None:
             self._loop = loop
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = IoLoop(loop, self._driven, self._tls, *sizes)
+            self._io = IoLoop(loop, self._driven, self._security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the consumer belongs to another event loop: make one in each loop")
         return self._io

@@ -23,7 +23,7 @@ from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin_driven import AdminDriven
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.core.administration import ANY, PAUSE, Ask, Kind, Plan, Target
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.errors import UnknownTopic, Unreachable, refused
@@ -189,7 +189,7 @@ class ClusterClient:
             self._io = IoThread(
                 "kalda-cluster-client",
                 self._driven,
-                tls_of(dict(settings.values)),
+                security_of(dict(settings.values)),
                 settings.send_buffer_bytes,
                 settings.receive_buffer_bytes,
             )

@@ -7,6 +7,7 @@ is sent together.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,14 @@ class IoLoop:
         self,
         loop: asyncio.AbstractEventLoop,
         driven: Driven,
-        tls: ssl.SSLContext | None,
+        security: ClientSecurity | None,
         send_bytes: int,
         receive_bytes: int,
     ) -> None:
         self._loop = loop
         self._driven = driven
-        self._channels = Channels(driven, self, tls, send_bytes, receive_bytes)
+        self._security = security
+        self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -132,6 +134,10 @@ class IoLoop:
 
     async def _resolve(self, action: Connect) -> None:
         try:
+            security = self._security
+            if security is not None and security.blocks:
+                with contextlib.suppress(ApiError):  # the login tries again, and reports it
+                    await asyncio.to_thread(security.prepare)
             listed = await self._loop.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self._channels.on_unresolved(action, str(error))

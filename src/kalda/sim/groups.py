@@ -13,22 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.assignors import Subscriber, assign_range
-from kalda.client.core.consumer_protocol import read_assignment, write_assignment, write_subscription
-from kalda.protocol.messages.groups import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    JoinGroupRequestProtocol,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    MemberIdentity,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
-)
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -37,16 +24,15 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.history import History
+from kalda.sim.membership import REJOIN, Membership, check
 from kalda.sim.readers import Reader
 
 _SESSION_MS = 3_000
 _REBALANCE_MS = 2_500
 _HEARTBEAT_S = 0.5
 _MAX_WAIT_MS = 100
-_REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID))
 
 
 class Group:
@@ -80,10 +66,7 @@ class Member:
         self._world = client.world
         self._history = history
         self._group = group
-        self._id = ""
-        self._generation = -1
-        self._joins = 0
-        self._assigned: list[TopicPartition] = []
+        self._membership = Membership(client, group.name, group.counts, _SESSION_MS, _REBALANCE_MS)
         self._positions: dict[TopicPartition, int] = {}
         self._uncommitted: set[TopicPartition] = set()
         self._next_heartbeat_s = 0.0
@@ -97,69 +80,25 @@ class Member:
                 await self._serve()
             except ApiError as error:
                 if error.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
-                    self._id = ""
-                if error.code not in _REJOIN and not error.code.retriable:
+                    self._membership.member_id = ""
+                if error.code not in REJOIN and not error.code.retriable:
                     self._world.violated(f"{client.name} of {group.name}: {error}")
                     return
                 client.forget_leaders()
                 await client.pause()
         with contextlib.suppress(ApiError):  # then its session times out
-            await self._leave()
+            await self._membership.leave()
 
     # Rebalances.
 
     async def _join(self) -> None:
-        self._joins += 1
-        joined = await self._ask(self._join_request(), 9)
-        if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._id = joined.member_id
-            joined = await self._ask(self._join_request(), 9)
-        _check(joined.error_code)
-        self._id, self._generation = joined.member_id, joined.generation_id
-        self._group.generations = max(self._group.generations, joined.generation_id)
-        synced = await self._ask(
-            SyncGroupRequest(
-                group_id=self._group.name,
-                generation_id=self._generation,
-                member_id=self._id,
-                protocol_type="consumer",
-                protocol_name=joined.protocol_name,
-                assignments=self._assign(joined) if joined.leader == self._id else [],
-            ),
-            5,
-        )
-        _check(synced.error_code)
-        self._assigned = [TopicPartition(each.topic, each.partition) for each in read_assignment(synced.assignment)]
+        membership = self._membership
+        await membership.join()
+        self._group.generations = max(self._group.generations, membership.generation)
         self._uncommitted.clear()
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
-        assigned = ", ".join(map(str, self._assigned))
-        self._world.trace(self._client.name, f"has {assigned or 'no partition'} in generation {self._generation}")
-
-    def _join_request(self) -> JoinGroupRequest:
-        subscription = write_subscription(self._group.topics, b"%d" % self._joins)
-        return JoinGroupRequest(
-            group_id=self._group.name,
-            session_timeout_ms=_SESSION_MS,
-            rebalance_timeout_ms=_REBALANCE_MS,
-            member_id=self._id,
-            protocol_type="consumer",
-            protocols=[JoinGroupRequestProtocol(name="range", metadata=subscription)],
-        )
-
-    def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        subscribers = [Subscriber(member.member_id, tuple(self._group.topics), None) for member in joined.members]
-        return [
-            SyncGroupRequestAssignment(member_id=member_id, assignment=write_assignment(partitions))
-            for member_id, partitions in assign_range(subscribers, self._group.counts).items()
-        ]
-
-    async def _leave(self) -> None:
-        identity = MemberIdentity(member_id=self._id)
-        await self._ask(LeaveGroupRequest(group_id=self._group.name, members=[identity]), 5)
-        self._id = ""
-
-    async def _ask(self, request: Request, version: int) -> Any:
-        return await self._client.ask_coordinator(self._group.name, request, version)
+        assigned = ", ".join(map(str, membership.assigned))
+        self._world.trace(self._client.name, f"has {assigned or 'no partition'} in generation {membership.generation}")
 
     # Reading and committing.
 
@@ -169,10 +108,10 @@ class Member:
         await self._fetch_committed()
         leave_at_s = self._world.now_s + rng.choice((1, 5, 20)) * rng.random()
         while not self._group.done:
-            for partition in self._assigned:
+            for partition in self._membership.assigned:
                 await self._read(partition)
                 await self._heartbeat()
-            if not self._assigned:
+            if not self._membership.assigned:
                 await asyncio.sleep(_HEARTBEAT_S)
                 await self._heartbeat()
             if rng.random() < 0.3 or self._group.ends is not None:
@@ -180,26 +119,28 @@ class Member:
             if self._world.now_s > leave_at_s and self._group.ends is None:
                 if rng.random() < 0.5:
                     await self._commit()
-                    await self._leave()
-                self._id = ""
+                    await self._membership.leave()
+                self._membership.member_id = ""
                 await asyncio.sleep(rng.random())
                 return
 
     async def _fetch_committed(self) -> None:
         """Fetch the committed offsets. They must include every commit that was acknowledged before the request."""
-        if not self._assigned:
+        if not self._membership.assigned:
             return
         group = self._group
-        floor = {partition: group.committed[partition] for partition in self._assigned}
-        topics = [OffsetFetchRequestTopics(name=name, partition_indexes=i) for name, i in _by_topic(self._assigned)]
+        floor = {partition: group.committed[partition] for partition in self._membership.assigned}
+        topics = [
+            OffsetFetchRequestTopics(name=name, partition_indexes=i) for name, i in _by_topic(self._membership.assigned)
+        ]
         request = OffsetFetchRequest(
             groups=[OffsetFetchRequestGroup(group_id=group.name, topics=topics)], require_stable=True
         )
-        [answer] = (await self._ask(request, 8)).groups
-        _check(answer.error_code)
+        [answer] = (await self._membership.ask(request, 8)).groups
+        check(answer.error_code)
         for topic in answer.topics:
             for found in topic.partitions:
-                _check(found.error_code)
+                check(found.error_code)
                 partition = TopicPartition(topic.name, found.partition_index)
                 offset = max(0, found.committed_offset)
                 if offset < floor[partition]:
@@ -232,11 +173,10 @@ class Member:
     async def _heartbeat(self) -> None:
         if self._world.now_s < self._next_heartbeat_s:
             return
-        request = HeartbeatRequest(group_id=self._group.name, generation_id=self._generation, member_id=self._id)
-        code = ErrorCode((await self._ask(request, 4)).error_code)
+        code = await self._membership.heartbeat()
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             await self._commit()
-        _check(code)
+        check(code)
         self._next_heartbeat_s = self._world.now_s + _HEARTBEAT_S
 
     async def _commit(self) -> None:
@@ -259,18 +199,18 @@ class Member:
             )
             for name, indexes in _by_topic(list(offsets))
         ]
-        answer = await self._ask(
+        answer = await self._membership.ask(
             OffsetCommitRequest(
                 group_id=group.name,
-                generation_id_or_member_epoch=self._generation,
-                member_id=self._id,
+                generation_id_or_member_epoch=self._membership.generation,
+                member_id=self._membership.member_id,
                 topics=topics,
             ),
             9,
         )
         for topic in answer.topics:
             for each in topic.partitions:
-                _check(each.error_code)
+                check(each.error_code)
         for partition, offset in offsets.items():
             group.committed[partition] = max(group.committed[partition], offset)
         self._uncommitted.clear()
@@ -281,11 +221,6 @@ def judge(group: Group, partition: TopicPartition, log: dict[int, bytes]) -> str
     """How the group has violated its guarantees for a partition with these final records; empty where it has not."""
     skipped = [offset for offset in log if offset < group.committed[partition] and offset not in group.read[partition]]
     return f"{group.name} never read {sorted(skipped)[:5]} of {partition}, but committed beyond" if skipped else ""
-
-
-def _check(code: int) -> None:
-    if code:
-        raise ApiError(ErrorCode(code))
 
 
 def _by_topic(partitions: list[TopicPartition]) -> list[tuple[str, list[int]]]:

@@ -12,6 +12,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.client.core.transaction_manager import GroupMember
 from kalda.client.core.transactions_seen import aborted_batches
 from kalda.protocol.messages.fetch import (
     FetchRequest,
@@ -106,16 +107,21 @@ class Worker:
         return Transaction(self.name, self.incarnation, number, Outcome.UNKNOWN, self.now_us, None, None, ())
 
     async def transact(
-        self, transaction: Transaction, group: str = "", ends: dict[TopicPartition, int] | None = None
+        self,
+        transaction: Transaction,
+        group: str = "",
+        ends: dict[TopicPartition, int] | None = None,
+        member: GroupMember | None = None,
     ) -> Transaction:
-        """Run a transaction to its end, and record it. Raises `ApiError`."""
+        """Run a transaction to its end, and record it. `ends`: offsets of the group that belong to it, and `member`
+        the one that has read the input. Raises `ApiError`."""
         self._history.add(transaction)
         producer, commits = self.producer, self.client.rng.random() >= _ABORTS
         await producer.begin()
         try:
             transaction = replace(transaction, appends=await self._write(transaction.appends))
             if ends:
-                await producer.send_offsets(group, ends)
+                await producer.send_offsets(group, ends, member)
             if commits:
                 transaction = replace(transaction, commit_sent_us=self.now_us)
                 self._history.add(transaction)

@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.transaction_errors import AbortableTransactionError
-from kalda.client.core.transaction_manager import MAX_PRODUCE_BEFORE_V2, Outgoing, TransactionManager
+from kalda.client.core.transaction_manager import MAX_PRODUCE_BEFORE_V2, GroupMember, Outgoing, TransactionManager
 from kalda.network.calls import api_versions_request
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -75,9 +75,11 @@ class SimTransactions:
                 raise
         return found
 
-    async def send_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def send_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMember | None = None
+    ) -> None:
         """Commit a group's offsets within the transaction. Raises `ApiError`."""
-        self.manager.send_offsets(group_id, offsets)
+        self.manager.send_offsets(group_id, offsets, member)
         await self._complete()
 
     async def commit(self) -> None:

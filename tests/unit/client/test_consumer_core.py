@@ -133,6 +133,18 @@ def test_a_paused_partition_returns_nothing_and_keeps_its_buffer() -> None:
     assert sum(key is ApiKey.FETCH for _, key, _ in cluster.requests) <= fetches + 3
 
 
+def test_no_fetch_is_sent_for_records_beyond_the_end_of_a_range() -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster).assign(T0)
+    member.core.subscription.state(T0).until = 10
+    assert drain(member, 10) == numbered(10)
+    fetches = sum(key is ApiKey.FETCH for _, key, _ in cluster.requests)
+    cluster.append("t", 0, b"beyond")
+    assert values(member.poll(2_000)) == []
+    assert sum(key is ApiKey.FETCH for _, key, _ in cluster.requests) == fetches
+
+
 def test_buffers_are_bounded() -> None:
     cluster = cluster_of(1)
     for _ in range(100):

@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 from pyspark.sql.types import StructType
 
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.spark.options import OptionError
-from kalda.spark.segments import COLUMNS, EXTRAS, FilteringSegmentReader, SegmentReader, SegmentSource
+from kalda.spark.segments import COLUMNS, EXTRAS, SegmentReader, SegmentSource
 from kalda.storage.checkpoints import write_offsets
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -170,22 +169,11 @@ def _disk() -> Any:
     return RealDisk()
 
 
-def test_conditions_choose_segments_and_offsets(tmp_path: Path) -> None:
-    write(tmp_path, batch(0), "a", 0)
-    write(tmp_path, batch(10), "a", 10)
+def test_topics_are_chosen_by_an_option(tmp_path: Path) -> None:
+    write(tmp_path, batch(0), "a")
     write(tmp_path, batch(0), "b")
-    source = SegmentSource({"path": str(tmp_path)})
-    reader = FilteringSegmentReader(source_options(tmp_path), source.schema())
-    left = reader.pushFilters([EqualTo(("topic",), "a"), GreaterThanOrEqual(("offset",), 13)])
-    assert list(left) == []
-    assert offsets(read(reader)) == [13, 14, 15, 16, 17, 18, 19]
-    assert sum(len(task.value) for task in reader.partitions()) == 1
-
-
-def source_options(home: Path, **more: str) -> Any:
-    from kalda.spark.segments import read_segment_options
-
-    return read_segment_options({"path": str(home), **more})
+    assert {row["topic"] for row in rows(tmp_path, topics="b")} == {"b"}
+    assert len(rows(tmp_path, topics="a, b")) == 20
 
 
 def transactional(base: int, producer_id: int) -> bytes:

@@ -49,9 +49,6 @@ def admin_config(given: Mapping[str, object] | None, keywords: Mapping[str, obje
         raise InvalidConfig("bootstrap.servers and bootstrap.controllers exclude each other; give one of them")
     if not at["bootstrap.servers"] and not at["bootstrap.controllers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    protocol = at["security.protocol"].upper()
-    if protocol.startswith("SASL"):
-        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
     return AdminConfig(
         bootstrap_servers=at["bootstrap.servers"],
         bootstrap_controllers=at["bootstrap.controllers"],
