@@ -242,6 +242,7 @@ class PeerSession:
         connection, listener = self._connection, self._listener
         self.authenticated, self._login = done, None
         connection.principal = done.principal
+        connection.token_authenticated = done.outcome.is_by_token
         limits = listener.limits
         handler: FrameHandler = self._security.handler
         self._expires_at_ms = None

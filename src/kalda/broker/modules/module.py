@@ -39,6 +39,7 @@ from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class BrokerContext(NamedTuple):
     """What the node counts; every module may add its own."""
     quotas: NodeQuotas
     """What requests of clients are charged to."""
+    authorizer: Authorizer | None
+    """Decides what callers may do; None where everyone may do everything."""
     opening: OpeningPartitions
     """Requests for partitions that are being opened wait here."""
     security: NodeSecurity | None
