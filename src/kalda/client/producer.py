@@ -306,7 +306,7 @@ class Producer:
         if partition is not None and partition < 0:
             raise ValueError(f"partition {partition}: a partition is not negative")
         began_ns = time.perf_counter_ns()
-        driven = self._driven
+        driven, seen_version = self._driven, -1
         try:
             with driven.changed:
                 while True:
@@ -317,9 +317,11 @@ class Producer:
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0 or threading.current_thread() is self._thread:
                         raise MetadataTimeout(self._why_no_topic(topic, partition, len(partitions)))
-                    if partitions or topic in metadata.topics:
-                        metadata.request_update()
-                    self._thread.wake()
+                    if metadata.version != seen_version:  # not where another thread's wait has ended this one's
+                        seen_version = metadata.version
+                        if partitions or topic in metadata.topics:
+                            metadata.request_update()
+                        self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
