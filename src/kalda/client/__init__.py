@@ -14,6 +14,7 @@ whole batches of records and do not depend on the command line.
 - `delivery`: futures of records, and the calls when batches are done
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
 - `channels`, `channel`, `tls_channel`: the sockets of a core's connections; one socket; one with TLS
+- `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -31,10 +32,12 @@ class IoLoop:
         tls: ssl.SSLContext | None,
         send_bytes: int,
         receive_bytes: int,
+        now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._loop = loop
+        self._now_ms = now_ms
         self._driven = driven
-        self._channels = Channels(driven, self, tls, send_bytes, receive_bytes)
+        self._channels: Channels = Channels(driven, self, tls, send_bytes, receive_bytes)
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -59,7 +62,7 @@ class IoLoop:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        self._timer = self._loop.call_later(max(0.0, (due_ms - monotonic_ms()) / 1000), self._on_timer)
+        self._timer = self._loop.call_later(max(0.0, (due_ms - self._now_ms()) / 1000), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -71,13 +74,13 @@ class IoLoop:
             return
         driven = self._driven
         try:
-            driven.run(monotonic_ms())
+            driven.run(self._now_ms())
             self._channels.carry_out()
             driven.finish()
             if driven.is_over():
                 self._end(None)
                 return
-            due_ms = driven.deadline_ms(monotonic_ms())
+            due_ms = driven.deadline_ms(self._now_ms())
         except Exception as error:
             log.exception("a turn of the client failed")
             self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a turn of the client failed: {error!r}"))
