@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -31,7 +30,16 @@ from kalda.sim.failovers import CoordinatorKills
 from kalda.sim.late_markers import LateMarkers
 from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
-from kalda.sim.transaction_clients import Loop, Observer, Worker, Writer, committed_offsets, final_log, latest_offset
+from kalda.sim.transaction_clients import (
+    Loop,
+    Observer,
+    Worker,
+    Writer,
+    committed_offsets,
+    final_log,
+    latest_offset,
+    stable_consumer,
+)
 from kalda.sim.transactions import FEATURE
 from kalda.sim.world import Violation, World
 from kalda.verify.history import Fault, FinalOffset, History, Settings
@@ -225,8 +233,10 @@ class _Storm:
         def loop(name: str, incarnation: int) -> Worker:
             client = self.client(f"{name}.{incarnation}")
             source = _INPUTS[_number_of(name)]
-            outputs = {source: _OUTPUTS[source]}
-            return Loop(client, self.history, name, incarnation, _TIMEOUT_MS, group=_GROUP, outputs=outputs)
+            return Loop(
+                client, self.history, name, incarnation, _TIMEOUT_MS,
+                group=_GROUP, source=source, output=_OUTPUTS[source],
+            )  # fmt: skip
 
         self.roles = [_Role(f"writer-{number}", writer) for number in range(self.rng.randint(1, 3))]
         self.roles += [_Role(f"loop-{number}", loop) for number in range(len(_INPUTS))]
@@ -305,8 +315,7 @@ class _Storm:
 
     async def _latest(self, admin: SimClient, partition: TopicPartition, read_committed: bool) -> int:
         """The last stable offset, or the high watermark."""
-        attempt = partial(latest_offset, admin, partition, read_committed=read_committed)
-        offset: int = await admin.spawn(admin.until(attempt))
+        offset: int = await admin.spawn(latest_offset(admin, partition, read_committed=read_committed))
         return offset
 
     async def _is_drained(self, admin: SimClient) -> bool:
@@ -316,7 +325,7 @@ class _Storm:
                 for partition in _INPUTS:
                     if _number_of(role.name) != partition.partition:
                         continue
-                    position = role.worker.positions.get(partition)
+                    position = role.worker.position
                     end = await self._latest(admin, partition, False)
                     if position is None or position < end:
                         return False
@@ -325,7 +334,8 @@ class _Storm:
     async def _judge(self, admin: SimClient) -> None:
         for partition in self.partitions:
             self.history.add(await admin.spawn(final_log(admin, partition)))
-        for partition, offset in (await admin.spawn(committed_offsets(admin, _GROUP, _INPUTS))).items():
+        committed = await admin.spawn(committed_offsets(stable_consumer(admin, _GROUP), _INPUTS))
+        for partition, offset in committed.items():
             self.history.add(FinalOffset(_GROUP, partition, offset))
         for finding in judge(self.history).findings[:10]:
             self.world.violated(str(finding))
