@@ -3,9 +3,11 @@
     python bench/cluster.py [--quick] [--rounds 5] [--only throughput|latency|scale] [--alone] [--topics 1000] [--json]
 
 Every node is broker and controller; topics have three partitions, each with a replica on every node, and
-min.insync.replicas 2. For rates and latencies both clusters run at the same time and are measured in turn. For `scale`
-only one runs: topics are created, idle CPU is measured, a broker that leads a third of the partitions is killed and
-restarted, then stopped (SIGSTOP) until its session has ended, and continued.
+min.insync.replicas 2. For rates and latencies both clusters are up and measured in turn. While one is measured for
+rates, the processes of the other are stopped (SIGSTOP), and each round deletes its topic, so that the next one finds
+its pages of memory free: six busy nodes on a few cores measure the machine. For `scale` only one cluster runs: topics
+are created, idle CPU is measured, a broker that leads a third of the partitions is killed and restarted, then stopped
+(SIGSTOP) until its session has ended, and continued.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from harness.clusters import SIZE, NodeGroup
@@ -30,10 +32,27 @@ _TOPICS_A_REQUEST = 100
 _IDLE_S = 15
 _SESSION_S = 9
 _LIMIT_S = 180
+_RATES_SETTINGS = {"broker.session.timeout.ms": 600_000, "log.segment.delete.delay.ms": 1_000}
+"""No node is fenced while it is stopped, and the pages of a deleted topic are free soon."""
+
+
+@contextmanager
+def others_stopped(cluster: NodeGroup, clusters: Sequence[NodeGroup]) -> Iterator[None]:
+    """Only the nodes of one cluster run. Afterwards the others do again, and have a controller."""
+    others = [each for each in clusters if each is not cluster]
+    for each in others:
+        each.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for each in others:
+            each.send(signal.SIGCONT)
+        for each in others:
+            each.wait(lambda each=each: each.controller() is not None, "there is an active controller")  # type: ignore[misc]
 
 
 class Rates:
-    """Both clusters at once."""
+    """Both clusters in turn."""
 
     def __init__(self, clusters: Sequence[NodeGroup], rounds: int, share: float, figures: Figures) -> None:
         self._clusters = clusters
@@ -62,10 +81,12 @@ class Rates:
                 unit: str = unit, scale: float = scale,
             ) -> None:  # fmt: skip
                 topic = f"records-{size}-{number}"
-                cluster.create(topic)
-                before = cluster.cpu_s()
-                rate = run_client("produce_spread", cluster, topic, counted, size)["per_s"]
-                used = sum(after - before[node_id] for node_id, after in cluster.cpu_s().items())
+                with others_stopped(cluster, self._clusters):
+                    cluster.create(topic)
+                    before = cluster.cpu_s()
+                    rate = run_client("produce_spread", cluster, topic, counted, size)["per_s"]
+                    used = sum(after - before[node_id] for node_id, after in cluster.cpu_s().items())
+                    cluster.delete(topic)
                 self._figures.add(Figure(f"produce {label}, RF 3, acks=all", unit, scale=scale), cluster.name, rate)
                 cpu = Figure(f"  CPU of all nodes, {label}", "ms/MB", True, 1e3)
                 self._figures.add(cpu, cluster.name, used / (counted * size / 1e6))
@@ -223,7 +244,7 @@ def main() -> None:
     settings = {"broker.session.timeout.ms": _SESSION_S * 1000}
     if arguments.only != "scale":
         with ExitStack() as stack:
-            clusters = [stack.enter_context(NodeGroup(system, settings)) for system in measured]
+            clusters = [stack.enter_context(NodeGroup(system, _RATES_SETTINGS)) for system in measured]
             rates = Rates(clusters, rounds, 0.1 if arguments.quick else 1.0, figures)
             for part in (rates.throughput, rates.latency):
                 if arguments.only in (None, part.__name__):

@@ -28,6 +28,8 @@ from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
     ElectLeadersRequest,
 )
 
@@ -179,6 +181,24 @@ class NodeGroup:
         self.wait(lambda: len(self.brokers()) == SIZE, "all brokers are registered")
         self.wait(is_made, "the topic is made")
         self.wait_whole(topic)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until all its files are removed."""
+
+        def is_deleted() -> bool:
+            answer = self.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name=topic)], timeout_ms=20_000))
+            return answer is not None and answer.responses[0].error_code in (0, 3)
+
+        def is_removed() -> bool:
+            return not any(any(each.directory.glob(f"data/{topic}-*")) for each in self.members.values())
+
+        self.wait(is_deleted, "the topic is deleted")
+        self.wait(is_removed, "its files are removed")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all nodes."""
+        for member in self.members.values():
+            member.send(number)
 
     def brokers(self) -> list[int]:
         answer = self.ask(MetadataRequest(topics=[]))

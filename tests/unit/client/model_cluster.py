@@ -17,7 +17,7 @@ from typing import Any
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.core.connections import Close, Connect, Write
+from kalda.client.core.connections import Close, Connect, Connections, Write
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producing import ProducerCore
 from kalda.protocol.apis import API, ApiKey, request_class
@@ -123,6 +123,10 @@ class World:
         self._connected: dict[int, int] = {}
         """Node ids, by connection."""
         self._busy_until_ms: dict[int, int] = {}
+        self._client_events = 0
+        """Events of the producer's connections. Only these, and its deadline, make it take a turn."""
+        self._written: list[int] = []
+        """Connections to which requests were written in this turn."""
         config = producer_config({"bootstrap.servers": "n0:1", **keys}, {})
         self.core = ProducerCore(
             config, client_id="model", software_version="1", random=self.random.random, ticket_type=Ticket,
@@ -154,9 +158,12 @@ class World:
         """Let time pass."""
         end_ms = self.now_ms + duration_ms
         turns = 0
+        takes_turn = True
+        due_ms: int | None = None
         while True:
-            self._turn()
-            due_ms = self.core.deadline_ms(self.now_ms)
+            if takes_turn:
+                self._turn()
+                due_ms = self.core.deadline_ms(self.now_ms)
             assert due_ms is None or due_ms >= self.now_ms
             next_ms = min(
                 [end_ms, *([due_ms] if due_ms is not None else []), *([self._events[0][0]] if self._events else [])]
@@ -167,8 +174,10 @@ class World:
             if self.now_ms >= end_ms and not (self._events and self._events[0][0] <= end_ms):
                 self._turn()
                 return
+            before = self._client_events
             while self._events and self._events[0][0] <= self.now_ms:
                 heapq.heappop(self._events)[2]()
+            takes_turn = self._client_events != before or (due_ms is not None and due_ms <= self.now_ms)
 
     def run_until_idle(self, limit_ms: int = 600_000) -> None:
         """Flush."""
@@ -194,6 +203,10 @@ class World:
                         self._write(connection_id, b"".join(buffers))
                     case Close(connection_id):
                         self._connected.pop(connection_id, None)
+            # As the shells do: behind the actions, in the same turn.
+            written, self._written = self._written, []
+            for connection_id in written:
+                self._client().on_written(connection_id)
         for batch in self.core.take_finished():
             self.done.append(batch)
             if batch.final_state is not FinalState.SPLIT:
@@ -203,6 +216,11 @@ class World:
 
     # -- connections
 
+    def _client(self) -> Connections:
+        """The producer's connections, for an event."""
+        self._client_events += 1
+        return self.core.at(self.now_ms)
+
     def _connect(self, connection_id: int, node: int) -> None:
         self._connected[connection_id] = node
 
@@ -211,9 +229,9 @@ class World:
                 return
             if node in self.down:
                 del self._connected[connection_id]
-                self.core.at(self.now_ms).on_connect_failed(connection_id, "refused", self.now_ms)
+                self._client().on_connect_failed(connection_id, "refused", self.now_ms)
             else:
-                self.core.at(self.now_ms).on_connected(connection_id, self.now_ms)
+                self._client().on_connected(connection_id, self.now_ms)
 
         self.at(1, connected)
 
@@ -221,11 +239,11 @@ class World:
         """All connections to a node break."""
         for connection_id in [each for each, peer in self._connected.items() if peer == node]:
             del self._connected[connection_id]
-            self.core.at(self.now_ms).on_lost(connection_id, "cut", self.now_ms)
+            self._client().on_lost(connection_id, "cut", self.now_ms)
 
     def _lose(self, connection_id: int) -> None:
         if self._connected.pop(connection_id, None) is not None:
-            self.core.at(self.now_ms).on_lost(connection_id, "cut", self.now_ms)
+            self._client().on_lost(connection_id, "cut", self.now_ms)
 
     def _write(self, connection_id: int, data: bytes) -> None:
         if connection_id not in self._connected:
@@ -236,7 +254,7 @@ class World:
         at_ms = max(self.now_ms, self._busy_until_ms.get(connection_id, 0)) + self.random.choice((0, 1, 2, 15))
         self._busy_until_ms[connection_id] = at_ms
         self.at(at_ms - self.now_ms, lambda: self._process(connection_id, data[4:]))
-        self.at(0, lambda: self.core.at(self.now_ms).on_written(connection_id))
+        self._written.append(connection_id)
 
     def _process(self, connection_id: int, frame: bytes) -> None:
         node = self._connected.get(connection_id)
@@ -263,7 +281,7 @@ class World:
 
         def arrive() -> None:
             if connection_id in self._connected:
-                self.core.at(self.now_ms).on_frame(connection_id, memoryview(answer), self.now_ms)
+                self._client().on_frame(connection_id, memoryview(answer), self.now_ms)
 
         self.at(0, arrive)
 

@@ -128,6 +128,17 @@ def test_acks_0_is_done_when_it_is_written() -> None:
     assert [(batch.final_state, batch.base_offset) for batch in world.done] == [(FinalState.SUCCEEDED, -1)]
 
 
+def test_acks_0_does_not_wait_where_all_requests_in_flight_were_written() -> None:
+    """No response ends a turn's wait: more batches than may be in flight are sent at once all the same."""
+    world = World(acks="0", brokers=1, **{"enable.idempotence": False, "batch.size": 200, "linger.ms": 0})
+    world.send(b"first", 0)
+    world.run_until_idle()
+    for _ in range(20):
+        world.send(b"v" * 110, 0)
+    world.run(100)
+    assert len(world.done) == 21
+
+
 @pytest.mark.parametrize(
     "code",
     [

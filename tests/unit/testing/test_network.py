@@ -30,7 +30,7 @@ def connect(cluster: Cluster, node_id: int) -> BlockingConnection:
     return BlockingConnection(host, int(port))
 
 
-def produce(cluster: Cluster, node_id: int, value: str, timeout_ms: int = 20_000) -> ErrorCode:
+def produce(cluster: Cluster, node_id: int, value: str, timeout_ms: int = 5_000) -> ErrorCode:
     """Produce one record with acks=all, as a client that retries does."""
     batch = build_batch([(1, None, value.encode(), ())])
     data = [PartitionProduceData(index=0, records=batch)]

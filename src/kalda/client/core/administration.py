@@ -185,7 +185,6 @@ class AdminCore:
         self.requests.now_ms = now_ms
         self.refused: ApiError | None = None
         self.connections.on_refused = self._on_refused
-        self.connections.on_unreachable = self.metadata.request_update
         self._retry = retry
         self._runs: list[_Run] = []
         self._coordinators: dict[Target, Broker] = {}

@@ -144,6 +144,9 @@ class Connections:
         self.last_failure = "no connection was made yet"
         """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
         self._actions: list[Action] = []
+        self._has_written = False
+        """A request without a response has been written since the last `run`: there is room for the next one, and no
+        event of a socket will follow."""
         self.on_features: Callable[[int, Mapping[str, int]], None] = _ignore_features
         """Called with the epoch and the levels of the finalized features that a node has answered with."""
         self.on_refused: Callable[[ApiError], None] = _nothing
@@ -292,6 +295,7 @@ class Connections:
 
     def run(self, now_ms: int) -> None:
         """Close connections whose requests are overdue, that are not made in time, or that are idle."""
+        self._has_written = False
         if now_ms == self._ran_at_ms:
             return
         self._ran_at_ms = now_ms
@@ -311,6 +315,8 @@ class Connections:
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` has something to do."""
+        if self._has_written:
+            return now_ms
         times = []
         for peer in self._peers.values():
             if peer.state is State.CONNECTING:
@@ -347,6 +353,7 @@ class Connections:
         """All that `Write` named has been written: requests without a response are done."""
         peer = self._by_connection.get(connection_id)
         while peer is not None and peer.in_flight and not peer.in_flight[0].expects_response:
+            self._has_written = True
             peer.in_flight.popleft().on_done(None, None)
 
     def on_frame(self, connection_id: int, frame: memoryview, now_ms: int) -> None:

@@ -88,7 +88,6 @@ class ConsumerCore:
         )
         self.connections = Connections(_connection_config(config, client_id, software_version, random))
         self.connections.on_refused = self._on_refused
-        self.connections.on_unreachable = self.metadata.request_update
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
         self.subscription = Subscription()

@@ -38,6 +38,7 @@ class Requests:
     ) -> None:
         self.metadata = metadata
         self.connections = connections
+        connections.on_unreachable = metadata.request_update
         self.now_ms = 0
         self.coordinator_error: ApiError | None = None
         """Why the group's coordinator cannot be used, where a repetition does not help."""
