@@ -12,6 +12,7 @@ whole batches of records and do not depend on the command line.
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `delivery`: futures of records, and the calls when batches are done
+- `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
 - `channels`, `channel`, `tls_channel`: the sockets of a core's connections; one socket; one with TLS
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine

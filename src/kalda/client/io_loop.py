@@ -143,6 +143,6 @@ class IoLoop:
         self.wake()
 
     def _on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
-        self._channels.on_event(connection_id, readable, writable)
-        self._driven.finish()
-        self.wake()
+        if self._channels.on_event(connection_id, readable, writable):
+            self._driven.finish()
+            self.wake()
