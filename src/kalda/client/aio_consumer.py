@@ -174,9 +174,13 @@ class Consumer(ConsumerCalls):
         while True:
             left_s = max(0.0, (due_ms - self._now_ms()) / 1000)
             chunks = await self._poll(left_s, lambda: self._core.take_chunks(max_records))
-            batch = to_one_batch(chunks) if chunks else None
-            if batch is not None or self._now_ms() >= due_ms:
-                return batch
+            decoded = to_one_batch(chunks)
+            if decoded.failure is not None:
+                self._core.put_back(decoded.rest)
+                if decoded.batch is None:
+                    raise decoded.failure
+            if decoded.batch is not None or self._now_ms() >= due_ms:
+                return decoded.batch
 
     async def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
         records: list[Record] = await self._poll(timeout, lambda: self._core.take_records(limit))

@@ -332,6 +332,13 @@ class ConsumerCore:
         """The next batches, for columns; none where none is buffered. Raises what has failed."""
         return self.fetcher.take_chunks(rows)
 
+    def put_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Records that were taken from these offsets on are fetched again."""
+        for partition, offset in offsets.items():
+            state = self.subscription.partitions.get(partition)
+            if state is not None:
+                state.seek(OffsetAndEpoch(offset))
+
     @property
     def callback(self) -> Callback | None:
         """A call of the rebalance listener that is due."""
