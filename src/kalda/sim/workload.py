@@ -17,7 +17,6 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.producer_errors import DeliveryTimeout
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -101,7 +100,7 @@ class Producer:
             if error is None:
                 written.acked[number] = offset = delivery.result().offset
                 client.world.trace(client.name, f"acked {number} in {partition} at {offset}")
-            elif self._is_patient or not isinstance(error, DeliveryTimeout):
+            elif self._is_patient or not (isinstance(error, ApiError) and error.code.retriable):
                 client.world.violated(f"{client.name} is refused record {number} of {partition}: {error!r}")
 
         return on_done
