@@ -27,7 +27,8 @@ an invariant violates it in each run.
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
 - `ablations`: safeguards that are switched off one by one; some seed must fail without each
-- `client_ablations`: those of producers
+- `client_ablations`: those of clients
+- `truncations`: unclean elections under consumers
 - `switch`: replaces attributes, and restores them
 - `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history

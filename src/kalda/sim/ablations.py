@@ -16,6 +16,7 @@ from kalda.sim import client_ablations, controller_storm, faults
 from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 from kalda.sim.switch import Switch
+from kalda.sim.truncations import truncate_under_consumers
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +302,7 @@ def _elect_uncleanly_at_once(switch: Switch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SmallAblation:
-    """A safeguard of the quorum or of controllers, tested by a simulation of these alone. `weather(seed)`
+    """A safeguard of the quorum, of controllers or of consumers, tested by a simulation of its own. `weather(seed)`
     is a run in which one of `seeds` seeds must fail without it; it raises where an invariant is violated."""
 
     name: str
@@ -369,6 +370,13 @@ CONTROLLER_ABLATIONS = {
     )
 }
 """Safeguards of the controller, by name."""
+CONSUMER_ABLATIONS = {
+    each.name: each
+    for each in (
+        SmallAblation("validation of offsets", client_ablations.follow_any_log, truncate_under_consumers, seeds=5),
+    )
+}
+"""Safeguards of consumers, by name."""
 
 
 ABLATIONS = {
