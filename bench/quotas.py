@@ -20,7 +20,7 @@ from harness.nodes import Node
 from harness.systems import KALDA, systems
 
 from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 
 _RECORD = os.urandom(10_000)
 _WINDOWS_S = 22.0

@@ -74,7 +74,9 @@ class Soak:
                 batch = build_batch([(int(time.time() * 1000), b"key", bytes(100), ()) for _ in range(10)])
                 data = [PartitionProduceData(index=number % _PARTITIONS, records=batch)]
                 topics = [TopicProduceData(name=name, partition_data=data)]
-                connection.request(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=topics), 12)
+                request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=topics)
+                while connection.request(request, 12).responses[0].partition_responses[0].error_code:
+                    time.sleep(0.05)  # a new partition has no leader yet
             self._join(name)
             for peer in [socket.create_connection(("127.0.0.1", self._node.port)) for _ in range(_CONNECTIONS)]:
                 peer.close()

@@ -4,7 +4,8 @@
 
 Every node is broker and controller; the topics have three replicas and min.insync.replicas 2, and so has
 `__transaction_state`. Both clusters run at the same time and are measured in turn. The client is librdkafka: one
-producer, fifty producers, and transactions of 1,000 records beside as many records outside of transactions.
+producer, fifty producers, transactions of 1,000 records beside as many records outside of transactions, and consumers
+that read them as read_committed and as read_uncommitted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ def measure(cluster: NodeGroup, number: int, share: float, figures: Figures) -> 
     many = run_client("transact_many", cluster, topic, int(5_000 * share), 100)
     figures.add(Figure("transactions of 50 producers", "/s"), cluster.name, many["per_s"])
     large = run_client("thousands", cluster, topic, int(200_000 * share), 100)
-    figures.add(Figure("1,000 records: within, of without", ""), cluster.name, large["within"] / large["without"])
+    figures.add(Figure("1,000 records: within", "/s"), cluster.name, large["within"])
+    figures.add(Figure("1,000 records: without", "/s"), cluster.name, large["without"])
+    figures.add(Figure("1,000 records: within, of without", ""), cluster.name, large["share"])
+    eight = run_client("pipelined_thousands", cluster, topic, int(400_000 * share), 100)
+    figures.add(Figure("… of eight producers", ""), cluster.name, eight["within"] / eight["without"])
+    read = run_client("isolation", cluster, topic, int(400_000 * share), 100)
+    figures.add(Figure("read_committed", "/s"), cluster.name, read["read_committed"])
+    figures.add(Figure("read_uncommitted", "/s"), cluster.name, read["read_uncommitted"])
+    share_read = read["read_committed"] / read["read_uncommitted"]
+    figures.add(Figure("read_committed, of read_uncommitted", ""), cluster.name, share_read)
 
 
 def main() -> None:

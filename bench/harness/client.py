@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-from harness.transacting import thousands, transact, transact_many
+from harness.transacting import isolation, pipelined_thousands, thousands, transact, transact_many
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
@@ -226,6 +226,8 @@ WORKLOADS: dict[str, Callable[[int, str, int, int], Figures]] = {
         transact,
         transact_many,
         thousands,
+        pipelined_thousands,
+        isolation,
     )
 }
 

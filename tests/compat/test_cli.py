@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +17,9 @@ import pytest
 from lone_node import CLUSTER_ID, LoneNode
 
 import kalda
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.groups import describe_group, list_groups
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.sender import Sender
-from kalda.records.builder import build_batch
+from kalda.client.cluster import ClusterClient
 
 pytestmark = pytest.mark.compat
 
@@ -132,6 +131,92 @@ def test_starts_and_ends_of_consume(shell: Shell) -> None:
     assert "no key separator" in shell.run("produce", "places", "-K", "|", given="x\n", code=1).stderr
 
 
+def test_what_kcat_can_do(shell: Shell, tmp_path: Path) -> None:
+    """Envelopes, files as records, tails, times, filters, topics by pattern, formats."""
+    shell.run("topics", "create", "kcat-a", "kcat-b", "-p", 2)
+    envelopes = [
+        {"key": f"k{n}", "value": None if n == 3 else f"v{n}", "partition": n % 2, "timestamp": 1_000 * n,
+         "headers": {"n": str(n)}}
+        for n in range(10)
+    ]  # fmt: skip
+    shell.run("produce", "kcat-a", "--format", "json", given="\n".join(map(json.dumps, envelopes)))
+
+    def offsets(*options: object, topic: str = "kcat-a", form: str = "%p@%o\\n") -> list[str]:
+        return sorted(shell.run("consume", topic, "-f", form, *options).stdout.split())
+
+    assert offsets("--last", 2) == ["0@3", "0@4", "1@3", "1@4"]
+    assert offsets("--from", "timestamp:2000", "--until", "timestamp:5001") == ["0@1", "0@2", "1@1", "1@2"]
+    assert offsets("--from", "beginning", "--until", 1, form="%k:%s") == ["k0:v0k1:v1"]
+    assert offsets("--from", "-100", "-e", "--key-filter", "k[12]") == ["0@1", "1@0"]
+    assert offsets("--from", "-1h", "-e") == [], "their timestamps are of 1970"
+    assert offsets("--from", 0, "-e", "--header-filter", "n=^3$", form="%k=%S") == ["k3=-1"]
+    (tmp_path / "one").write_bytes(b"first\nfile")
+    (tmp_path / "two").write_bytes(b"second")
+    files = [tmp_path / "one", tmp_path / "two"]
+    shell.run("produce", "kcat-b", *files, "--format", "file", "-k", "f", "--timestamp", 7, "-z", "zstd")
+    shell.run("produce", "kcat-b", "-D", "::", "-K", "=", "-Z", given="f=a::f=::f=b")
+    sizes = offsets("--from", "beginning", "-e", topic="kcat-b", form="%S\\n")
+    assert sizes == ["-1", "1", "1", "10", "6"]
+    assert offsets("--from", 0, "--until", "timestamp:8", topic="kcat-b", form="%T\\n") == ["7", "7"]
+    everything = shell.run("consume", "^kcat-.*", "--from", "beginning", "-e", "-f", "%t ").stdout.split()
+    assert sorted(everything) == ["kcat-a"] * 10 + ["kcat-b"] * 5
+    assert "no topic matches" in shell.run("consume", "^nothing", code=1).stderr
+    copied = shell.run("consume", "kcat-a", "--from", 0, "-e", "--json").stdout.replace(
+        '"partition": 1', '"partition": 7'
+    )
+    refused = shell.run("produce", "kcat-b", "--format", "json", given=copied, code=1).stderr
+    assert "topic kcat-b has no partition 7; it has 2" in refused
+
+
+def test_offsets_and_deleted_records(shell: Shell) -> None:
+    shell.run("topics", "create", "shortened", "-p", 2)
+    shell.run("produce", "shortened", "-p", 1, given="a\nb\nc\n")
+    rows = shell.json("topics", "offsets", "shortened")
+    assert isinstance(rows, list)
+    assert [(row["beginning"], row["end"]) for row in rows] == [(0, 0), (0, 3)]
+    assert "Nothing was deleted" in shell.run("topics", "delete-records", "shortened", "--before", -1).stderr
+    shell.run("topics", "delete-records", "shortened", "--before", -1, "--execute")
+    assert shell.run("consume", "shortened", "--from", 0, "-e").stdout == "c\n"
+    assert shell.json("topics", "offsets", "shortened", "--at", "earliest")[1]["offset"] == 2  # type: ignore[index]
+
+
+def test_perf_prints_what_kafkas_tools_print(shell: Shell) -> None:
+    shell.run("topics", "create", "perf", "-p", 1)
+    sent = shell.run("perf", "produce", "perf", "-n", 500, "-s", 50, "-X", "linger.ms=0").stdout
+    number = r"\d+\.\d+"
+    assert re.fullmatch(
+        rf"500 records sent, {number} records/sec \({number} MB/sec\), {number} ms avg latency, {number} ms max "
+        r"latency, \d+ ms 50th, \d+ ms 95th, \d+ ms 99th, \d+ ms 99.9th.\n",
+        sent,
+    )
+    header, row = shell.run("perf", "consume", "perf", "-n", 500).stdout.splitlines()
+    assert len(header.split(", ")) == len(row.split(", ")) == 10
+    assert row.split(", ")[4] == "500"
+    latency = shell.run("perf", "e2e", "perf", "-n", 20).stdout.splitlines()
+    assert latency[0].startswith("0\t")
+    assert re.fullmatch(rf"Avg latency: {number} ms", latency[1])
+    assert re.fullmatch(r"Percentiles: 50th = \d+, 99th = \d+, 99.9th = \d+", latency[2])
+
+
+def test_profiles_and_configuration(shell: Shell, node: LoneNode, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.toml"
+    file.write_text(
+        f'[here]\nbootstrap.servers = "{node.address}"\nclient.id = "me"\n[gone]\nbootstrap.servers = "127.0.0.1:1"\n'
+    )
+    environment = {**shell.environment, "KALDA_PROFILES": str(file)}
+    del environment["KALDA_BOOTSTRAP_SERVER"]
+    with_profiles = Shell(node.address)
+    with_profiles.environment = environment
+    assert "here" in with_profiles.run("profiles").stdout
+    with_profiles.run("topics", "list", "--profile", "here")
+    with_profiles.run("topics", "list", "--profile", "gone", code=3)
+    assert "gone, here" in with_profiles.run("topics", "list", "--profile", "none", code=1).stderr
+    keys = tmp_path / "client.properties"
+    keys.write_text(f"bootstrap.servers={node.address}\nacks=all\n")
+    with_profiles.run("topics", "list", "--profile", "gone", "--command-config", keys)
+    assert "nearest is acks" in with_profiles.run("topics", "list", "-X", "akcs=1", code=2).stderr
+
+
 def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
     shell.run("topics", "create", "work", "-p", 2)
     for partition in range(2):
@@ -144,6 +229,7 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
     assert isinstance(group, dict)
     assert sum(row["lag"] for row in group["offsets"]) == 0
     assert "workers" in shell.run("groups", "list").stdout.split()
+    assert "workers" in shell.run("groups", "describe", "--all-groups", "--state").stdout.split()
     plan = shell.json("groups", "reset-offsets", "workers", "--all-topics", "--to-earliest")
     assert isinstance(plan, dict)
     assert plan["executed"] is False
@@ -158,13 +244,12 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
     """Wait until the group is stable with this many members."""
     with ClusterClient(node.address) as cluster:
-
-        def attempt(_: object) -> None:
+        until_s = time.monotonic() + 30
+        while time.monotonic() < until_s:
             found = [g.state for g in list_groups(cluster) if g.group_id == group_id]
-            if found != ["Stable"] or len(describe_group(cluster, group_id).members) != count:
-                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id} is {found}")
-
-        cluster.retrying(attempt)
+            if found == ["Stable"] and len(describe_group(cluster, group_id).members) == count:
+                return
+        raise AssertionError(f"group {group_id} is {found}")
 
 
 @pytest.fixture
@@ -260,9 +345,9 @@ def test_topics_complete(shell: Shell) -> None:
 def test_consume_ends_when_its_pipe_is_closed(shell: Shell, node: LoneNode) -> None:
     with ClusterClient(node.address) as cluster:
         create_topics(cluster, [NewTopic("long", 1, 1)])
-        with Sender(cluster) as sender:
-            for _ in range(20):
-                sender.send("long", 0, build_batch([(0, None, b"x" * 1000, ())] * 200))
+    with kalda.Producer(bootstrap_servers=node.address) as producer:
+        for _ in range(4_000):
+            producer.send("long", b"x" * 1000)
     process = shell.start("consume", "long", "--from", "beginning")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -18,7 +18,7 @@ from transactional_clients import WAIT_S, Committers, made, producer_of, send, v
 
 import kalda
 from kalda.client.admin.features import describe_features, update_features
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.admin import UpgradeType
 
 pytestmark = pytest.mark.compat

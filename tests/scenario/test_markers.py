@@ -103,6 +103,23 @@ def test_an_abort_marker_is_in_the_index_that_consumers_get() -> None:
     assert [(each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()] == [(7, 0)]
 
 
+def test_a_cold_index_of_aborted_transactions_is_read_by_a_job() -> None:
+    """The loop does not wait for the device; the records may be in the page cache all the same."""
+    world = World()
+    partition = world.assign("one")
+    produce(world, partition, count=2)
+    write(world, marker(("one", 0), commit=False))
+    partition.log.segments.active.txn_index.close()
+    world.hold_jobs = True
+    waiting = world.fetch(("one", 0, 0), isolation_level=COMMITTED)
+    assert isinstance(waiting, Pending)
+    assert not waiting.done
+    world.let_jobs_run()
+    answer = answers_of(waiting)["one", 0]
+    assert offsets(answer) == [0, 2]
+    assert [(each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()] == [(7, 0)]
+
+
 def test_results_of_one_producer_are_together() -> None:
     """Coordinators of Apache Kafka read one result for each producer id."""
     world = World()

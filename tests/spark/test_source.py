@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from topics import BASE_MS, NewRecord, World
 
-from kalda.client.admin.offsets import delete_records
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.sender import Sender
-from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
-
-NewRecord = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
-BASE_MS = 1_704_067_200_000
 
 
 @pytest.fixture(scope="module")
@@ -31,86 +22,10 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def client(cluster: Cluster) -> Iterator[ClusterClient]:
-    with ClusterClient(cluster.bootstrap_servers) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    from kalda.spark import register
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").appName("tests")
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    register(session)
-    yield session
-    session.stop()
-
-
-class World:
-    """Produces records to topics, and reads the topics with Spark."""
-
-    def __init__(self, cluster: Cluster, client: ClusterClient, spark: Any) -> None:
-        self.cluster = cluster
-        self.client = client
-        self.spark = spark
-
-    def create(self, topic: str, partitions: int = 1, **configs: Any) -> None:
-        names = {name.replace("_", "."): value for name, value in configs.items()}
-        names["retention.ms"] = -1  # the records have old timestamps
-        self.cluster.create_topic(topic, partitions=partitions, configs=names)
-
-    def produce(self, topic: str, partition: int, records: Sequence[NewRecord], **options: Any) -> None:
-        with Sender(self.client) as sender:
-            sender.send(topic, partition, build_batch(records, **options))
-
-    def number(self, topic: str, counts: Sequence[int], batch: int = 10) -> None:
-        """Create the topic, with `counts[n]` records in partition n; the value of each is its offset."""
-        self.create(topic, len(counts))
-        for partition, count in enumerate(counts):
-            for first in range(0, count, batch):
-                offsets = range(first, min(count, first + batch))
-                self.produce(topic, partition, [(BASE_MS + one, None, str(one).encode(), ()) for one in offsets])
-
-    def frame(self, schema: str | None = None, **options: Any) -> Any:
-        reader = self.spark.read.format("kalda").option("kafka.bootstrap.servers", self.cluster.bootstrap_servers)
-        reader = reader.schema(schema) if schema else reader
-        for name, value in options.items():
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
-            reader = reader.option(name.replace("__", "."), text)
-        return reader.load()
-
-    def read(self, **options: Any) -> list[Any]:
-        return sorted(self.frame(**options).collect(), key=lambda row: (row.topic, row.partition, row.offset))
-
-    def offsets(self, **options: Any) -> dict[int, list[int]]:
-        """The offsets read, by partition."""
-        found: dict[int, list[int]] = {}
-        for row in self.read(**options):
-            assert row.value == str(row.offset).encode()
-            found.setdefault(row.partition, []).append(row.offset)
-        return found
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Cluster, client: ClusterClient, spark: Any) -> World:
-    made = World(cluster, client, spark)
-    made.number("numbers", [30, 0, 5])
-    return made
+def world(cluster: Cluster, spark: Any) -> Iterator[World]:
+    with World(cluster, spark) as made:
+        made.number("numbers", [30, 0, 5])
+        yield made
 
 
 def span(start: int, end: int) -> list[int]:
@@ -137,7 +52,7 @@ def test_records_of_every_codec(world: World) -> None:
         (BASE_MS + 2, b"", None, [("a", b"")]),
     ]
     for codec in Compression:
-        world.produce("codecs", codec, records, compression=codec)
+        world.produce("codecs", codec, records, compression=codec.name.lower())
     frame = world.frame(subscribe="codecs", includeHeaders="true").withColumnRenamed("timestamp", "at")
     found = sorted(
         frame.selectExpr("*", "unix_millis(at) as ms").collect(), key=lambda row: (row.partition, row.offset)
@@ -211,7 +126,7 @@ def test_a_schema_of_fewer_columns(world: World) -> None:
 
 def test_deleted_records(world: World) -> None:
     world.number("deleted", [20])
-    assert delete_records(world.client, {world.client.partitions("deleted")[0]: 8}) != {}
+    world.admin.delete_records({("deleted", 0): 8}).check()
     assert world.offsets(subscribe="deleted") == {0: span(8, 20)}
     lost = {"deleted": {"0": 2}}
     with pytest.raises(Exception, match=r"offset 2 was requested, but the log has 8 to 20.*failOnDataLoss"):
@@ -267,13 +182,3 @@ def test_a_wrong_option_is_one_sentence(world: World) -> None:
     with pytest.raises(Exception, match="topic no-such-topic does not exist") as caught:
         world.frame(subscribe="no-such-topic").count()
     assert "Traceback" not in str(caught.value)
-
-
-def test_a_streaming_query_is_refused_in_one_sentence(world: World) -> None:
-    reader = world.spark.readStream.format("kalda").option("subscribe", "numbers")
-    stream = reader.option("kafka.bootstrap.servers", world.cluster.bootstrap_servers).load()
-    query = stream.writeStream.format("noop").start()
-    with pytest.raises(Exception, match="streaming queries are not supported") as caught:
-        query.awaitTermination(60)
-    assert "Traceback" not in str(caught.value)
-    assert "UnboundLocalError" not in str(caught.value)

@@ -6,6 +6,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `ids`: UUIDs in Kafka's text form, topic partitions
 - `topic_names`: what a topic may be called; internal topics
 - `memory`: buffers that are not filled with zeros before they are written
+- `java_order`: the order and the hash codes of Java's hash tables, which Kafka's decisions depend on
 - `printable`: text of others, safe for terminals and log lines
 - `pending`: a result that is set later, without asyncio
 - `turn`: a body of work that never runs inside itself

@@ -14,8 +14,11 @@ OFFSETS_TOPIC = "__consumer_offsets"
 """The group coordinator's."""
 TRANSACTIONS_TOPIC = "__transaction_state"
 """The transaction coordinator's."""
-INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state"))
-"""Topics of coordinators. They are listed as internal, and clients cannot append to them or delete their records."""
+CLIENT_METRICS_TOPIC = "__client_metrics"
+"""Metrics that clients have pushed."""
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state", CLIENT_METRICS_TOPIC))
+"""Topics of coordinators and brokers. They are listed as internal, and clients cannot append to them or delete their
+records."""
 MAX_LENGTH = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 

@@ -6,6 +6,10 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `gate.py`: requests that arrive before the node can answer them
 - `quorum_side.py`: the metadata log, its loader, and with the controller role a controller
 - `broker_side.py`: with the broker role: the logs, the order of the start and of the stop
+- `node_security.py`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
+- `listener_security.py`: what a listener with TLS or SASL does with its connections
+- `sasl_answers.py`: credentials of users, delegation tokens, OAuth tokens
+- `python_classes.py`: classes of the operator that the properties name
 - `services.py`: what a broker serves clients with: the list of its modules
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
@@ -13,6 +17,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `charging.py`: the stage of the pipeline that charges answers to quotas
 - `throttling.py`: which quotas a request counts against, by how much
 - `quotas.py`: a node's client quotas, fed by the metadata
+- `authorizing.py`: a node's authorizer, fed by the metadata
+- `item_checks.py`: checks of the single items of a request
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop
@@ -21,6 +27,9 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request
 - `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
+- `client_metrics_topic.py`: appends what clients push to `__client_metrics`
+- `client_metrics_plugins.py`: the operator's own classes that receive what clients push
+- `request_metrics.py`: requests by API: counts and durations
 - `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain

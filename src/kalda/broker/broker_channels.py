@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
@@ -22,6 +22,9 @@ from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest
 from kalda.network.client import RpcClient, RpcConnection
 from kalda.protocol.notation import Request
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger("kalda.channel")
 
@@ -53,11 +56,15 @@ class BrokerChannels:
         cache: MetadataCache,
         random: Callable[[], float],
         route: Callable[[str, int], tuple[str, int]],
+        security: ClientSecurity | None = None,
+        client_id: str = "",
     ) -> None:
-        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>`. `route`: of the `Host`."""
+        """`name` is that of the purpose; requests have the client id `broker-<id>-<name>` where none is given. `route`:
+        of the `Host`. `security`: None for plain text."""
+        self._security = security
         self._route = route
         self.name = f"channels for {name}"
-        self._client_id = f"broker-{config.node_id}-{name}"
+        self._client_id = client_id or f"broker-{config.node_id}-{name}"
         self._listener = config.inter_broker_listener_name
         self._timeout_ms: int = config["request.timeout.ms"]
         self._connect_timeout_ms: int = config["socket.connection.setup.timeout.ms"]
@@ -112,6 +119,7 @@ class BrokerChannels:
                 connect_timeout_ms=self._connect_timeout_ms,
                 backoff_ms=_BACKOFF_MS,
                 backoff_max_ms=_MAX_BACKOFF_MS,
+                security=self._security,
             )
             channel = self._channels[broker_id] = _Channel(client, address, broker.epoch)
         return channel.client

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -35,9 +35,13 @@ from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
+
+if TYPE_CHECKING:
+    from kalda.broker.node_security import NodeSecurity
 
 log = logging.getLogger("kalda.broker")
 T = TypeVar("T")
@@ -61,21 +65,22 @@ class BrokerSide:
         heartbeats: ControllerChannel,
         sensors: Sensors,
         quotas: NodeQuotas,
+        authorizer: Authorizer | None,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
+        security: NodeSecurity | None,
     ) -> None:
         """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all other requests.
         `identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
         directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
-        why the broker cannot go on. Reads the log directories; raises `OSError`."""
+        why the broker cannot go on. `security`: None for PLAINTEXT. Reads the log directories; raises `OSError`."""
         self._config = config
         self._quorum = quorum
         self._jobs = jobs
         self._on_fatal = on_fatal
         self._has_replicas = False
-        """Whether `services` and `lifecycle` exist. A directory may fail before, while it is read for the first time:
-        no replica is in it then, and the registration will not name it."""
+        """Whether `services` and `lifecycle` exist. A directory in which no replica is yet may fail before."""
         self._cache = MetadataCache(timers)
         configs = DynamicConfigs(config)
         self.logs = make_log_manager(
@@ -110,7 +115,10 @@ class BrokerSide:
             dynamic_configs=configs,
             sensors=sensors,
             quotas=quotas,
+            authorizer=authorizer,
             opening=OpeningPartitions(timers),
+            security=security,
+            to_brokers=None if security is None else security.to_brokers(),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
         )

@@ -12,7 +12,8 @@ from typing import TypeAlias, TypeVar
 
 from kalda.base.pending import Pending
 from kalda.network.connection import AtTurn, Buffer, Connection
-from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.apis import API
+from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
 from kalda.protocol.framing import RequestHeader
 from kalda.protocol.notation import Response
 
@@ -55,10 +56,12 @@ class RequestContext(Caller):
     `forwarded_by` is that broker's principal.
     """
 
-    __slots__ = ("connection", "frame", "header", "stopwatch")
+    __slots__ = ("connection", "forwarded_token", "frame", "header", "stopwatch")
 
     stopwatch: Stopwatch
     """Exists only where the time of requests is charged."""
+    forwarded_token: bool
+    """Whether the client of an envelope has authenticated with a delegation token. Exists only in such a context."""
 
     def __init__(
         self, connection: Connection, header: RequestHeader, frame: memoryview, authorizer: Authorizer | None = None
@@ -75,6 +78,27 @@ class RequestContext(Caller):
         self.forwarded_by = None
         self.authorizer = authorizer
         self.charge = None
+
+    @property
+    def request_name(self) -> str:
+        return API[self.header.api_key].name
+
+    @property
+    def is_token_authenticated(self) -> bool:
+        if self.forwarded_by is not None:
+            return self.forwarded_token
+        return self.connection.token_authenticated
+
+    @property
+    def may_request_tokens(self) -> bool:
+        """Not with a token, nor over a connection that authenticates nobody. The broker that forwards a request has
+        checked the connection of its client."""
+        if self.is_token_authenticated:
+            return False
+        if self.forwarded_by is not None:
+            return True
+        protocol = self.connection.security_protocol
+        return protocol != "PLAINTEXT" and not (protocol == "SSL" and self.principal == ANONYMOUS)
 
 
 class Encoded:

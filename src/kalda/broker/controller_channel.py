@@ -24,12 +24,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.network.client import RpcConnection
 from kalda.protocol.notation import Request
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger("kalda.channel")
 
@@ -51,6 +54,9 @@ _TRY_AGAIN = frozenset(
         ErrorCode.BROKER_NOT_AVAILABLE,
     )
 )
+_LOGIN_FAILED = frozenset(
+    (ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.UNSUPPORTED_SASL_MECHANISM, ErrorCode.ILLEGAL_SASL_STATE)
+)
 
 
 class ControllerChannel:
@@ -63,9 +69,12 @@ class ControllerChannel:
         request_timeout_ms: int,
         silence_ms: int | None = None,
         on_path_broken: Callable[[], None] | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
         """`address()` is the listener of the active controller; None while the quorum has no leader.
-        `request_timeout_ms` is for requests that have no timeout of their own, and `silence_ms` where that is None."""
+        `request_timeout_ms` is for requests that have no timeout of their own, and `silence_ms` where that is None.
+        `security`: None for plain text."""
+        self._security = security
         self._address = address
         self._client_id = client_id
         self._timeout_ms = request_timeout_ms
@@ -93,7 +102,9 @@ class ControllerChannel:
     def beside(self, client_id: str) -> ControllerChannel:
         """Another connection to the active controller, for requests whose responses may take long: those on one
         connection keep the order of the requests. It connects at its first request, and is closed with this channel."""
-        channel = ControllerChannel(self._address, client_id, self._timeout_ms, self._silence_ms)
+        channel = ControllerChannel(
+            self._address, client_id, self._timeout_ms, self._silence_ms, security=self._security
+        )
         self._beside.append(channel)
         return channel
 
@@ -210,9 +221,16 @@ class ControllerChannel:
                     client_id=self._client_id,
                     timeout_ms=self._timeout_ms,
                     connect_timeout_ms=_CONNECT_TIMEOUT_MS,
+                    security=self._security,
                     negotiate=True,
                     silence_ms=self._silence_ms,
                 )
+        except ApiError as error:
+            if error.code not in _LOGIN_FAILED:
+                raise
+            # Credentials of nodes may be altered one node after the other, so a later attempt may succeed.
+            log.warning("%s: no login to the controller at %s:%d: %s", self._client_id, *address, error.message)
+            raise ApiError(ErrorCode.NETWORK_EXCEPTION, error.message) from error
         except TimeoutError:
             raise ApiError(ErrorCode.NETWORK_EXCEPTION, "the controller does not list its versions") from None
 

@@ -2,6 +2,7 @@
 
 - `/metrics`: all sensors, as OpenMetrics text for Prometheus
 - `/metrics.json`: the same under Kafka's own names
+- `/client-metrics`: the newest values that clients have pushed (KIP-714), as OpenMetrics text
 - `/quotas`: who uses how much of which quota
 - `/explain/throttle?user=U&client=ID`: whose quota applies to a client, and why, and what it has used
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.clock import Clock
 from kalda.base.sensors import Sensors
@@ -19,6 +20,9 @@ from kalda.network.http import HttpServer, Page
 from kalda.quota.explaining import explain, usage
 from kalda.quota.managers import QuotaManagers
 from kalda.telemetry.exposition import CONTENT_TYPE, as_json, openmetrics
+
+if TYPE_CHECKING:
+    from kalda.telemetry.client_series import ClientSeries
 
 log = logging.getLogger("kalda.node")
 
@@ -29,11 +33,20 @@ _JSON = "application/json; charset=utf-8"
 class MetricsListener:
     """Serves the sensors and quotas of one node."""
 
-    def __init__(self, node_id: int, sensors: Sensors, managers: QuotaManagers, clock: Clock) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        sensors: Sensors,
+        managers: QuotaManagers,
+        clock: Clock,
+        client_series: Callable[[], ClientSeries | None],
+    ) -> None:
+        """`client_series()` is what clients have pushed, None where none has."""
         self._node_id = node_id
         self._sensors = sensors
         self._managers = managers
         self._clock = clock
+        self._client_series = client_series
         self._server = HttpServer(self._page)
 
     @property
@@ -57,6 +70,9 @@ class MetricsListener:
             return Page(CONTENT_TYPE, openmetrics(self._sensors.everything(), now_ms))
         if path == "/metrics.json":
             return Page(_JSON, _pieces(as_json(self._sensors.everything(), now_ms)))
+        if path == "/client-metrics":
+            series = self._client_series()
+            return Page(CONTENT_TYPE, ["# EOF\n"] if series is None else series.openmetrics())
         if path == "/quotas":
             return Page(_JSON, [json.dumps({"node": self._node_id, "usage": usage(self._managers, now_ms)})])
         if path == "/explain/throttle":

@@ -25,7 +25,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
@@ -42,7 +42,7 @@ from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
-from kalda.network.connection import Connection
+from kalda.network.connection import Connection, FrameHandler
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.messages.brokers import (
@@ -55,11 +55,16 @@ from kalda.protocol.messages.brokers import (
 from kalda.raft.values import Endpoint as QuorumEndpoint
 
 if TYPE_CHECKING:
+    from kalda.broker.authorizing import NodeAuthorizer
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.metrics_listener import MetricsListener
+    from kalda.broker.node_security import NodeSecurity
+    from kalda.broker.pipeline import RequestPipeline
     from kalda.broker.raft_driver import RaftDriver
+    from kalda.broker.request_metrics import RequestMetrics
+    from kalda.network.client_security import ClientSecurity
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
 
@@ -109,7 +114,11 @@ class Node:
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
+        self._security: NodeSecurity | None = None
+        """None where every listener of this node, and of the controllers, is PLAINTEXT."""
         self._quotas: NodeQuotas | None = None
+        self._authorizer: NodeAuthorizer | None = None
+        """None also where the properties name none."""
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -124,6 +133,9 @@ class Node:
         """None without the controller role."""
 
         self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
+
+        self._request_metrics: RequestMetrics | None = None
         """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
@@ -191,6 +203,8 @@ class Node:
         assert cluster_id is not None
         _warn_of_properties(config)
         self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
+        self._authorizer = self._make_authorizer(timers, self._jobs)
+        self._security = self._make_security(timers)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
         assert directory_id is not None
@@ -210,27 +224,43 @@ class Node:
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )
         self._channel = ControllerChannel(
-            self._controller_address, f"broker-{config.node_id}-channel", config["request.timeout.ms"]
+            self._controller_address,
+            f"broker-{config.node_id}-channel",
+            config["request.timeout.ms"],
+            security=self._to_controllers(),
         )
         if config.is_broker:
             self._heartbeats = self._heartbeat_channel(self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
+        if self._authorizer is not None:
+            self._quorum.loader.install_publishers([self._authorizer])
+            self._authorizer.start()
         self._quorum.start()
         self._quorum.loader.install_publishers([self._quotas])
         self._quotas.start()
         if config.is_controller:
             self._open_controller(cluster_id)
         self._watchdog.start()
+        if self._security is not None:
+            self._security.start()
         await self._open_metrics()
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
+            on_frame = self._measured(self._broker.services.pipeline)
             for endpoint in config.broker_listeners:
-                self._gates[endpoint.listener].open(self._broker.services.pipeline.on_frame)
+                self._gates[endpoint.listener].open(on_frame)
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
+
+    def _make_authorizer(self, timers: Timers, jobs: Jobs) -> NodeAuthorizer | None:
+        if not self.config["authorizer.class.name"]:
+            return None
+        from kalda.broker.authorizing import NodeAuthorizer
+
+        return NodeAuthorizer.of(self.config, timers, jobs)
 
     def _on_metadata(self) -> None:
         """The loader has applied records, or the quorum has another leader."""
@@ -255,7 +285,25 @@ class Node:
             client_id=f"raft-client-{self.config.node_id}",
             connect_timeout_ms=self.config["controller.quorum.request.timeout.ms"],
             backoff_max_ms=200,
+            security=self._to_controllers(),
         )
+
+    def _make_security(self, timers: Timers) -> NodeSecurity | None:
+        """None where this node needs none. `ssl` stores and SASL modules are not even imported then."""
+        config = self.config
+        names = [endpoint.listener for endpoint in config.listeners] + config.controller_listener_names[:1]
+        if config.is_broker:
+            names.append(config.inter_broker_listener_name)
+        if all(config.protocol_map.get(name, "PLAINTEXT") == "PLAINTEXT" for name in names):
+            return None
+        from kalda.broker.node_security import NodeSecurity
+
+        assert self._jobs is not None, "made before the listeners"
+        return NodeSecurity(config, self._host, timers, self._jobs, lambda: self.image)
+
+    def _to_controllers(self) -> ClientSecurity | None:
+        """The security of connections to controllers. Raises `ValueError`."""
+        return None if self._security is None else self._security.to_controllers()
 
     def _identity(self) -> MetaPropertiesEnsemble:
         """Read the identity of this node from its directories, lock these, and complete what is missing there."""
@@ -275,11 +323,11 @@ class Node:
         assert self._quotas is not None, "made before the server"
         self._quotas.managers.on_ip_rate = server.set_ip_rate
         for endpoint in config.listeners:
-            if endpoint.security_protocol != "PLAINTEXT":
-                raise StartError(
-                    f"listener {endpoint} is of {endpoint.security_protocol}: this release serves PLAINTEXT only"
-                )
             gate = self._gates[endpoint.listener] = Gate()
+            security = None
+            if endpoint.security_protocol != "PLAINTEXT":
+                assert self._security is not None, "made where a listener needs it"
+                security = self._security.of_listener(endpoint, gate)
             is_controller = endpoint.listener in config.controller_listener_names
             protected = is_controller or endpoint.listener == config.inter_broker_listener_name
             listener = await self._server.listen(
@@ -289,6 +337,7 @@ class Node:
                 gate,
                 Limits.of(config, endpoint.listener),
                 security_protocol=endpoint.security_protocol,
+                security=security,
                 protected=protected,
                 on_close=self._on_controller_connection_closed if is_controller else None,
                 accepts=is_controller,
@@ -321,16 +370,27 @@ class Node:
             image.offset,
         )
 
+    def _measured(self, pipeline: RequestPipeline) -> FrameHandler:
+        """The pipeline's frame handler; with a metrics listener, one that measures each request."""
+        if not self.config["kalda.metrics.listener"]:
+            return pipeline.on_frame
+        if self._request_metrics is None:
+            from kalda.broker.request_metrics import RequestMetrics
+
+            self._request_metrics = metrics = RequestMetrics(self._host.busy_ns)
+            self.sensors.add_source(lambda: metrics.sensors(self._clock.mono_ms()))
+        return self._request_metrics.measured(pipeline)
+
     async def _open_metrics(self) -> None:
         """Add the gauges of the node, and serve its metrics where the configuration says so."""
         from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
 
         quorum = self._quorum
         assert quorum is not None
-        add_quorum_gauges(self.sensors, quorum)
+        add_quorum_gauges(self.sensors, quorum, self._clock)
         controller = quorum.controller
         if controller is not None:
-            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+            add_controller_gauges(self.sensors, controller, lambda: quorum.loader.image, quorum, self._clock)
         if self._broker is not None:
             lifecycle = self._broker.lifecycle
             self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
@@ -339,8 +399,13 @@ class Node:
             from kalda.broker.metrics_listener import MetricsListener
 
             assert self._quotas is not None
+            broker = self._broker
             self.metrics_listener = MetricsListener(
-                self.config.node_id, self.sensors, self._quotas.managers, self._clock
+                self.config.node_id,
+                self.sensors,
+                self._quotas.managers,
+                self._clock,
+                lambda: None if broker is None else broker.services.client_metrics.series,
             )
             await self.metrics_listener.open(address)
 
@@ -362,13 +427,20 @@ class Node:
             self._features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
+            authorizer=None if self._authorizer is None else self._authorizer.authorizer,
             throttle=self._quotas.throttle,
         )
         self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
+        on_frame = self._measured(pipeline)
+        early = self.config.early_start_listeners
         for name in self.config.controller_listener_names:
-            self._gates[name].open(pipeline.on_frame)
+            open_gate = partial(self._gates[name].open, on_frame)
+            if self._authorizer is None or name in early:
+                open_gate()
+            else:
+                self._authorizer.when_loaded(open_gate)
         self._registration = self._controller_registration()
         quorum.loader.install_publishers([self._registration])
 
@@ -411,6 +483,7 @@ class Node:
             max(_MIN_HEARTBEAT_TIMEOUT_MS, session_ms // 2),
             silence_ms,
             partial(others.drop_silent_connection, silence_ms),
+            self._to_controllers(),
         )
 
     def _make_broker(self, cluster_id: str, timers: Timers) -> BrokerSide:
@@ -436,9 +509,11 @@ class Node:
             heartbeats,
             self.sensors,
             self._quotas,
+            None if self._authorizer is None else self._authorizer.authorizer,
             identity,
             self._features,
             self._fatal,
+            self._security,
         )
 
     def _broker_identity(
@@ -498,10 +573,14 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._security is not None:
+            self._security.close()
         if self.metrics_listener is not None:
             await self.metrics_listener.close()
         if self._quotas is not None:
             self._quotas.close()
+        if self._authorizer is not None:
+            self._authorizer.close()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

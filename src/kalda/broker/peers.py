@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
@@ -32,6 +32,9 @@ from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
 from kalda.storage.truncating import start_truncations
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger("kalda.peers")
 
@@ -119,10 +122,13 @@ class ReplicaFetcherManager:
         is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
         throttle: ReplicaThrottle | None = None,
         route: Callable[[str, int], tuple[str, int]] | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
         """`on_fatal` is called with the reason where the task of a fetcher fails: its partitions would not be fetched
-        any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader is probed,
-        so none is marked missing. `route` is that of the `Host`; None: addresses are used as they are."""
+        any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader
+        is probed, so none is marked missing. `route` is that of the `Host`; None: addresses are used as
+        they are. `security` is that of connections to brokers; None for plain text."""
+        self._security = security
         self._on_fatal = on_fatal
         self._route = route if route is not None else lambda host, port: (host, port)
         self._is_refused = is_refused
@@ -238,6 +244,7 @@ class ReplicaFetcherManager:
             connect_timeout_ms=self._connect_timeout_ms,
             backoff_ms=_CONNECT_BACKOFF_MS,
             backoff_max_ms=_CONNECT_BACKOFF_MS,
+            security=self._security,
         )
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from kalda.broker.api_versions import Features
 from kalda.broker.dynamic_configs import DynamicConfigPublisher
+from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.modules.configs import ConfigsModule
 from kalda.broker.modules.connections import ConnectionsModule
 from kalda.broker.modules.coordinators import CoordinatorsModule
@@ -48,6 +49,7 @@ class Services:
         producers = ProducersModule(context)
         transactions = TransactionsModule(context, coordinators, producers.ids, self.markers.writer)
         replication.verifier.local = transactions.handlers.add_partitions_of_broker
+        self.client_metrics = ClientMetricsModule(context, replicas)
         self._partitions = PartitionsModule(context, replicas, coordinators, log_dirs.assignments)
         self.modules: tuple[Module, ...] = (
             ConnectionsModule(context),
@@ -61,6 +63,7 @@ class Services:
             ConfigsModule(context, forwarding.forwarding),
             producers,
             transactions,
+            self.client_metrics,
             self._partitions,
             LogUpkeepModule(context),
         )
@@ -74,9 +77,15 @@ class Services:
             features,
             lambda step: context.timers.call_later_ms(0, step),
             unstable_versions=context.config["unstable.api.versions.enable"],
+            authorizer=context.authorizer,
             throttle=context.quotas.throttle,
         )
         context.quotas.add_pipeline(self.pipeline)
+        context.sensors.gauge(
+            "kafka.server:type=broker-metadata-metrics",
+            "metadata-apply-error-count",
+            read=lambda: context.faults.count,
+        )
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
             context.dynamic_configs, [module.on_config for module in self.modules], context.faults

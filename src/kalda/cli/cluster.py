@@ -14,7 +14,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT32, json_option, with_cluster, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 
 @click.group()

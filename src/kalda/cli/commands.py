@@ -29,21 +29,26 @@ NOUNS = {
     "storage": _Noun("storage", "storage", "Format and describe the log directories of a node."),
     "topics": _Noun("topics", "topics", "List, describe, create, alter and delete topics."),
     "configs": _Noun("configs", "configs", "Describe and alter configs of topics, brokers and groups."),
-    "quotas": _Noun("quotas", "quotas", "Quotas of users, client ids and addresses, and who uses them."),
+    "quotas": _Noun("quotas", "quotas", "Quotas of users, clients and addresses, and who uses them."),
     "explain": _Noun("explain", "explain", "Explain why a client is throttled."),
     "metrics": _Noun("metrics", "metrics", "Show what the brokers measure."),
+    "client-metrics": _Noun("client_metrics", "client_metrics", "Metrics that clients push to the brokers."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "transactions": _Noun("transactions", "transactions", "Transactions: states, producers, and those that hang."),
+    "profiles": _Noun("profiles", "profiles", "List the profiles of clusters."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
+    "perf": _Noun("perf", "perf", "Measure producers and consumers on a cluster."),
     "cluster": _Noun("cluster", "cluster", "Start clusters here; describe brokers, log directories."),
-    "features": _Noun("features", "features", "Describe and change feature levels, such as metadata.version."),
+    "features": _Noun("features", "features", "Describe and change feature levels, as metadata.version."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
     "reassign": _Noun("reassign", "reassign", "Move replicas between brokers: plan, run, status, cancel."),
     "elect": _Noun("elect", "elect", "Elect leaders of partitions: preferred, unclean."),
-    "dump-log": _Noun("dump_log", "dump_log", "Show the content of segments, indexes, snapshots, checkpoints."),
+    "dump-log": _Noun("dump_log", "dump_log", "Show what is in segments, indexes, snapshots, checkpoints."),
+    "pipeline": _Noun("pipeline", "pipeline", "Load, derive, snapshot and replay topics with Spark."),
+    "tls": _Noun("tls", "tls", "Make certificates for trying out TLS."),
     "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
-    "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed, and replay a seed."),
+    "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
     "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
 }
 
@@ -105,7 +110,7 @@ def cli() -> None:
 
     \b
     Commands that connect to a cluster take --bootstrap-server HOST:PORT, or
-    the environment variable KALDA_BOOTSTRAP_SERVER.
+    the environment variable KALDA_BOOTSTRAP_SERVER, or --profile NAME.
     Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong,
     3 the cluster cannot be reached.
     """

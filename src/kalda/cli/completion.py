@@ -15,13 +15,13 @@ from kalda.base.errors import ApiError
 from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 _TIMEOUT_MS = 700
 
 
 def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClient], Iterable[str]]) -> list[str]:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
     servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:

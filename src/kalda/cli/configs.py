@@ -14,7 +14,7 @@ from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.admin.configs import ConfigEntry, Resource
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 P = ParamSpec("P")
 

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_group, complete_topic
-from kalda.cli.formats import Layout, RecordWriter
+from kalda.cli.failures import Failure
+from kalda.cli.formats import DECODED_AS, Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
 from kalda.cli.output import is_stdout_closed
-from kalda.cli.session import MAX_INT64, unescape, with_cluster
-from kalda.cli.times import parse_time_ms
+from kalda.cli.places import Kind, Place, offsets_of, parse_place
+from kalda.cli.session import unescape, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
-    from kalda.client.consumer_fetcher import ConsumerFetcher, Fetched
-    from kalda.client.group import GroupMember
+    from kalda.client.cluster import ClusterClient
+    from kalda.client.consumer import Consumer
+    from kalda.records.consuming import Record
 
-_POLL_MS = 200
-_COMMIT_MS = 5_000
+_POLL_S = 0.2
+_POLL_RECORDS = 2_000
+_COMMIT_S = 5.0
 
 
 @click.command()
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option(
     "--from", "start", metavar="WHERE", default="latest", show_default=True,
-    help="beginning, latest, an offset (42), or a time (2026-01-31T12:00:00Z, timestamp:MS). With --group: beginning "
-    "or latest, for partitions of which the group has no offset.",
+    help="beginning, latest, an offset (42), records before the end (-100), a time ago (-1h, -2d12h), or a time "
+    "(2026-01-31T12:00:00Z, timestamp:MS). With --group: beginning, latest or a time ago, for partitions of which the "
+    "group has no offset.",
+)  # fmt: skip
+@click.option(
+    "--until", "until", metavar="WHERE", help="Stop there, in each partition: written as --from. Not with --group."
+)
+@click.option(
+    "--last", type=click.IntRange(min=1), metavar="N",
+    help="The last N records of each partition. The same as --from -N --exit-at-end.",
 )  # fmt: skip
 @click.option("-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition.")
 @click.option(
@@ -42,12 +53,22 @@ _COMMIT_MS = 5_000
 @click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--timeout-ms", type=click.IntRange(min=1), metavar="MS", help="Stop when no record came for MS.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end that the partitions have at the start.")
+@click.option("--key-filter", metavar="REGEX", help="Only records with this in their key.")
+@click.option("--value-filter", metavar="REGEX", help="Only records with this in their value.")
 @click.option(
-    "-f", "--format", "layout", type=click.Choice([layout.value for layout in Layout]), default="text",
-    show_default=True, help="text: one line a record, on a terminal without control characters; json: one object a "
-    "line; raw: the values' bytes.",
+    "--header-filter", "header_filters", metavar="NAME[=REGEX]", multiple=True,
+    help="Only records with this header, and with this in its value.",
+)  # fmt: skip
+@click.option(
+    "-f", "--format", "layout", default=Layout.TEXT.value, show_default=True, metavar="text|json|raw|FORMAT",
+    help="text: one line a record, on a terminal without control characters; json: one object a line; raw: the values' "
+    "bytes; or a format as kcat's: %s value, %k key, %h headers, %t topic, %p partition, %o offset, %T timestamp, %S "
+    "and %K the lengths, %R the value's length in four bytes, \\n, \\t, \\xNN.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--key-as", type=click.Choice(DECODED_AS), help="What keys are. [default: text]")
+@click.option("--value-as", type=click.Choice(DECODED_AS), help="What values are. [default: text]")
+@click.option("-r", "--registry", "registry_url", metavar="URL", help="The schema registry, for avro and json-schema.")
 @click.option("--print-key", is_flag=True, help="Print the key before the value.")
 @click.option("--print-timestamp", is_flag=True, help="Print the timestamp and its type, CreateTime or LogAppendTime.")
 @click.option("--print-partition", is_flag=True, help="Print the partition.")
@@ -55,8 +76,8 @@ _COMMIT_MS = 5_000
 @click.option("--print-headers", is_flag=True, help="Print the headers, as NAME:VALUE,NAME:VALUE.")
 @click.option("--separator", metavar="TEXT", default="\\t", show_default=True, help="What separates these fields.")
 @click.option(
-    "--isolation-level", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
-    show_default=True, help="Whether records of open and aborted transactions are shown.",
+    "--isolation-level", type=click.Choice(["read_uncommitted", "read_committed"]), default=None,
+    help="Whether records of open and aborted transactions are shown. [default: read_uncommitted]",
 )  # fmt: skip
 @with_cluster
 def consume(
@@ -64,44 +85,91 @@ def consume(
     /,
     topics: tuple[str, ...],
     start: str,
+    until: str | None,
+    last: int | None,
     partitions: tuple[int, ...],
     group_id: str | None,
     max_messages: int | None,
     timeout_ms: int | None,
     exit_at_end: bool,
+    key_filter: str | None,
+    value_filter: str | None,
+    header_filters: tuple[str, ...],
     layout: str,
     as_json: bool,
+    key_as: str | None,
+    value_as: str | None,
+    registry_url: str | None,
     separator: str,
-    isolation_level: str,
+    isolation_level: str | None,
     **prints: bool,
 ) -> None:
-    """Read records of topics, and print them.
+    """Read records of topics, and print them. A TOPIC that begins with ^ is a regular expression.
 
-    Stops with Ctrl-C, or by --max-messages, --timeout-ms or --exit-at-end. With --group, the offsets of printed records
-    are committed.
+    Stops with Ctrl-C, or by --max-messages, --timeout-ms, --until or --exit-at-end. With --group, the offsets of
+    printed records are committed.
 
     \b
     Examples:
       kalda consume orders --from beginning --max-messages 10 --print-key
-      kalda consume orders --from 2026-01-31T12:00:00Z --format json | jq .value
+      kalda consume orders --from -1h --until -30m --format json | jq .value
+      kalda consume orders --last 5 -f '%p@%o %k %s\\n'
+      kalda consume '^orders-.*' --from beginning -e --header-filter trace=^7
       kalda consume orders payments --group billing --from beginning
     """
     writer = RecordWriter(
-        Layout.JSON if as_json else Layout(layout),
+        Layout.JSON if as_json else layout_of(layout),
         {name.removeprefix("print_") for name, is_given in prints.items() if is_given},
         unescape("--separator", separator),
+        decoders=Decoders(
+            decoder_of("--key-as", key_as, registry_url), decoder_of("--value-as", value_as, registry_url)
+        ),
+        filters=_filters(key_filter, value_filter, header_filters),
     )
-    reading = _Reading(cluster, writer, max_messages, timeout_ms, isolation_level == "read_committed")
+    if last is not None:
+        start, exit_at_end = f"-{last}", True
+    if exit_at_end:
+        if until is not None:
+            raise click.UsageError("--until and --exit-at-end exclude each other")
+        until = "latest"
+    now_ms = time.time_ns() // 1_000_000
+    begin = parse_place("--from", start, now_ms)
+    end = None if until is None else parse_place("--until", until, now_ms)
+    reading = _Reading(writer, max_messages, timeout_ms)
+    settings: dict[str, object] = {} if isolation_level is None else {"isolation.level": isolation_level}
     with _ending_normally():
         if group_id is None:
-            _consume_alone(reading, topics, partitions, start, exit_at_end)
+            chosen = _partitions(cluster, topics, partitions)
+            _consume_alone(reading, cluster, settings, chosen, begin, end)
         else:
-            if partitions or exit_at_end:
+            if partitions or end is not None:
                 raise click.UsageError(
-                    "--partition and --exit-at-end cannot be used with --group: the group assigns partitions"
+                    "--partition, --until and --exit-at-end cannot be used with --group: the group assigns partitions"
                 )
-            _consume_in_group(reading, topics, group_id, start)
+            _consume_in_group(reading, cluster, settings, topics, group_id, begin)
     click.echo(f"Processed a total of {writer.count} messages", err=True)
+
+
+def _filters(key: str | None, value: str | None, headers: tuple[str, ...]) -> Filters | None:
+    """None where all records are printed. Raises `click.UsageError`."""
+    if key is None and value is None and not headers:
+        return None
+    named = []
+    for text in headers:
+        name, _, pattern = text.partition("=")
+        named.append((name, _pattern("--header-filter", pattern)))
+    return Filters(
+        None if key is None else _pattern("--key-filter", key),
+        None if value is None else _pattern("--value-filter", value),
+        tuple(named),
+    )
+
+
+def _pattern(option: str, text: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise click.UsageError(f"{option} {text}: not a regular expression: {error}") from None
 
 
 @contextmanager
@@ -131,162 +199,193 @@ def _ending_normally() -> Iterator[None]:
 class _Reading:
     """One run of the command: what was printed, and whether to stop."""
 
-    def __init__(
-        self,
-        cluster: ClusterClient,
-        writer: RecordWriter,
-        max_messages: int | None,
-        timeout_ms: int | None,
-        read_committed: bool,
-    ) -> None:
-        from kalda.client.retry import Deadline
-
-        self.cluster = cluster
-        self.read_committed = read_committed
+    def __init__(self, writer: RecordWriter, max_messages: int | None, timeout_ms: int | None) -> None:
         self.consumed: dict[TopicPartition, int] = {}
         """The offset after the last printed record, for partitions with printed records since the last commit."""
         self._writer = writer
         self._max_messages = max_messages
-        self._timeout_ms = timeout_ms
-        self._idle_until = Deadline(timeout_ms or 0)
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1_000
+        self._idle_until_s: float | None = None
         """With `timeout_ms`, when to stop unless a record comes."""
 
     @property
     def is_over(self) -> bool:
         if self._max_messages is not None and self._writer.count >= self._max_messages:
             return True
-        return (self._timeout_ms is not None and self._idle_until.is_past) or is_stdout_closed()
+        return (self._idle_until_s is not None and time.monotonic() >= self._idle_until_s) or is_stdout_closed()
 
     def restart_timeout(self) -> None:
-        from kalda.client.retry import Deadline
+        if self._timeout_s is not None:
+            self._idle_until_s = time.monotonic() + self._timeout_s
 
-        self._idle_until = Deadline(self._timeout_ms or 0)
-
-    def show(self, fetched: Fetched) -> None:
+    def show(self, records: list[Record]) -> None:
         """Print the records, up to `max_messages` in all."""
         limit = None if self._max_messages is None else self._max_messages - self._writer.count
-        partition = TopicPartition(fetched.topic, fetched.partition)
-        next_offset = self._writer.write(fetched, limit)
-        self.consumed[partition] = fetched.next_offset if next_offset is None else next_offset
+        done = self._writer.write(records, limit)
+        for record in records[:done]:
+            self.consumed[TopicPartition(record.topic, record.partition)] = record.offset + 1
         self.restart_timeout()
 
-    def fetcher(
-        self, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int] | None = None
-    ) -> ConsumerFetcher:
-        from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
 
-        return ConsumerFetcher(
-            self.cluster,
-            [Slice(*partition, offset, ends[partition] if ends else None) for partition, offset in starts.items()],
-            read_committed=self.read_committed,
-            on_out_of_range=OutOfRange.EARLIEST,
-            on_reset=_warn_of_reset,
-            check_crcs=True,
-        )
+def _consumer(cluster: ClusterClient, settings: dict[str, object]) -> Consumer:
+    """Raises `click.UsageError` for a configuration that is wrong."""
+    from kalda.base.configs.consumer import CONSUMER
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.client.config_files import keys_of
+    from kalda.client.consumer import Consumer
 
-
-def _warn_of_reset(partition: TopicPartition, requested: int, offset: int) -> None:
-    click.echo(f"kalda: {partition} does not have offset {requested}; reading continues at {offset}", err=True)
+    defaults = {"allow.auto.create.topics": False, "default.api.timeout.ms": cluster.timeout_ms}
+    try:
+        return Consumer({**defaults, **keys_of(CONSUMER, cluster.config), **settings})
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
 
 
-def _consume_alone(
-    reading: _Reading, topics: tuple[str, ...], partitions: tuple[int, ...], start: str, exit_at_end: bool
-) -> None:
-    from kalda.client.admin.offsets import list_offsets
-    from kalda.protocol.messages.fetch import OffsetSpec
+def _matching(cluster: ClusterClient, topics: tuple[str, ...]) -> list[str]:
+    """The topics that are named, and those that match a regular expression. Raises `Failure`."""
+    names: list[str] = []
+    for topic in topics:
+        if not topic.startswith("^"):
+            names.append(topic)
+            continue
+        pattern = _expression(topic)
+        found = [each.name for each in cluster.metadata().topics.values() if pattern.fullmatch(each.name)]
+        if not found:
+            raise Failure(f"no topic matches {topic}")
+        names += sorted(found)
+    return list(dict.fromkeys(names))
 
-    cluster = reading.cluster
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise click.UsageError(f"{text} is not a regular expression: {error}") from None
+
+
+# -- without a group
+
+
+def _partitions(cluster: ClusterClient, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
+    """What is read, all with a leader. Raises `ApiError`."""
     chosen = [
         partition
-        for topic in dict.fromkeys(topics)
+        for topic in _matching(cluster, topics)
         for partition in ([TopicPartition(topic, p) for p in partitions] or cluster.partitions(topic))
     ]
     cluster.leaders(chosen)
-    starts = _starts(cluster, chosen, start)
-    ends = None
-    if exit_at_end:
-        found = list_offsets(cluster, dict.fromkeys(chosen, OffsetSpec.LATEST), read_committed=reading.read_committed)
-        ends = {partition: at.offset for partition, at in found.items()}
-    with reading.fetcher(starts, ends) as fetcher:
+    return chosen
+
+
+def _consume_alone(
+    reading: _Reading,
+    cluster: ClusterClient,
+    settings: dict[str, object],
+    chosen: list[TopicPartition],
+    begin: Place,
+    end: Place | None,
+) -> None:
+    from kalda.client.core.consumer_errors import LogTruncated, OffsetOutOfRange
+
+    with _consumer(cluster, {"auto.offset.reset": "none", **settings}) as consumer:
+        isolation = {**cluster.config, **settings}.get("isolation.level")
+        read_committed = str(isolation).lower() == "read_committed"
+        positions = offsets_of(cluster, chosen, begin, read_committed=read_committed)
+        is_later = end is not None and end.kind is Kind.TIME and end.number > time.time_ns() // 1_000_000
+        ends = {} if end is None or is_later else offsets_of(cluster, chosen, end, read_committed=read_committed)
+        left = [each for each in chosen if each not in ends or positions[each] < ends[each]]
+        consumer.assign(left)
+        for partition in left:
+            consumer.seek(partition, positions[partition])
         reading.restart_timeout()
-        while not (reading.is_over or fetcher.is_done):
-            fetched = fetcher.poll(_POLL_MS)
-            if fetched is not None:
-                reading.show(fetched)
+        while left and not reading.is_over:
+            try:
+                records = consumer.poll(_POLL_S, _POLL_RECORDS)
+            except (OffsetOutOfRange, LogTruncated) as error:
+                _start_anew(consumer, list(error.positions.items()))
+                continue
+            if ends:
+                records = [each for each in records if each.offset < ends[TopicPartition(each.topic, each.partition)]]
+            elif is_later and end is not None:
+                records = [each for each in records if each.timestamp_ms < end.number]
+            if records:
+                reading.show(records)
+            if ends:
+                now_at = consumer.positions()
+                done = [each for each in left if each in now_at and now_at[each].offset >= ends[each]]
+                if done:
+                    left = [each for each in left if each not in done]
+                    consumer.pause(*done)
+            elif is_later and end is not None and time.time_ns() // 1_000_000 >= end.number and not records:
+                break
 
 
-def _starts(cluster: ClusterClient, partitions: list[TopicPartition], start: str) -> dict[TopicPartition, int]:
-    """The first offset to read of each partition, by the value of --from."""
-    from kalda.client.admin.offsets import offsets_at
-    from kalda.protocol.messages.fetch import OffsetSpec
-
-    kind, colon, rest = start.partition(":")
-    if start in ("beginning", "earliest"):
-        return offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
-    if start in ("latest", "end"):
-        return offsets_at(cluster, partitions, OffsetSpec.LATEST)
-    offset = rest if colon and kind == "offset" else start
-    if offset.isdecimal():
-        if int(offset) > MAX_INT64:
-            raise click.UsageError(f"--from {start}: an offset is at most {MAX_INT64}")
-        return dict.fromkeys(partitions, int(offset))
-    moment = rest if colon and kind == "timestamp" else start
-    return offsets_at(cluster, partitions, parse_time_ms("--from", moment))
-
-
-def _consume_in_group(reading: _Reading, topics: tuple[str, ...], group_id: str, start: str) -> None:
-    from kalda.client.group import GroupMember
-
-    if start not in ("beginning", "earliest", "latest", "end"):
-        raise click.UsageError(
-            f"--from {start}: with --group, give beginning or latest; kalda groups reset-offsets sets other offsets"
+def _start_anew(consumer: Consumer, lost: list[tuple[TopicPartition, int]]) -> None:
+    """Read partitions from their beginning, whose logs do not have the offset any more."""
+    first = consumer.beginning_offsets(*(partition for partition, _ in lost))
+    for partition, requested in lost:
+        click.echo(
+            f"kalda: {partition} does not have offset {requested}; reading continues at {first[partition]}", err=True
         )
-    for topic in topics:
-        reading.cluster.topic(topic)
-    with GroupMember(reading.cluster, group_id, topics) as member:
+        consumer.seek(partition, first[partition])
+
+
+# -- in a group
+
+
+def _consume_in_group(
+    reading: _Reading,
+    cluster: ClusterClient,
+    settings: dict[str, object],
+    topics: tuple[str, ...],
+    group_id: str,
+    begin: Place,
+) -> None:
+    if begin.kind in (Kind.BEGINNING, Kind.END):
+        reset = "earliest" if begin.kind is Kind.BEGINNING else "latest"
+    elif begin.ago_ms is not None:
+        reset = f"by_duration:PT{begin.ago_ms / 1000:.3f}S"
+    else:
+        raise click.UsageError(
+            "--from: with --group, give beginning, latest or a time ago; kalda groups reset-offsets sets other offsets"
+        )
+    patterns = [topic for topic in topics if topic.startswith("^")]
+    if patterns and len(topics) > 1:
+        raise click.UsageError("with --group, give names of topics, or one regular expression")
+    for topic in topics if not patterns else ():
+        cluster.topic(topic)
+    in_group = {"group.id": group_id, "enable.auto.commit": False, "auto.offset.reset": reset}
+    with _consumer(cluster, {**in_group, **settings}) as consumer:
+        consumer.subscribe(
+            _expression(patterns[0]) if patterns else topics,
+            on_assigned=lambda _: reading.restart_timeout(),
+            on_revoked=lambda _: _commit(reading, consumer),
+        )
         try:
+            commit_at_s = time.monotonic() + _COMMIT_S
             while not reading.is_over:
-                assigned = member.join()
-                reading.restart_timeout()
-                committed = member.committed()
-                starts = {partition: at.offset for partition, at in committed.items()}
-                without_offset = [partition for partition in assigned if partition not in starts]
-                if without_offset:
-                    starts |= _starts(reading.cluster, without_offset, start)
-                _read_assigned(reading, member, starts)
-                _commit(reading, member)
+                records = consumer.poll(_POLL_S, _POLL_RECORDS)
+                if records:
+                    reading.show(records)
+                if time.monotonic() >= commit_at_s:
+                    _commit(reading, consumer)
+                    commit_at_s = time.monotonic() + _COMMIT_S
         finally:
-            _commit(reading, member)
+            _commit(reading, consumer)
 
 
-def _read_assigned(reading: _Reading, member: GroupMember, starts: dict[TopicPartition, int]) -> None:
-    """Read until the group rebalances, or the run is over."""
-    from kalda.client.retry import Deadline
-
-    next_commit = Deadline(_COMMIT_MS)
-    with reading.fetcher(starts) as fetcher:
-        while not reading.is_over and member.poll():
-            fetched = fetcher.poll(_POLL_MS)
-            if fetched is not None:
-                reading.show(fetched)
-            if next_commit.is_past:
-                _commit(reading, member)
-                next_commit = Deadline(_COMMIT_MS)
-
-
-def _commit(reading: _Reading, member: GroupMember) -> None:
+def _commit(reading: _Reading, consumer: Consumer) -> None:
     """Commit the offsets of printed records. Where the partitions were reassigned meanwhile, the commit is refused and
     another member reads the records again."""
+    from kalda.client.consumer_calls import Offset, Partition
+    from kalda.client.core.consumer_errors import CommitFailed
+
     offsets, reading.consumed = reading.consumed, {}
+    if not offsets:
+        return
     try:
-        member.commit(offsets)
-    except ApiError as error:
-        if error.code not in (
-            ErrorCode.REBALANCE_IN_PROGRESS,
-            ErrorCode.ILLEGAL_GENERATION,
-            ErrorCode.UNKNOWN_MEMBER_ID,
-        ):
-            raise
+        consumer.commit(dict[Partition, Offset](offsets.items()))
+    except CommitFailed as error:
         click.echo(
             f"kalda: offsets were not committed, as the group has rebalanced; other members will read these records "
             f"again [{error.code.name}]",

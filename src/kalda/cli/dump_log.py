@@ -17,7 +17,6 @@ from kalda.cli.failures import Failure
 from kalda.cli.formats import as_json as bytes_as_json
 
 if TYPE_CHECKING:
-    from kalda.protocol.notation import Struct
     from kalda.records.builder import Record
     from kalda.storage.dump import Meaning, Row
 
@@ -163,6 +162,7 @@ def _meaning(path: str, decode: str) -> Meaning | None:
 
 def _read_metadata(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
+    from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_metadata_record
 
     if record.value is None:
@@ -171,45 +171,28 @@ def _read_metadata(module: str, record: Record) -> object:
         decoded = decode_metadata_record(record.value, module)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    return {"type": type(decoded.record).__name__, "version": decoded.version, "data": _fields(decoded.record)}
+    return {"type": type(decoded.record).__name__, "version": decoded.version, "data": plain_fields(decoded.record)}
 
 
 def _read_coordinator(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
     from kalda.coordinator.transactions.states import TransactionState
     from kalda.protocol.messages.transaction_records import TransactionLogValue
+    from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value
 
     if record.key is None:
         return None
     try:
         key = decode_coordinator_key(module, record.key)
-        decoded: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), "key": _fields(key)}
+        decoded: dict[str, object] = {"type": type(key).__name__.removesuffix("Key"), "key": plain_fields(key)}
         if record.value is None:
             return {**decoded, "value": None}
         value = decode_coordinator_value(module, key.RECORD_TYPE, record.value)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    decoded |= {"version": value.version, "value": _fields(value.record)}
+    decoded |= {"version": value.version, "value": plain_fields(value.record)}
     if isinstance(value.record, TransactionLogValue):
         status = value.record.transaction_status
         decoded["state"] = TransactionState(status).label if status in set(TransactionState) else f"unknown {status}"
     return decoded
-
-
-def _fields(struct: Struct) -> dict[str, object]:
-    """The fields of a message as JSON types; UUIDs in Kafka's base64 form."""
-    return {name: _field(struct, name, getattr(struct, name)) for name in type(struct).declared}
-
-
-def _field(struct: Struct, name: str, value: object) -> object:
-    from kalda.base.ids import Uuid, uuid_to_text
-    from kalda.protocol.notation import Struct
-
-    if isinstance(value, Struct):
-        return _fields(value)
-    if isinstance(value, list):
-        return [_field(struct, name, inner) for inner in value]
-    if isinstance(value, bytes) and "Uuid" in type(struct).__annotations__[name]:
-        return uuid_to_text(Uuid(value))
-    return _plain(value)

@@ -19,7 +19,7 @@ from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.base.errors import ApiError
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 
 @click.command("elect")

@@ -11,7 +11,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 _SHOWN_DECISIONS = 10
 

@@ -10,7 +10,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 METADATA_VERSION = "metadata.version"
 

@@ -12,7 +12,7 @@ import click
 from kalda.cli.failures import Failure
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 LISTENER = "kalda.metrics.listener"
 _ANY_HOST = ("", "0.0.0.0", "::")

@@ -1,17 +1,14 @@
-"""`kalda produce`: write lines as records.
-
-A batch is sent when it is full, or when no line came for `_LINGER_MS`. So a file is written in large batches, and a
-line that is typed is written at once.
-"""
+"""`kalda produce`: lines, JSON envelopes or files as records, over the blocking producer."""
 
 from __future__ import annotations
 
+import json
 import os
-import select
 import sys
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,59 +16,21 @@ from kalda.base.errors import ApiError
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import Failure, failure_of
 from kalda.cli.output import Progress, print_json
+from kalda.cli.record_input import EnvelopeFormat, InputRecord, LineFormat, Parse, read_pieces
 from kalda.cli.session import json_option, unescape, with_cluster
+from kalda.cli.times import parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
-    from kalda.client.sender import Delivery, Sender
-    from kalda.records.builder import NewRecord
+    from kalda.client.cluster import ClusterClient
+    from kalda.client.core.producer_batch import RecordMetadata
+    from kalda.client.producer import Producer
+    from kalda.registry import RegistrySerializer
 
-_READ_BYTES = 256 * 1024
-_MAX_LINE_BYTES = 64 * 1024 * 1024
+_BATCH_BYTES = 256 * 1024
+_MAX_REQUEST_BYTES = 100_000_000
+"""What is too large is refused by the broker, which has its own limit."""
 _LINGER_MS = 5
-_RECORD_OVERHEAD = 16
-_HEADERS_END = b"\t"
-
-
-class LineFormat(NamedTuple):
-    """How a line is split into key, value and headers."""
-
-    key_separator: bytes | None
-    has_headers: bool
-    null_marker: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-
-    def parse(
-        self, line: bytes, number: int
-    ) -> tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
-        """Key, value and headers of a line. Raises `Failure` where a separator is missing."""
-        headers = self.headers
-        if self.has_headers:
-            text, tab, line = line.partition(_HEADERS_END)
-            if not tab:
-                raise Failure(f"line {number}: no tab after the headers in {_shown(text)}")
-            headers = (*headers, *self._parse_headers(text, number))
-        key: bytes | None = None
-        value: bytes | None = line
-        if self.key_separator is not None:
-            key, separator, value = line.partition(self.key_separator)
-            if not separator:
-                raise Failure(f"line {number}: no key separator {_shown(self.key_separator)} in {_shown(line)}")
-        if self.null_marker is not None:
-            key = None if key == self.null_marker else key
-            value = None if value == self.null_marker else value
-        return key, value, headers
-
-    def _parse_headers(self, text: bytes, number: int) -> Iterator[tuple[str, bytes | None]]:
-        for header in text.split(b",") if text else ():
-            name, colon, value = header.partition(b":")
-            if not colon:
-                raise Failure(f"line {number}: header {_shown(header)} is not NAME:VALUE")
-            try:
-                text_name = name.decode()
-            except UnicodeDecodeError:
-                raise Failure(f"line {number}: the name of header {_shown(header)} is not UTF-8") from None
-            yield text_name, None if value == self.null_marker else value
+_SHORTEST_WITH_LINGER_MS = 100
 
 
 def _header(text: str) -> tuple[str, bytes]:
@@ -91,108 +50,59 @@ def _printable(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-def _shown(text: bytes) -> str:
-    return repr(text[:40].decode("utf-8", "replace")) + ("…" if len(text) > 40 else "")
-
-
-class _Batches:
-    """Collects records into a batch for each partition.
-
-    Records without a key go to one partition until its batch is full, so that batches are large (KIP-480).
-    """
-
-    def __init__(self, sender: Sender, topic: str, partitions: int, fixed: int | None, size: int, codec: Any) -> None:
-        self.records = 0
-        self._sender = sender
-        self._topic = topic
-        self._partitions = partitions
-        self._fixed = fixed
-        self._max_bytes = size
-        self._codec = codec
-        self._sticky = int.from_bytes(os.urandom(4), "big") % partitions
-        """The partition that gets records without a key."""
-        self._rows: dict[int, list[NewRecord]] = {}
-        self._sizes: dict[int, int] = {}
-
-    def add(self, row: NewRecord) -> None:
-        _, key, value, headers = row
-        partition = self._fixed
-        if partition is None:
-            partition = self._sticky if key is None else self._partition_of(key)
-        size = len(key or b"") + len(value or b"") + _RECORD_OVERHEAD
-        size += sum(len(name) + len(content or b"") for name, content in headers)
-        if self._sizes.get(partition, 0) + size > self._max_bytes:
-            self._send(partition)
-        self._rows.setdefault(partition, []).append(row)
-        self._sizes[partition] = self._sizes.get(partition, 0) + size
-        self.records += 1
-
-    def flush(self) -> None:
-        """Send all batches, full or not."""
-        for partition in list(self._rows):
-            self._send(partition)
-
-    def _partition_of(self, key: Any) -> int:
-        from kalda.client.core.partitioner import partition_of
-
-        return partition_of(key, self._partitions)
-
-    def _send(self, partition: int) -> None:
-        from kalda.records.builder import build_batch
-
-        rows = self._rows.pop(partition, None)
-        if rows:
-            self._sizes[partition] = 0
-            if partition == self._sticky:
-                self._sticky = (self._sticky + 1) % self._partitions
-            self._sender.send(self._topic, partition, build_batch(rows, compression=self._codec))
-
-
-def _read_lines(fd: int) -> Iterator[list[bytes]]:
-    """The lines of a descriptor, several at a time; an empty list when none came for `_LINGER_MS`."""
-    rest = b""
-    while True:
-        if not select.select([fd], (), (), _LINGER_MS / 1000)[0]:
-            yield []
-            select.select([fd], (), ())
-        chunk = os.read(fd, _READ_BYTES)
-        if not chunk:
-            break
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > _MAX_LINE_BYTES:
-            raise Failure(f"a line is longer than {_MAX_LINE_BYTES} bytes; check that the input has newlines")
-        if lines:
-            yield [line.removesuffix(b"\r") for line in lines]
-    if rest:
-        yield [rest]
-
-
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--file", "path", type=click.Path(exists=True, dir_okay=False), help="Read lines from this file instead of stdin."
+    "--file", "more_files", type=click.Path(exists=True, dir_okay=False), multiple=True,
+    help="Read this file instead of stdin. The same as FILE.",
+)  # fmt: skip
+@click.option(
+    "-f", "--format", "layout", type=click.Choice(["text", "json", "file"]), default="text", show_default=True,
+    help="text: one record a line; json: one JSON object a line, as `kalda consume --format json` and `kcat -J` print "
+    "it; file: each file is one record.",
+)  # fmt: skip
+@click.option(
+    "-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="The text between two records."
 )
+@click.option("-k", "--key", metavar="TEXT", help="The key of every record.")
 @click.option(
     "-K", "--key-separator", metavar="TEXT", help="The text between key and value in a line. [default: no keys]"
 )
 @click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of every record.")
 @click.option("--parse-headers", is_flag=True, help="Lines begin with NAME:VALUE,NAME:VALUE and a tab.")
 @click.option("--null-marker", metavar="TEXT", help="Write a key or value that is this text as null (a tombstone).")
+@click.option(
+    "-Z", "--empty-as-null", is_flag=True, help="Write an empty key or value as null. The same as --null-marker ''."
+)
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition. [default: by key]")
 @click.option(
-    "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none",
-    show_default=True, help="The compression codec of batches.",
-)  # fmt: skip
+    "--timestamp", metavar="WHEN", help="Of every record: 2026-01-31T12:00:00Z, or ms since 1970. [default: now]"
+)
 @click.option(
-    "--acks", type=click.Choice(["all", "-1", "1", "0"]), default="all", show_default=True,
+    "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default=None,
+    help="The compression codec of batches. [default: none]",
+)  # fmt: skip
+@click.option("--compression-level", type=int, help="Of gzip, lz4 and zstd.")
+@click.option(
+    "--acks", type=click.Choice(["all", "-1", "1", "0"]), default=None,
     help="Which replicas have to write a batch before it is acknowledged: all in sync (all, -1), the leader (1), none "
-    "(0).",
+    "(0). [default: all]",
 )  # fmt: skip
-@click.option("--idempotent", is_flag=True, help="Number batches, so that a retry writes none twice.")
 @click.option(
-    "--batch-size", type=click.IntRange(1, 100_000_000), default=256 * 1024, show_default=True,
-    help="Bytes of a batch before compression.",
+    "--idempotent", is_flag=True, help="Number batches, so that a retry writes none twice. The default with --acks all."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1, _MAX_REQUEST_BYTES), default=None,
+    help=f"Bytes of a batch before compression. [default: {_BATCH_BYTES}]",
+)  # fmt: skip
+@click.option("-r", "--registry", "registry_url", metavar="URL", help="The schema registry of the schemas.")
+@click.option(
+    "--key-schema", type=click.Path(exists=True, dir_okay=False), help="Keys are JSON; encode them by this schema."
+)
+@click.option(
+    "--value-schema", type=click.Path(exists=True, dir_okay=False),
+    help="Values are JSON; encode them by this schema: Avro in a file *.avsc, else JSON Schema.",
 )  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the number of records and the rate at the end.")
 @json_option
@@ -200,51 +110,65 @@ def _read_lines(fd: int) -> Iterator[list[bytes]]:
 def produce(
     cluster: ClusterClient,
     topic: str,
-    path: str | None,
+    files: tuple[str, ...],
+    more_files: tuple[str, ...],
+    layout: str,
+    delimiter: str,
+    key: str | None,
     key_separator: str | None,
     headers: tuple[str, ...],
     parse_headers: bool,
     null_marker: str | None,
+    empty_as_null: bool,
     partition: int | None,
-    compression: str,
-    acks: str,
+    timestamp: str | None,
+    compression: str | None,
+    compression_level: int | None,
+    acks: str | None,
     idempotent: bool,
-    batch_size: int,
+    batch_size: int | None,
+    registry_url: str | None,
+    key_schema: str | None,
+    value_schema: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write each line as a record to TOPIC.
+    """Write each line of stdin, or of FILEs, as a record to TOPIC.
+
+    A record that is typed is sent at once; what comes faster is sent in large batches.
 
     \b
     Examples:
       kalda produce orders < orders.txt
       echo 'alice:42' | kalda produce orders --key-separator :
-      kalda produce orders --file orders.txt --compression zstd --idempotent
+      kalda produce orders orders.txt --compression zstd
       printf 'trace:1,span:2\\talice:42\\n' | kalda produce orders --parse-headers -K :
+      kalda consume orders --from beginning -e --json | kalda produce copy --format json
+      kalda produce pictures --format file *.png
     """
-    from kalda.client.sender import Sender
-    from kalda.records.compression import Compression
-
-    if idempotent and acks not in ("all", "-1"):
+    if idempotent and acks not in (None, "all", "-1"):
         raise click.UsageError(f"--idempotent --acks {acks}: --idempotent requires --acks all")
+    paths = (*files, *more_files)
+    if layout == "file" and not paths:
+        raise click.UsageError("--format file: name the files, each of which is one record")
     fixed = tuple(_header(text) for text in headers)
-    layout = LineFormat(
-        unescape("--key-separator", key_separator) if key_separator else None,
-        parse_headers,
-        None if null_marker is None else unescape("--null-marker", null_marker),
-        fixed,
-    )
-    count = len(cluster.topic(topic).partitions)
-    if partition is not None and partition >= count:
-        raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
+    fixed_key = None if key is None else unescape("--key", key)
+    null = b"" if empty_as_null else None if null_marker is None else unescape("--null-marker", null_marker)
+    separator = unescape("--key-separator", key_separator) if key_separator else None
+    lines = LineFormat(separator, parse_headers, null, fixed, fixed_key)
+    timestamp_ms = None if timestamp is None else parse_time_ms("--timestamp", timestamp)
+    settings = _settings(cluster, compression, compression_level, acks, idempotent, batch_size)
+    settings |= _serializers(registry_url, key_schema, value_schema)
+    count = _partitions(cluster, topic, partition)
     report = _Report(topic)
-    fd = os.open(path, os.O_RDONLY) if path is not None else sys.stdin.fileno()
-    with Sender(
-        cluster, acks=-1 if acks == "all" else int(acks), idempotent=idempotent, on_delivery=report.delivered
-    ) as sender:
-        batches = _Batches(sender, topic, count, partition, batch_size, Compression[compression.upper()])
+    with _producer(settings) as producer:
+        run = _Run(producer, topic, count, partition, timestamp_ms, report)
         try:
-            _produce(fd, layout, batches, sender, report)
+            if layout == "file":
+                run.write_files(paths, fixed_key, fixed)
+            else:
+                parse = EnvelopeFormat(fixed).parse if layout == "json" else lines.parse
+                run.write_pieces(paths, unescape("--delimiter", delimiter), parse)
         except ApiError as error:
             raise failure_of(error).also(f"{report.count} known to be written") from error
         finally:
@@ -255,43 +179,200 @@ def produce(
         click.echo(report.line(report.progress.seconds), err=True)
 
 
-def _produce(fd: int, layout: LineFormat, batches: _Batches, sender: Sender, report: _Report) -> None:
-    """Write the lines. Where a line is malformed, the lines before it are written, then `Failure` is raised."""
+def _partitions(cluster: ClusterClient, topic: str, partition: int | None) -> int:
+    """The number of the topic's partitions. Raises `Failure` where it does not have the one that was chosen."""
+    count = len(cluster.topic(topic).partitions)
+    if partition is not None and partition >= count:
+        raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
+    return count
 
-    def flush() -> None:
-        batches.flush()
-        sender.flush()
+
+def _settings(
+    cluster: ClusterClient,
+    compression: str | None,
+    compression_level: int | None,
+    acks: str | None,
+    idempotent: bool,
+    batch_size: int | None,
+) -> dict[str, object]:
+    """The producer's configuration: the options, then the keys that were given, then defaults for large batches."""
+    from kalda.base.configs.producer import PRODUCER
+    from kalda.client.config_files import keys_of
+
+    linger_ms = _LINGER_MS if cluster.timeout_ms >= _SHORTEST_WITH_LINGER_MS else 0
+    options: dict[str, object] = {}
+    if compression is not None:
+        options["compression.type"] = compression
+    if compression_level is not None:
+        if compression not in ("gzip", "lz4", "zstd"):
+            raise click.UsageError("--compression-level: choose --compression gzip, lz4 or zstd too")
+        options[f"compression.{compression}.level"] = compression_level
+    if acks is not None:
+        options["acks"] = acks
+    if idempotent:
+        options["enable.idempotence"] = True
+    if batch_size is not None:
+        options["batch.size"] = batch_size
+    return {
+        "batch.size": _BATCH_BYTES,
+        "linger.ms": linger_ms,
+        "max.request.size": _MAX_REQUEST_BYTES,
+        "buffer.memory": 2 * _MAX_REQUEST_BYTES,
+        "request.timeout.ms": max(1, min(30_000, cluster.timeout_ms - linger_ms)),
+        "delivery.timeout.ms": cluster.timeout_ms,
+        "max.block.ms": cluster.timeout_ms,
+        **keys_of(PRODUCER, cluster.config),
+        **options,
+    }
+
+
+def _serializers(registry_url: str | None, key_schema: str | None, value_schema: str | None) -> dict[str, object]:
+    """Of keys and values that have a schema. Raises `click.UsageError`, and `Failure` without the library."""
+    found: dict[str, object] = {}
+    for name, path in (("key", key_schema), ("value", value_schema)):
+        if path is None:
+            continue
+        if registry_url is None:
+            raise click.UsageError(f"--{name}-schema: --registry URL is needed, where the schema is registered")
+        try:
+            from kalda.registry import Registry
+
+            registry, schema, is_key = Registry(registry_url), Path(path).read_text(), name == "key"
+            is_avro = path.endswith(".avsc")
+            codec = registry.avro(schema, is_key=is_key) if is_avro else registry.json_schema(schema, is_key=is_key)
+        except ImportError as error:
+            raise Failure(str(error)) from error
+        found[f"{name}.serializer"] = _FromJson(codec)
+    return found
+
+
+class _FromJson:
+    """Encodes JSON text by a schema."""
+
+    def __init__(self, codec: RegistrySerializer) -> None:
+        self._codec = codec
+
+    def serialize(self, topic: str, value: bytes) -> bytes | None:
+        return self._codec.serialize(topic, json.loads(value))
+
+
+@contextmanager
+def _producer(settings: dict[str, object]) -> Iterator[Producer]:
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.client.producer import Producer
 
     try:
-        for lines in _read_lines(fd):
-            if not lines:
-                flush()
-            now_ms = time.time_ns() // 1_000_000
-            for line in lines:
-                key, value, headers = layout.parse(line, batches.records + 1)
-                batches.add((now_ms, key, value, headers))
-            report.progress.step()
-    except Failure as failure:
-        flush()
-        raise failure.also(f"{report.count} written before line {batches.records + 1}") from None
-    flush()
+        producer = Producer(settings)
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
+    with producer:
+        yield producer
+
+
+class _Run:
+    """Sends the records of one command."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partitions: int,
+        partition: int | None,
+        timestamp_ms: int | None,
+        report: _Report,
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partitions = partitions
+        self._partition = partition
+        self._timestamp_ms = timestamp_ms
+        self._report = report
+        self._records = 0
+
+    def write_pieces(self, paths: tuple[str, ...], delimiter: bytes, parse: Parse) -> None:
+        """A record for each piece of the files, or of stdin. Where one is malformed, those before it are written, then
+        `Failure` is raised. Raises `ApiError` for a record that was not written."""
+        if not delimiter:
+            raise click.UsageError("--delimiter is empty; --format file writes a file as one record")
+        try:
+            for fd in _opened(paths):
+                for pieces in read_pieces(fd, delimiter):
+                    for piece in pieces:
+                        self._send(parse(piece, self._records + 1))
+                    self._report.progress.step()
+                    self._report.raise_error()
+        except Failure as failure:
+            self._flush()
+            raise failure.also(f"{self._report.count} written before line {self._records + 1}") from None
+        self._flush()
+
+    def write_files(self, paths: tuple[str, ...], key: bytes | None, headers: tuple[tuple[str, bytes], ...]) -> None:
+        """A record for each file. Raises `ApiError`."""
+        for path in paths:
+            self._send(InputRecord(key, Path(path).read_bytes(), headers))
+            self._report.progress.step()
+            self._report.raise_error()
+        self._flush()
+
+    def _send(self, record: InputRecord) -> None:
+        partition = record.partition if self._partition is None else self._partition
+        if partition is not None and partition >= self._partitions:
+            raise Failure(f"topic {self._topic} has no partition {partition}; it has {self._partitions}")
+        self._records += 1
+        self._report.read_bytes += len(record.key or b"") + len(record.value or b"")
+        self._producer.send(
+            self._topic,
+            record.value,
+            record.key,
+            partition,
+            record.timestamp_ms if self._timestamp_ms is None else self._timestamp_ms,
+            record.headers,
+            self._report.delivered,
+        )
+
+    def _flush(self) -> None:
+        self._producer.flush()
+        self._report.raise_error()
+
+
+def _opened(paths: tuple[str, ...]) -> Iterator[int]:
+    """Descriptors of the files, one after the other; without files, that of stdin."""
+    if not paths:
+        yield sys.stdin.fileno()
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 class _Report:
-    """Counts what was written."""
+    """Counts what was written. The producer's thread calls `delivered`."""
 
     def __init__(self, topic: str) -> None:
         self.progress = Progress(self.line)
+        self.read_bytes = 0
+        """Bytes of the keys and values that were sent."""
+        self._error: Exception | None = None
+        """Why the first record that was not written was not."""
         self._records = 0
         self._topic = topic
-        self._bytes = 0
         self._next_offsets: dict[int, int] = {}
 
-    def delivered(self, delivery: Delivery) -> None:
-        self._records += delivery.records_count
-        self._bytes += delivery.size_bytes
-        if delivery.base_offset >= 0:
-            self._next_offsets[delivery.partition] = delivery.base_offset + delivery.records_count
+    def delivered(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        """A record is acknowledged, or has failed."""
+        if metadata is None:
+            self._error = self._error or error
+            return
+        self._records += 1
+        if metadata.offset >= self._next_offsets.get(metadata.partition, 0):
+            self._next_offsets[metadata.partition] = metadata.offset + 1
+
+    def raise_error(self) -> None:
+        """Raises the first error of a record."""
+        if self._error is not None:
+            raise self._error
 
     @property
     def count(self) -> str:
@@ -300,15 +381,15 @@ class _Report:
 
     def line(self, seconds: float) -> str:
         return (
-            f"{self._records:,} records ({self._bytes:,} bytes of batches) to {self._topic} in {seconds:.2f} s, "
-            f"{self._records / seconds:,.0f} records/s, {self._bytes / seconds / 1e6:,.2f} MB/s"
+            f"{self._records:,} records ({self.read_bytes:,} bytes of keys and values) to {self._topic} in "
+            f"{seconds:.2f} s, {self._records / seconds:,.0f} records/s, {self.read_bytes / seconds / 1e6:,.2f} MB/s"
         )
 
     def as_json(self) -> dict[str, object]:
         return {
             "topic": self._topic,
             "records": self._records,
-            "batch_bytes": self._bytes,
+            "bytes": self.read_bytes,
             "seconds": round(self.progress.seconds, 3),
             "next_offsets": {str(partition): offset for partition, offset in sorted(self._next_offsets.items())},
         }

@@ -15,7 +15,7 @@ from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 
 @click.group()

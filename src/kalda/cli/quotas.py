@@ -13,7 +13,7 @@ from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.client.admin.quotas import Filter
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 _TYPES = {"user": "user", "client_id": "client-id", "ip": "ip"}
 

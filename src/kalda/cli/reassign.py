@@ -21,7 +21,7 @@ from kalda.cli.times import Seconds
 if TYPE_CHECKING:
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
     from kalda.client.metadata import Partition
 
 Targets = Mapping[TopicPartition, "Target"]

@@ -1,15 +1,15 @@
-"""The options of all commands that connect to a cluster: its address, the timeout, JSON instead of a table."""
+"""The options of all commands that connect to a cluster: its address, the clients' configuration, the timeout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import click
 
 if TYPE_CHECKING:
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 P = ParamSpec("P")
 
@@ -22,10 +22,20 @@ _bootstrap_option = click.option(
     "--bootstrap-server",
     metavar="HOST:PORT,...",
     envvar=BOOTSTRAP_VARIABLE,
-    default=DEFAULT_BOOTSTRAP,
-    show_default=True,
     show_envvar=True,
-    help="Brokers to connect to first.",
+    help=f"Brokers to connect to first. [default: those of the configuration, else {DEFAULT_BOOTSTRAP}]",
+)
+_config_options = (
+    click.option(
+        "--profile", metavar="NAME", envvar="KALDA_PROFILE", show_envvar=True, help="A cluster of `kalda profiles`."
+    ),
+    click.option(
+        "--command-config",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="A properties file with keys of clients, such as security.protocol.",
+    ),
+    click.option("-X", "client_keys", metavar="KEY=VALUE", multiple=True, help="One key of the clients."),
 )
 _timeout_option = click.option(
     "--request-timeout-ms",
@@ -42,12 +52,36 @@ def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Call
     """Add the options for the cluster's address and the timeout, and pass a `ClusterClient` to the command."""
 
     @_bootstrap_option
+    @_with_config
     @_timeout_option
     @wraps(command)
-    def run(bootstrap_server: str, request_timeout_ms: int, *args: P.args, **options: P.kwargs) -> None:
-        with connect(bootstrap_server, request_timeout_ms) as cluster:
+    def run(
+        bootstrap_server: str | None,
+        config: Mapping[str, object],
+        request_timeout_ms: int,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        with connect(bootstrap_server, request_timeout_ms, config=config) as cluster:
             command(cluster, *args, **options)
 
+    return run
+
+
+def _with_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the clients' configuration, and pass it as `config`."""
+
+    @wraps(command)
+    def run(
+        profile: str | None, command_config: str | None, client_keys: tuple[str, ...], *args: Any, **options: Any
+    ) -> None:
+        from kalda.cli.profiles import client_config
+
+        config = client_config(profile, command_config, parse_pairs("-X", client_keys))
+        command(*args, config=config, **options)
+
+    for option in reversed(_config_options):
+        run = option(run)
     return run
 
 
@@ -60,28 +94,42 @@ def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P],
         metavar="HOST:PORT,...",
         help="Controllers to connect to instead of brokers, by the address of their controller listener.",
     )
+    @_with_config
     @_timeout_option
     @wraps(command)
     def run(
-        bootstrap_server: str,
+        bootstrap_server: str | None,
         bootstrap_controller: str | None,
+        config: Mapping[str, object],
         request_timeout_ms: int,
         *args: P.args,
         **options: P.kwargs,
     ) -> None:
         of_controllers = bootstrap_controller is not None
-        with connect(bootstrap_controller or bootstrap_server, request_timeout_ms, of_controllers) as cluster:
+        address = bootstrap_controller or bootstrap_server
+        with connect(address, request_timeout_ms, of_controllers, config=config) as cluster:
             command(cluster, *args, **options)
 
     return run
 
 
-def connect(bootstrap: str, timeout_ms: int, of_controllers: bool = False) -> ClusterClient:
-    """A client of the cluster; it connects with the first request. Raises `click.UsageError` for a bad address."""
-    from kalda.client.cluster_client import ClusterClient
+def connect(
+    bootstrap: str | None, timeout_ms: int, of_controllers: bool = False, *, config: Mapping[str, object] | None = None
+) -> ClusterClient:
+    """A client of the cluster; it connects with the first request. Raises `click.UsageError` for a bad address or
+    configuration."""
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.client.cluster import ClusterClient
 
+    config = dict(config or {})
+    address = str(bootstrap or config.pop("bootstrap.servers", None) or DEFAULT_BOOTSTRAP)
+    config.pop("bootstrap.servers", None)
     try:
-        return ClusterClient(bootstrap, client_id="kalda-cli", timeout_ms=timeout_ms, of_controllers=of_controllers)
+        return ClusterClient(
+            address, config={"client.id": "kalda-cli", **config}, timeout_ms=timeout_ms, of_controllers=of_controllers
+        )
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
     except ValueError as error:
         option = "--bootstrap-controller" if of_controllers else "--bootstrap-server"
         raise click.UsageError(f"{option}: {error}") from error

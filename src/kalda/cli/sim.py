@@ -60,7 +60,7 @@ _duration = click.option(
     type=Seconds(min=0),
     default=20.0,
     show_default=True,
-    help="Virtual seconds of faults.",
+    help="Virtual time of faults: 20s, 5m, or a number of seconds.",
 )
 _jobs = click.option(
     "--jobs",

@@ -17,7 +17,7 @@ from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
     from kalda.client.admin.transactions import ActiveProducer
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
 _DEFAULT_MAX_TIMEOUT_MIN = 15
 """The brokers' default of transaction.max.timeout.ms."""

@@ -36,8 +36,8 @@ class CannotRun(Failure):
     show_default=True, show_envvar=True, help="Brokers to connect to first.",
 )  # fmt: skip
 @click.option(
-    "--duration", "duration_s", metavar="SECONDS", type=Seconds(min=0), default=30.0, show_default=True,
-    help="How long the workload and the faults run.",
+    "--duration", "duration_s", metavar="DURATION", type=Seconds(min=0), default=30.0, show_default=True,
+    help="How long the workload and the faults run: 30s, 5m, 1h30m, or a number of seconds.",
 )  # fmt: skip
 @click.option(
     "--producers", type=click.IntRange(1, 200), default=4, show_default=True,
@@ -100,7 +100,7 @@ def verify(
 
     \b
     Examples:
-      kalda verify --duration 60
+      kalda verify --duration 5m
       kalda verify --faults './kill-and-restart-a-node' --history run.jsonl
       kalda verify --judge run.jsonl --format json
     """
@@ -136,7 +136,7 @@ def verify(
 
 def _replicas(bootstrap_server: str) -> int:
     """Three, or as many as there are brokers."""
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.client.cluster import ClusterClient
 
     try:
         with ClusterClient(bootstrap_server, client_id="kalda-verify") as cluster:

@@ -14,9 +14,11 @@ whole batches of records and do not depend on the command line.
 - `delivery`: futures of records, and the calls when batches are done
 - `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
-- `channels`, `channel`, `tls_channel`: the sockets of a core's connections; one socket; one with TLS
+- `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
+  one that logs in
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
+- `cluster`: requests of commands, over the core of the admin clients
 - `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
 - `retry`: deadlines, backoff
@@ -24,7 +26,5 @@ whole batches of records and do not depend on the command line.
 - `admin`: administration of a cluster, one file a subject
 - `consumer_fetcher`: batches of partitions between offsets, from their leaders
 - `sender`: batches to leaders, in order, idempotent on request
-- `transactions`: a producer of transactions
-- `group`: a member of a classic group
 - `core`: decisions without I/O
 """

@@ -34,7 +34,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.consumer_errors import Operation
@@ -59,7 +59,7 @@ class Admin:
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,
-            tls_of(dict(settings.values)),
+            security_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
@@ -217,7 +217,11 @@ class Admin:
 
     def describe_cluster(self, *, fenced: bool = False, timeout: float | None = None) -> ClusterDescription:
         """The cluster's brokers, with `fenced` those that are not in service too."""
-        return self._call("describing the cluster", cluster_plans.describe_cluster(fenced=fenced), timeout)
+        return self._call(
+            "describing the cluster",
+            cluster_plans.describe_cluster(fenced=fenced, of_controllers=bool(self._config.bootstrap_controllers)),
+            timeout,
+        )
 
     def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
         """Unregister a broker that was removed from the cluster for good."""

@@ -16,9 +16,11 @@ from kalda.client.core.administration import AdminCore, Plan
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.metadata import parse_bootstrap
+from kalda.protocol.apis import ApiKey
 
 _numbers = itertools.count(1)
 _MAX_IN_FLIGHT = 100
@@ -30,9 +32,10 @@ class AdminDriven:
     def __init__(self, config: AdminConfig, random: Random, now_ms: int) -> None:
         self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
+        kind = ControllerMetadata if config.bootstrap_controllers else ClusterMetadata
         self.core = AdminCore(
-            ClusterMetadata(
-                parse_bootstrap(config.bootstrap_servers),
+            kind(
+                parse_bootstrap(config.bootstrap_controllers or config.bootstrap_servers),
                 retry,
                 max_age_ms=config.metadata_max_age_ms,
                 may_rebootstrap=config.may_rebootstrap,
@@ -49,6 +52,7 @@ class AdminDriven:
                     config.connection_setup_timeout_ms,
                     config.connection_setup_timeout_max_ms,
                     config.connections_max_idle_ms,
+                    ApiKey.DESCRIBE_CLUSTER if config.bootstrap_controllers else ApiKey.METADATA,
                 )
             ),
             retry,

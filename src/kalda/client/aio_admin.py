@@ -23,7 +23,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channels import tls_of
+from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
@@ -73,9 +73,9 @@ class Admin:
         loop = asyncio.get_running_loop()
         if self._io is None:
             self._loop = loop
-            tls = tls_of(dict(self._config.values))
+            security = security_of(self._config.values)
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, tls, *sizes)
+            self._io = self._host.new_io(loop, self._driven, security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the admin client belongs to another event loop: make one in each loop")
         operation = Operation(what, self._host.monotonic_ms() + self._ms(timeout))
@@ -210,7 +210,11 @@ class Admin:
 
     async def describe_cluster(self, *, fenced: bool = False, timeout: float | None = None) -> ClusterDescription:
         """The cluster's brokers, with `fenced` those that are not in service too."""
-        return await self._call("describing the cluster", cluster_plans.describe_cluster(fenced=fenced), timeout)
+        return await self._call(
+            "describing the cluster",
+            cluster_plans.describe_cluster(fenced=fenced, of_controllers=bool(self._config.bootstrap_controllers)),
+            timeout,
+        )
 
     async def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
         """Unregister a broker that was removed from the cluster for good."""

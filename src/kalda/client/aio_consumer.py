@@ -26,7 +26,7 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channels import tls_of
+from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
@@ -117,9 +117,10 @@ class Consumer(ConsumerCalls):
             now_ms=host.monotonic_ms(),
             wall_ms=lambda: int(host.wall_s() * 1000),
         )
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
-        self._tls = tls_of(dict(settings.values))
+        self._security = security_of(settings.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._iterator = RecordIterator(lambda: None)
@@ -383,6 +384,8 @@ class Consumer(ConsumerCalls):
             with contextlib.suppress(ApiError):
                 await self._revoke_all()
             await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
+            if not self._core.metrics_have_ended(self._now_ms()):
+                await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -418,7 +421,7 @@ class Consumer(ConsumerCalls):
         if self._io is None:
             self._loop = loop
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, self._tls, *sizes)
+            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the consumer belongs to another event loop: make one in each loop")
         return self._io

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import tls_of
+from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
@@ -79,7 +79,7 @@ class _Driven:
             _wake(self.waiting_for_transaction)
 
     def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.sender.is_idle)
+        return self.is_forced or (self.is_closing and self.core.has_ended(self.core.now_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
         self.is_closing = True
@@ -116,9 +116,10 @@ class Producer:
             lock=nullcontext(),
             now_ms=self._host.monotonic_ms(),
         )
+        self._core.push_metrics(lambda: int(self._host.wall_s() * 1000))
         self._driven = _Driven(self._core, self._outgoing)
         self._wall_s, self._monotonic_ms = self._host.wall_s, self._host.monotonic_ms
-        self._tls = tls_of(self._config.values)
+        self._security = security_of(self._config.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._appenders: dict[str, TopicAppender] = {}
@@ -130,7 +131,7 @@ class Producer:
             self._loop = loop
             settings = self._config
             self._io = self._host.new_io(
-                loop, self._driven, self._tls, settings.send_buffer_bytes, settings.receive_buffer_bytes
+                loop, self._driven, self._security, settings.send_buffer_bytes, settings.receive_buffer_bytes
             )
         if loop is not self._loop:
             raise RuntimeError("the producer belongs to another event loop")
@@ -430,6 +431,18 @@ class Producer:
     def metrics(self) -> dict[str, float]:
         """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
         return self._core.metrics.snapshot(self._monotonic_ms())
+
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
+        `enable.metrics.push` is false."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.unregister(name)
 
     async def __aenter__(self) -> Producer:
         self._start()

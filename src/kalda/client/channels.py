@@ -16,7 +16,8 @@ from kalda.client.channel import Channel, SocketAddress
 from kalda.client.core.connections import Action, Close, Connect, Connections, Write
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.client.sasl_channel import SaslChannel
+    from kalda.network.client_security import ClientSecurity
 
 
 class Driven(Protocol):
@@ -72,27 +73,27 @@ def monotonic_ms() -> int:
     return int(time.monotonic() * 1000)
 
 
-def tls_of(values: Mapping[str, object]) -> ssl.SSLContext | None:
-    """The context of `security.protocol` and the `ssl.*` keys; None for plain text."""
-    if str(values.get("security.protocol", "PLAINTEXT")).upper() != "SSL":
+def security_of(values: Mapping[str, object]) -> ClientSecurity | None:
+    """By `security.protocol` and the keys of TLS and SASL; None for plain text. Raises `InvalidConfig`."""
+    if str(values.get("security.protocol") or "PLAINTEXT").upper() == "PLAINTEXT":
         return None
-    from kalda.client.tls_channel import tls_context
+    from kalda.network.client_security import require
 
-    return tls_context(values)
+    return require(values)
 
 
 class Channels:
     """The sockets of one client, by connection id."""
 
     def __init__(
-        self, driven: Driven, watch: Watch, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+        self, driven: Driven, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
         self._driven = driven
         self._watch = watch
-        self._tls = tls
+        self._security = security
         self._socket_bytes = send_bytes, receive_bytes
-        self._channels: dict[int, Channel] = {}
-        self._unflushed: dict[int, Channel] = {}
+        self._channels: dict[int, Channel | SaslChannel] = {}
+        self._unflushed: dict[int, Channel | SaslChannel] = {}
         """Connections with bytes that were queued in this turn."""
         self._next_address: dict[tuple[str, int], int] = {}
         """Which of a host's addresses the next attempt takes (KIP-302)."""
@@ -125,7 +126,7 @@ class Channels:
                 self._lose(connection_id, error)
                 continue
             if channel.has_unwritten:
-                self._watch.watch(connection_id, channel.socket, True)
+                self._watch.watch(connection_id, channel.socket, channel.wants_write)
             else:
                 self._driven.at(monotonic_ms()).on_written(connection_id)
 
@@ -138,17 +139,29 @@ class Channels:
         self._next_address[host, port] = index + 1
         try:
             address = addresses[index % len(addresses)]
-            if self._tls is None:
-                channel = Channel(address, *self._socket_bytes)
-            else:
-                from kalda.client.tls_channel import TlsChannel
-
-                channel = TlsChannel(address, *self._socket_bytes, self._tls, host)
+            channel = self._make(address, host)
         except (OSError, UnicodeError, ValueError) as error:
             self.on_unresolved(action, str(error))
             return
         self._channels[action.connection_id] = channel
         self._watch.watch(action.connection_id, channel.socket, True)
+
+    def _make(self, address: SocketAddress, host: str) -> Channel | SaslChannel:
+        """Begin to connect. Raises `OSError`."""
+        security = self._security
+        if security is None:
+            return Channel(address, *self._socket_bytes)
+        if security.tls is None:
+            inner = Channel(address, *self._socket_bytes)
+        else:
+            from kalda.client.tls_channel import TlsChannel
+
+            inner = TlsChannel(address, *self._socket_bytes, security.tls, host)
+        if security.mechanism is None:
+            return inner
+        from kalda.client.sasl_channel import SaslChannel
+
+        return SaslChannel(inner, security)
 
     def on_unresolved(self, action: Connect, why: str) -> None:
         """The host has no address, or none that can be tried."""
@@ -190,6 +203,9 @@ class Channels:
     def _lose(self, connection_id: int, error: OSError) -> None:
         now_ms = monotonic_ms()
         connections = self._driven.at(now_ms)
+        refusal = getattr(error, "error", None)
+        if isinstance(refusal, ApiError):  # of a login or a certificate: no retry mends it
+            connections.on_refused(refusal)
         if self._channels[connection_id].is_open:
             connections.on_lost(connection_id, str(error), now_ms)
         else:

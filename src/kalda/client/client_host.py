@@ -13,7 +13,7 @@ from kalda.client.channels import Driven, monotonic_ms
 from kalda.client.io_loop import IoLoop
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.network.client_security import ClientSecurity
 
 
 class ClientHost:
@@ -31,12 +31,12 @@ class ClientHost:
         self,
         loop: asyncio.AbstractEventLoop,
         driven: Driven,
-        tls: ssl.SSLContext | None,
+        security: ClientSecurity | None,
         send_bytes: int,
         receive_bytes: int,
     ) -> IoLoop:
         """What runs a core on the loop; the sizes are those of socket buffers, -1: the system's."""
-        return IoLoop(loop, driven, tls, send_bytes, receive_bytes)
+        return IoLoop(loop, driven, security, send_bytes, receive_bytes)
 
 
 REAL_HOST = ClientHost()

@@ -14,10 +14,9 @@ Connections are kept by node and by *lane*: a long poll on one lane does not del
 from __future__ import annotations
 
 import random
-import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
@@ -42,6 +41,9 @@ from kalda.protocol.notation import Request
 
 R = TypeVar("R")
 Check = Callable[[Any], None]
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 _GROUP = 0
 """`CoordinatorType.GROUP`. The messages of groups are imported when they are used."""
@@ -72,10 +74,11 @@ class ClusterClient:
         first_contact_ms: int = _FIRST_CONTACT_MS,
         auto_create_topics: bool = False,
         of_controllers: bool = False,
-        tls: ssl.SSLContext | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
         """Makes no connection. `of_controllers`: the addresses are those of controllers. Until a connection was made,
-        an attempt to connect is repeated for `first_contact_ms`. Raises `ValueError` for a malformed address."""
+        an attempt to connect is repeated for `first_contact_ms`. `security`: None for plain text. Raises
+        `ValueError` for a malformed address."""
         self.bootstrap = parse_bootstrap(bootstrap)
         self.client_id = client_id
         self.timeout_ms = timeout_ms
@@ -88,7 +91,7 @@ class ClusterClient:
         self._auto_create_topics = auto_create_topics
         self._connect_timeout_ms = connect_timeout_ms
         self.first_contact_ms = first_contact_ms
-        self._tls = tls
+        self._security = security
         self._connections: dict[tuple[int, str], BlockingConnection] = {}
         """By node id and lane."""
         self._topics: dict[str, Topic] = {}
@@ -471,7 +474,7 @@ class ClusterClient:
             try:
                 connection = self._connections[node_id, ""] = self._open(address, left)
             except ApiError as error:
-                if error.code is ErrorCode.MISMATCHED_ENDPOINT_TYPE:
+                if error.code in _UNMENDED:
                     raise
                 if error.message not in reasons:
                     reasons.append(error.message)
@@ -490,7 +493,7 @@ class ClusterClient:
             client_id=self.client_id,
             timeout_ms=max(1, min(left.remaining_ms, self._connect_timeout_ms)),
             connect_timeout_ms=max(1, min(left.remaining_ms, self._connect_timeout_ms)),
-            tls=self._tls,
+            security=self._security,
         )
         if self.endpoint_type is EndpointType.BROKERS and ApiKey.METADATA not in (connection.versions or ()):
             connection.close()
@@ -500,6 +503,16 @@ class ClusterClient:
         self._was_connected = True
         return connection
 
+
+_UNMENDED = frozenset(
+    (
+        ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        ErrorCode.ILLEGAL_SASL_STATE,
+    )
+)
+"""Errors of a new connection that no other address and no retry mends."""
 
 _COORDINATOR_INVALID = frozenset(
     (

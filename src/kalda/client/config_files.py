@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from kalda.base.configs.definition import Definition
 from kalda.base.properties import parse_properties
 
 
@@ -14,3 +15,8 @@ def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) ->
         with open(config, encoding="utf-8") as file:
             return dict(parse_properties(file.read()))
     return config
+
+
+def keys_of(table: Definition, config: Mapping[str, object]) -> dict[str, object]:
+    """Of a configuration that several clients share, the keys that one kind of client has."""
+    return {name: value for name, value in config.items() if name in table}

@@ -21,7 +21,6 @@ import itertools
 import logging
 import os
 import random
-import ssl
 import time
 import uuid
 import weakref
@@ -33,7 +32,7 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channels import monotonic_ms, tls_of
+from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
@@ -58,6 +57,8 @@ from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
@@ -86,13 +87,14 @@ class Consumer(ConsumerCalls):
             now_ms=monotonic_ms(),
             wall_ms=lambda: int(time.time() * 1000),
         )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
         self._driven = ConsumerDriven(self._core)
         self._lock = self._driven.lock
-        tls: ssl.SSLContext | None = tls_of(dict(settings.values))
+        security: ClientSecurity | None = security_of(settings.values)
         self._io = ConsumerIo(
             f"kafka-consumer-network-thread | {client_id}",
             self._driven,
-            tls,
+            security,
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
@@ -403,6 +405,7 @@ class Consumer(ConsumerCalls):
                 operation = self._begin().begin_leave(leave_group)
             self._finish_quietly(operation, due_ms)
             self._io.turn_at_once()
+            self._push_last_metrics(due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -410,6 +413,12 @@ class Consumer(ConsumerCalls):
             self._io.stop()
             self._io.join()
             _open.discard(self._driven)
+
+    def _push_last_metrics(self, due_ms: int) -> None:
+        with self._lock:
+            if self._core.metrics_have_ended(monotonic_ms()):
+                return
+        self._io.run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
 
     def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
         if operation is None:

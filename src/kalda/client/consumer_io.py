@@ -13,16 +13,19 @@ never while a thread waits for sockets.
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Watch, monotonic_ms
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.io_thread import Awaited, IoThread
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 _GRACE_S = 0.05
@@ -84,10 +87,10 @@ class ConsumerIo(IoThread):
     """The turns of one consumer's loop, and the thread that runs them while the application does not."""
 
     def __init__(
-        self, name: str, driven: ConsumerDriven, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+        self, name: str, driven: ConsumerDriven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
-        super().__init__(name, driven, tls, send_bytes, receive_bytes)
-        self._channels = _LockedChannels(driven, self, tls, send_bytes, receive_bytes)
+        super().__init__(name, driven, security, send_bytes, receive_bytes)
+        self._channels = _LockedChannels(driven, self, security, send_bytes, receive_bytes)
         self._consumer = driven
         self._baton = threading.Lock()
         self._callers = 0
@@ -183,9 +186,9 @@ class _LockedChannels(Channels):
     """Calls of the core, as actions are carried out and events come, are made under its lock."""
 
     def __init__(
-        self, driven: ConsumerDriven, watch: Watch, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+        self, driven: ConsumerDriven, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
-        super().__init__(driven, watch, tls, send_bytes, receive_bytes)
+        super().__init__(driven, watch, security, send_bytes, receive_bytes)
         self._lock = driven.lock
 
     def carry_out(self) -> None:

@@ -52,6 +52,14 @@ class Unreachable(ApiError):
         super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
+class UnknownTopic(ApiError):
+    """The topic may be new, so that a broker does not have it yet, but the name may also be wrong: it is requested
+    again for a moment only."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+
+
 def refused(code: int, what: str, message: str | None = None) -> ApiError:
     """The failure of `what` ("topic logs", "partition logs-0"): `code` and `message` are the broker's."""
     known = ErrorCode(code)

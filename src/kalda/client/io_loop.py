@@ -7,6 +7,7 @@ is sent together.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class IoLoop:
         self,
         loop: asyncio.AbstractEventLoop,
         driven: Driven,
-        tls: ssl.SSLContext | None,
+        security: ClientSecurity | None,
         send_bytes: int,
         receive_bytes: int,
         now_ms: Callable[[], int] = monotonic_ms,
@@ -37,7 +38,8 @@ class IoLoop:
         self._loop = loop
         self._now_ms = now_ms
         self._driven = driven
-        self._channels: Channels = Channels(driven, self, tls, send_bytes, receive_bytes)
+        self._security = security
+        self._channels: Channels = Channels(driven, self, security, send_bytes, receive_bytes)
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -135,6 +137,10 @@ class IoLoop:
 
     async def _resolve(self, action: Connect) -> None:
         try:
+            security = self._security
+            if security is not None and security.blocks:
+                with contextlib.suppress(ApiError):  # the login tries again, and reports it
+                    await asyncio.to_thread(security.prepare)
             listed = await self._loop.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self._channels.on_unresolved(action, str(error))

@@ -22,7 +22,7 @@ from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0
@@ -40,11 +40,11 @@ class IoThread(threading.Thread):
     """The thread of one client."""
 
     def __init__(
-        self, name: str, driven: Driven, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._driven = driven
-        self._channels = Channels(driven, self, tls, send_bytes, receive_bytes)
+        self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
         self._selector = selectors.DefaultSelector()
         self._wakened, self._waker = socket.socketpair()
         self._wakened.setblocking(False)

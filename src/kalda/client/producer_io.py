@@ -22,7 +22,7 @@ from kalda.client.channels import Driven, monotonic_ms
 from kalda.client.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:
-    import ssl
+    from kalda.network.client_security import ClientSecurity
 
 _GRACE_S = 0.002
 
@@ -31,9 +31,9 @@ class ProducerIo(IoThread):
     """The turns of one producer, and the thread that runs them while the application's threads do not."""
 
     def __init__(
-        self, name: str, driven: Driven, tls: ssl.SSLContext | None, send_bytes: int, receive_bytes: int
+        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
-        super().__init__(name, driven, tls, send_bytes, receive_bytes)
+        super().__init__(name, driven, security, send_bytes, receive_bytes)
         self._baton = threading.Lock()
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""

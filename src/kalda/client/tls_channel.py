@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import Mapping
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channel import BLOCKED, Channel, SocketAddress
+
+
+class CertificateRefused(ConnectionError):
+    """The certificate of a node is not trusted, or is of another host. No retry mends it."""
+
+    def __init__(self, cause: ssl.SSLCertVerificationError, host: str) -> None:
+        why = f"SSL handshake failed: the certificate of {host} is refused: {cause.verify_message}"
+        super().__init__(why)
+        self.error = ApiError(ErrorCode.NETWORK_EXCEPTION, why)
 
 
 class TlsChannel(Channel):
@@ -39,6 +48,8 @@ class TlsChannel(Channel):
         except ssl.SSLWantWriteError:
             self._handshake_wants_write = True
             return
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateRefused(error, self._host) from error
         self.is_open = True
 
     def _may_hold_more(self, count: int, room: int) -> bool:
@@ -55,16 +66,3 @@ class TlsChannel(Channel):
             return self.socket.send(out[0])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return BLOCKED
-
-
-def tls_context(values: Mapping[str, object]) -> ssl.SSLContext:
-    """The context of the `ssl.*` keys."""
-    trusted = values.get("ssl.truststore.location")
-    context = ssl.create_default_context(cafile=str(trusted) if trusted else None)
-    if not values.get("ssl.endpoint.identification.algorithm"):
-        context.check_hostname = False
-    own = values.get("ssl.keystore.location")
-    if own:
-        password = values.get("ssl.key.password")
-        context.load_cert_chain(str(own), password=None if password is None else str(password))
-    return context

@@ -5,11 +5,21 @@ The creation of an entry that exists already succeeds without a record: CreateAc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
-from kalda.controller.answers import check_batch_size
+from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
+from kalda.metadata.acl_filters import (
+    PATTERN_ANY,
+    PATTERN_LITERAL,
+    PATTERN_MATCH,
+    PATTERN_PREFIXED,
+    PERMISSION_ALLOW,
+    PERMISSION_ANY,
+    PERMISSION_DENY,
+    filter_matcher,
+)
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
@@ -25,10 +35,6 @@ from kalda.protocol.messages.security import (
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
-
-PATTERN_ANY, PATTERN_MATCH, PATTERN_LITERAL, PATTERN_PREFIXED = 1, 2, 3, 4
-PERMISSION_ANY, PERMISSION_DENY, PERMISSION_ALLOW = 1, 2, 3
-WILDCARD = "*"
 
 
 class AclControl:
@@ -80,8 +86,9 @@ class AclControl:
                     removed[acl_id] = None
                     matching.append(_matching(acl))
             results.append(DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message="", matching_acls=matching))
+        if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
+            raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
         records = [VersionedRecord(RemoveAccessControlEntryRecord(id=acl_id), 0) for acl_id in removed]
-        check_batch_size(len(records))
         return Result(records, results, atomic=True)
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:
@@ -118,10 +125,12 @@ def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
 def _validate_creation(creation: AclCreation) -> None:
     """Raises `ApiError` INVALID_REQUEST for an entry that cannot be evaluated."""
     name = creation.resource_name
-    if creation.resource_type not in range(AclResourceType.TOPIC, AclResourceType.USER + 1):
-        raise _invalid(f"Invalid resourceType {_name(AclResourceType, creation.resource_type)}")
     if creation.resource_type == AclResourceType.CLUSTER and name != CLUSTER_RESOURCE_NAME:
         raise _invalid(f"The only valid name for the CLUSTER resource is {CLUSTER_RESOURCE_NAME}")
+    if not name:
+        raise _invalid("Invalid empty resource name")
+    if creation.resource_type not in range(AclResourceType.TOPIC, AclResourceType.USER + 1):
+        raise _invalid(f"Invalid resourceType {_name(AclResourceType, creation.resource_type)}")
     if creation.resource_pattern_type not in (PATTERN_LITERAL, PATTERN_PREFIXED):
         patterns = {PATTERN_ANY: "ANY", PATTERN_MATCH: "MATCH"}
         raise _invalid(f"Invalid patternType {patterns.get(creation.resource_pattern_type, 'UNKNOWN')}")
@@ -129,8 +138,6 @@ def _validate_creation(creation: AclCreation) -> None:
         raise _invalid(f"Invalid operation {_name(AclOperation, creation.operation)}")
     if creation.permission_type not in (PERMISSION_DENY, PERMISSION_ALLOW):
         raise _invalid(f"Invalid permissionType {'ANY' if creation.permission_type == PERMISSION_ANY else 'UNKNOWN'}")
-    if not name:
-        raise _invalid("Resource name should not be empty")
     if ":" not in creation.principal:
         raise _invalid(
             f"Could not parse principal from `{creation.principal}` "
@@ -140,44 +147,6 @@ def _validate_creation(creation: AclCreation) -> None:
 
 def _name(kind: type[AclResourceType] | type[AclOperation], value: int) -> str:
     return kind(value).name if value in kind.__members__.values() else "UNKNOWN"
-
-
-def filter_matcher(entry_filter: DeleteAclsFilter) -> Callable[[StandardAcl], bool]:
-    """A predicate over entries. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
-    if entry_filter.resource_type_filter not in range(
-        AclResourceType.ANY, AclResourceType.USER + 1
-    ) or entry_filter.pattern_type_filter not in range(PATTERN_ANY, PATTERN_PREFIXED + 1):
-        raise _invalid("Unknown patternFilter.")
-    if entry_filter.operation not in range(
-        AclOperation.ANY, AclOperation.TWO_PHASE_COMMIT + 1
-    ) or entry_filter.permission_type not in range(PERMISSION_ANY, PERMISSION_ALLOW + 1):
-        raise _invalid("Unknown entryFilter.")
-
-    def matches(acl: StandardAcl) -> bool:
-        f = entry_filter
-        return (
-            f.resource_type_filter in (AclResourceType.ANY, acl.resource_type)
-            and _pattern_matches(f.pattern_type_filter, f.resource_name_filter, acl)
-            and f.principal_filter in (None, acl.principal)
-            and f.host_filter in (None, acl.host)
-            and f.operation in (AclOperation.ANY, acl.operation)
-            and f.permission_type in (PERMISSION_ANY, acl.permission_type)
-        )
-
-    return matches
-
-
-def _pattern_matches(pattern_type: int, name: str | None, acl: StandardAcl) -> bool:
-    """MATCH matches every entry that applies to the resource `name`. The other types compare patterns."""
-    if pattern_type not in (PATTERN_ANY, PATTERN_MATCH, acl.pattern_type):
-        return False
-    if name is None:
-        return True
-    if pattern_type != PATTERN_MATCH:
-        return name == acl.resource_name
-    if acl.pattern_type == PATTERN_PREFIXED:
-        return name.startswith(acl.resource_name)
-    return acl.resource_name in (name, WILDCARD)
 
 
 def _invalid(message: str) -> ApiError:

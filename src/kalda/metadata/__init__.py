@@ -14,6 +14,7 @@ no decisions: a record in the log is a fact. The controller decides which record
 - `partition`: one partition's registration, and how a change record merges into it
 - `topics`: topics, and what a delta means for one broker
 - `configs`, `client_quotas`, `producer_ids`, `acls`, `scram`, `delegation_tokens`: a domain each
+- `acl_filters`: filters of access control entries
 - `writing`: turning images back into records, at a metadata.version
 - `image`, `delta`: all domains together
 - `manifest`: the interfaces of committed batches, snapshots and publishers

@@ -7,10 +7,15 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `connection`: one peer: requests in, answers out in order, holds that pause reading
 - `server`: listeners, admission of connections, the sweep, graceful stop
 - `admission`: which connections are accepted: counts and rates
+- `tls`: TLS of listeners: a transport between the socket's and a connection
+- `tls_contexts`: OpenSSL contexts of the two sides, out of settings
 - `limits`: sizes, counts, rates and times that a peer may use
 - `complaints`: log lines about peers, a limited number per second
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
+- `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes
+- `certificate_files`: certificates of a test cluster, as files
+- `oauth`: OAuth tokens: validation of signed ones, and where clients get theirs
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read
 - `probe`: whether every address of a host refuses connections to a port

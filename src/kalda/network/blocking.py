@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
+import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.network.calls import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
+    RENEWAL_SHARE,
     Call,
     PeerVersions,
     api_versions_request,
@@ -28,6 +29,9 @@ from kalda.network.calls import (
 )
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 
 class BlockingConnection:
@@ -42,16 +46,21 @@ class BlockingConnection:
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
-        tls: ssl.SSLContext | None = None,
+        security: ClientSecurity | None = None,
         negotiate: bool = True,
     ) -> None:
-        """Connect, and with `negotiate` request the peer's API versions. Raises `ApiError`."""
+        """Connect, with `negotiate` request the peer's API versions, and with `security` log in; without it the
+        connection is plain text. Raises `ApiError`."""
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.versions: PeerVersions | None = None
         """None before `negotiate`: then requests are sent in the highest version supported here."""
         self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
         self._last_correlation_id = 0
+        self._security = security
+        self._renew_at_s: float | None = None
+        """When the session has to be renewed, by the monotonic clock; None: it does not end."""
+        tls = None if security is None else security.tls
         try:
             peer = socket.create_connection((host, port), connect_timeout_ms / 1000)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,6 +73,25 @@ class BlockingConnection:
             except BaseException:
                 self.close()
                 raise
+        if security is not None and security.mechanism is not None:
+            try:
+                self._log_in(security)
+            except BaseException:
+                self.close()
+                raise
+
+    def _log_in(self, security: ClientSecurity) -> None:
+        """Log in by SASL, or renew the session."""
+        self._renew_at_s = None
+        security.prepare()
+        login = security.login()
+        if login is None:
+            return
+        message: Request | None = login.first()
+        while message is not None:
+            message = login.on_response(self.request(message))
+        if login.session_lifetime_ms > 0:
+            self._renew_at_s = time.monotonic() + login.session_lifetime_ms * RENEWAL_SHARE / 1000
 
     def negotiate(self) -> PeerVersions:
         """Request the peer's API versions, and use only these from now on (KIP-511)."""
@@ -126,6 +154,9 @@ class BlockingConnection:
         self.close()
 
     def _send(self, message: Request, version: int | None, timeout_ms: int) -> Call:
+        if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s:
+            assert self._security is not None, "only a login has a session"
+            self._log_in(self._security)
         version = choose_version(message, version, self.versions)
         self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
         call = Call(message.API_KEY, version, self._last_correlation_id)

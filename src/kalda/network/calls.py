@@ -17,6 +17,8 @@ from kalda.protocol.notation import Buffer, Request
 
 MAX_RESPONSE_BYTES = 100 * 1024 * 1024
 MIN_RESPONSE_BYTES = 4
+RENEWAL_SHARE = 0.85
+"""After this share of its life a session is renewed (KIP-368)."""
 PeerVersions = dict[int, tuple[int, int]]
 """Lowest and highest version by API key."""
 

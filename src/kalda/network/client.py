@@ -5,21 +5,24 @@ when there is a request to send, with a longer pause after each failure. Failure
 where the connection broke or could not be made, `REQUEST_TIMED_OUT`, `UNSUPPORTED_VERSION`. A timeout closes the
 connection, since answers come in order and all later ones would wait behind the late one. With `silence_ms` it fails
 that request alone, and a connection is closed on which requests wait and no byte arrives for so long.
+
+With `ClientSecurity` a connection has TLS, a SASL login, or both. A session that ends is renewed before its end, on the
+same connection (KIP-368): meanwhile no other request is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.network.calls import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
+    RENEWAL_SHARE,
     Call,
     PeerVersions,
     api_versions_request,
@@ -32,6 +35,9 @@ from kalda.network.calls import (
 )
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
+
+if TYPE_CHECKING:
+    from kalda.network.client_security import ClientSecurity
 
 MAX_IN_FLIGHT = 1000
 
@@ -85,6 +91,10 @@ class RpcConnection(asyncio.BufferedProtocol):
         """When the oldest of the requests in flight was sent, or one after it. Kept with `silence_ms` only."""
         self._silence_timer: asyncio.TimerHandle | None = None
         """For the next check of the silence; None while no request is in flight."""
+        self._renewal_timer: asyncio.TimerHandle | None = None
+        """For the renewal of a session that ends; None for one that does not."""
+        self._renewal: asyncio.Task[None] | None = None
+        """The renewal under way."""
 
     @classmethod
     async def connect(
@@ -96,12 +106,14 @@ class RpcConnection(asyncio.BufferedProtocol):
         timeout_ms: int = 30_000,
         connect_timeout_ms: int = 10_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
-        tls: ssl.SSLContext | None = None,
+        security: ClientSecurity | None = None,
         negotiate: bool = False,
         silence_ms: int | None = None,
     ) -> RpcConnection:
-        """Connect, and with `negotiate` request the peer's API versions. Raises `ApiError`."""
+        """Connect, with `negotiate` request the peer's API versions, and with `security` log in; without it the
+        connection is plain text. Raises `ApiError`."""
         loop = asyncio.get_running_loop()
+        tls = None if security is None else security.tls
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
                 _, connection = await loop.create_connection(
@@ -121,7 +133,45 @@ class RpcConnection(asyncio.BufferedProtocol):
             except BaseException:
                 connection.close()
                 raise
+        if security is not None and security.mechanism is not None:
+            try:
+                async with asyncio.timeout(connect_timeout_ms / 1000):
+                    await connection.log_in(security)
+            except TimeoutError:
+                connection.close()
+                raise disconnected(f"no login to {host}:{port} within {connect_timeout_ms} ms") from None
+            except BaseException:
+                connection.close()
+                raise
         return connection
+
+    async def log_in(self, security: ClientSecurity) -> None:
+        """Log in by SASL, or renew the session. Raises `ApiError`."""
+        if security.blocks:
+            await asyncio.to_thread(security.prepare)
+        login = security.login()
+        if login is None:
+            return
+        message: Request | None = login.first()
+        while message is not None:
+            message = login.on_response(await self.send(message))
+        if login.session_lifetime_ms > 0 and self._transport is not None:
+            delay_s = login.session_lifetime_ms * RENEWAL_SHARE / 1000
+            self._renewal_timer = self._loop.call_later(delay_s, self._begin_renewal, security)
+
+    def _begin_renewal(self, security: ClientSecurity) -> None:
+        self._renewal_timer = None
+        self._renewal = self._loop.create_task(self._renew(security))
+        self._update_may_send()
+
+    async def _renew(self, security: ClientSecurity) -> None:
+        try:
+            await self.log_in(security)
+        except ApiError as error:
+            self._fail(disconnected(f"the session could not be renewed: {error.message}"))
+        finally:
+            self._renewal = None
+            self._update_may_send()
 
     @property
     def in_flight(self) -> int:
@@ -158,8 +208,8 @@ class RpcConnection(asyncio.BufferedProtocol):
         self, message: Request, version: int | None = None, *, timeout_ms: int | None = None
     ) -> asyncio.Future[Any]:
         """Send at once and return the future of the response. The caller keeps fewer than `MAX_IN_FLIGHT` requests in
-        flight."""
-        assert len(self._in_flight) < MAX_IN_FLIGHT, "too many requests in flight"
+        flight; a renewal of the session is one more."""
+        assert len(self._in_flight) <= MAX_IN_FLIGHT, "too many requests in flight"
         call = self._write(message, version)
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -224,6 +274,9 @@ class RpcConnection(asyncio.BufferedProtocol):
         if self._silence_timer is not None:
             self._silence_timer.cancel()
             self._silence_timer = None
+        if self._renewal_timer is not None:
+            self._renewal_timer.cancel()
+            self._renewal_timer = None
         in_flight, self._in_flight = self._in_flight, deque()
         for entry in in_flight:
             entry.timer.cancel()
@@ -233,7 +286,8 @@ class RpcConnection(asyncio.BufferedProtocol):
         self.closed.set()
 
     def _update_may_send(self) -> None:
-        if self._writing_paused or len(self._in_flight) >= MAX_IN_FLIGHT:
+        is_full = self._writing_paused or len(self._in_flight) >= MAX_IN_FLIGHT or self._renewal is not None
+        if is_full and self._transport is not None:
             self._may_send.clear()
         else:
             self._may_send.set()
@@ -305,7 +359,7 @@ class RpcClient:
         backoff_ms: int = 50,
         backoff_max_ms: int = 1_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
-        tls: ssl.SSLContext | None = None,
+        security: ClientSecurity | None = None,
         negotiate: bool = True,
     ) -> None:
         self.host = host
@@ -317,7 +371,7 @@ class RpcClient:
         self._backoff_ms = backoff_ms
         self._backoff_max_ms = backoff_max_ms
         self._max_response_bytes = max_response_bytes
-        self._tls = tls
+        self._security = security
         self._negotiate = negotiate
         self._connection: RpcConnection | None = None
         self._connecting = asyncio.Lock()
@@ -371,7 +425,7 @@ class RpcClient:
                 timeout_ms=self._timeout_ms,
                 connect_timeout_ms=self._connect_timeout_ms,
                 max_response_bytes=self._max_response_bytes,
-                tls=self._tls,
+                security=self._security,
                 negotiate=self._negotiate,
             )
         except ApiError:

@@ -152,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         "responses",
         "security_protocol",
         "session",
+        "token_authenticated",
     )
 
     def __init__(self, listener: Listener, connection_id: int) -> None:
@@ -161,6 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.peer_port = 0
         self.principal = ANONYMOUS
+        self.token_authenticated = False
+        """Whether the peer has authenticated with a delegation token (KIP-48)."""
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
         self.session: object | None = None
@@ -219,6 +222,14 @@ class Connection(asyncio.BufferedProtocol):
         self._unmute()
         if not self._serving:
             self._hang_up()
+
+    def hand_over(self, handler: FrameHandler, min_bytes: int, max_bytes: int) -> None:
+        """From the next frame on, frames go to `handler`, and must be of a size in these bounds."""
+        self._handler = handler
+        self._frames.min_bytes, self._frames.max_bytes = min_bytes, max_bytes
+        if self._serving:
+            self._hold(Hold.TURN)  # `_serve` ends, and goes on with the new handler
+            self._listener.call_soon(self._next_turn)
 
     def answer_alone(self) -> None:
         """Serve no further request until all requests received so far are answered.
@@ -363,9 +374,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- answers
 
     def _put(self, buffers: list[Buffer]) -> None:
-        """Add one answer to the output; one without bytes is skipped."""
+        """Add one answer to the output; one without buffers is skipped. A bare SASL token may be one empty buffer."""
         size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        if not size:
+        if not size and not buffers:
             return
         self.responses += 1
         out = self._out

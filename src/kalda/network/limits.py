@@ -100,6 +100,10 @@ class NodeLimits:
     """quota.window.size.seconds and quota.window.num: how far rates look back; fixed at the start"""
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
+    max_logins: int = 1_000
+    """kalda.max.unauthenticated.connections"""
+    login_timeout_ms: int = 30_000
+    """kalda.authentication.timeout.ms"""
     descriptors: int = field(default_factory=descriptors_for_connections)
 
     @classmethod
@@ -112,4 +116,6 @@ class NodeLimits:
             max_creation_rate=config["max.connection.creation.rate"],
             rate_config=MetricConfig(config["quota.window.size.seconds"] * 1000, config["quota.window.num"]),
             queued_max_request_bytes=config["queued.max.request.bytes"],
+            max_logins=config["kalda.max.unauthenticated.connections"],
+            login_timeout_ms=config["kalda.authentication.timeout.ms"],
         )

@@ -4,7 +4,9 @@ A `Server` owns the node's listeners and what they share: admission, the read ar
 requests, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes the
 connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
-The server does not depend on the protocol: frames go to the listener's handler (see `connection`).
+The server does not depend on the protocol: frames go to the listener's handler (see `connection`). A listener with
+`Security` counts its connections as logins until they are authenticated: the number of logins and the time of each are
+limited.
 
 A connection whose own code fails is logged and aborted: neither the sweep nor the admission of others ends with it.
 """
@@ -18,7 +20,7 @@ import socket
 import ssl
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.clock import Clock
 from kalda.base.sensors import Measurable, SensorName
@@ -28,9 +30,28 @@ from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 
+if TYPE_CHECKING:
+    from kalda.network.tls import Handshakes
+
 _MAX_PORT = 65_535
 _SWEEP_MIN_MS = 50
 _SWEEP_MAX_MS = 5_000
+
+
+class Security(Protocol):
+    """What a listener that is not PLAINTEXT does with its connections."""
+
+    tls: ssl.SSLContext | None
+    """The context of new connections; None without TLS."""
+
+    def begin(self, connection: Connection, listener: Listener) -> None:
+        """A connection was made; nothing was read from it yet."""
+        ...
+
+    def on_secured(self, connection: Connection, certificate: bytes | None, error: str | None) -> None:
+        """The handshake of TLS has ended: with the certificate that the peer has shown, in DER, or with why it has
+        failed; the connection is closed then."""
+        ...
 
 
 class Listener:
@@ -44,17 +65,21 @@ class Listener:
         limits: Limits,
         security_protocol: str,
         on_close: Callable[[Connection], None] | None,
+        security: Security | None,
     ) -> None:
         self.name = name
         self.handler = handler
         self.limits = limits
         self.security_protocol = security_protocol
+        self.security = security
+        """None: PLAINTEXT."""
         self.min_request_bytes = MIN_REQUEST_BYTES
         self.arena = server.arena
         self.host = ""
         self.port = 0
         self._server = server
-        self._on_close = on_close
+        self.on_close = on_close
+        """Called with each admitted connection that has ended."""
         self._loop = server.loop
         self._sockets: asyncio.Server | None = None
         self.call_soon = server.loop.call_soon
@@ -64,7 +89,7 @@ class Listener:
         self.over_budget = server.over_budget
         self.wait_for_budget = server.wait_for_budget
 
-    async def open(self, host: str | None, port: int, tls: ssl.SSLContext | None, accepts: bool) -> None:
+    async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
         `port`."""
         if not host:
@@ -78,13 +103,11 @@ class Listener:
         limits = self.limits
         try:
             self._sockets = await self._loop.create_server(
-                self._make_connection,
+                self._make_connection if self.security is None else self._make_secured,
                 host,
                 port,
                 backlog=limits.backlog,
                 reuse_address=True,
-                ssl=tls,
-                ssl_handshake_timeout=limits.slow_frame_ms / 1000 if tls is not None else None,
                 start_serving=accepts,
             )
         except socket.gaierror as error:
@@ -107,6 +130,21 @@ class Listener:
     def _make_connection(self) -> Connection:
         return Connection(self, self._server.next_connection_id())
 
+    def _make_secured(self) -> asyncio.BufferedProtocol:
+        """A connection that has to authenticate, behind TLS where the listener has it."""
+        assert self.security is not None
+        connection = self._make_connection()
+        self.security.begin(connection, self)
+        if self.security.tls is None:
+            return connection
+        from kalda.network.tls import TlsTransport
+
+        return TlsTransport(connection, self.security.tls, self._server.handshakes(), self.security.on_secured)
+
+    def login_ended(self, connection: Connection) -> None:
+        """The connection is authenticated, so it no longer counts as a login."""
+        self._server.login_ended(connection)
+
     def connected(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
         """A connection was made: set its socket options, and admit it, let it wait or refuse it."""
         raw: socket.socket | None = transport.get_extra_info("socket")
@@ -123,8 +161,8 @@ class Listener:
     def disconnected(self, connection: Connection) -> None:
         """A connection has ended."""
         self._server.disconnected(connection)
-        if self._on_close is not None and connection.admitted:
-            self._on_close(connection)
+        if self.on_close is not None and connection.admitted:
+            self.on_close(connection)
 
     def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back once on the loop, not before `delay_ms` have passed."""
@@ -156,6 +194,10 @@ class Server:
         """Connections that wait for admission, in order of arrival."""
         self._retry: asyncio.TimerHandle | None = None
         """The timer that admits `_waiting` again when a creation rate allows it."""
+        self._logins: OrderedDict[Connection, int] = OrderedDict()
+        """Admitted connections that are not authenticated yet, with when they were admitted, in this order."""
+        self._handshakes: Handshakes | None = None
+        """None before the first connection with TLS."""
         self._closing_later = 0
         """Connections that are refused, and closed after a while."""
         self._last_id = 0
@@ -178,7 +220,7 @@ class Server:
         limits: Limits | None = None,
         *,
         security_protocol: str = "PLAINTEXT",
-        tls: ssl.SSLContext | None = None,
+        security: Security | None = None,
         protected: bool = False,
         on_close: Callable[[Connection], None] | None = None,
         accepts: bool = True,
@@ -187,9 +229,9 @@ class Server:
         but connections are refused until `Listener.accept`. Raises `OSError`."""
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
-        listener = Listener(self, name, handler, limits, security_protocol, on_close)
+        listener = Listener(self, name, handler, limits, security_protocol, on_close, security)
         self._admission.add_listener(name, limits, protected)
-        await listener.open(host, port, tls, accepts)
+        await listener.open(host, port, accepts)
         self.listeners[name] = listener
         if self._sweeper is None:
             self._schedule_sweep()
@@ -278,6 +320,7 @@ class Server:
             return
         self._admission.leave(connection.peer_host)
         self._over_budget.pop(connection, None)
+        self._logins.pop(connection, None)
         if connection.admitted:
             self._admission.release(connection.listener_name)
         else:
@@ -337,9 +380,35 @@ class Server:
         finally:
             if not connection.admitted:
                 self._admission.release(connection.listener_name)
+        if self.listeners[connection.listener_name].security is not None:
+            self._begin_login(connection)
         if decision.verdict is Verdict.EVICT:
             self._evict("max.connections is reached, and another broker connects")
         return True
+
+    def _begin_login(self, connection: Connection) -> None:
+        """Count a login. Where there are too many, the oldest is closed: a client that logs in is done within
+        milliseconds, so that is one that does not."""
+        self._logins[connection] = self.now_ms()
+        if len(self._logins) > self._limits.max_logins:
+            oldest = next(iter(self._logins))
+            self.complaints(
+                self.now_ms(), "closing %s: %d connections have not authenticated", oldest, self._limits.max_logins
+            )
+            self.login_ended(oldest)
+            oldest.abort()
+
+    def login_ended(self, connection: Connection) -> None:
+        """No longer count the connection as a login."""
+        self._logins.pop(connection, None)
+
+    def handshakes(self) -> Handshakes:
+        """The handshakes of all listeners."""
+        if self._handshakes is None:
+            from kalda.network.tls import Handshakes
+
+            self._handshakes = Handshakes(self.loop.call_soon)
+        return self._handshakes
 
     def _evict(self, why: str) -> None:
         """Close the least recently active connection of a listener that is not protected."""
@@ -404,6 +473,8 @@ class Server:
             for limit in (limits.idle_ms, limits.slow_frame_ms, limits.closing_ms):
                 if limit > 0:
                     shortest = min(shortest, limit // 10)
+            if listener.security is not None:
+                shortest = min(shortest, self._limits.login_timeout_ms // 10)
         self._sweeper = self.loop.call_later(max(_SWEEP_MIN_MS, shortest) / 1000, self._sweep)
 
     def _sweep(self) -> None:
@@ -413,7 +484,18 @@ class Server:
                 self._sweep_one(connection, now_ms)
             except Exception:
                 self._abort_failed(connection, "the sweep")
+        self._sweep_logins(now_ms)
         self._schedule_sweep()
+
+    def _sweep_logins(self, now_ms: int) -> None:
+        timeout_ms = self._limits.login_timeout_ms
+        while self._logins:
+            oldest, since_ms = next(iter(self._logins.items()))
+            if now_ms - since_ms < timeout_ms:
+                return
+            self.complaints(now_ms, "closing %s: it has not authenticated within %d ms", oldest, timeout_ms)
+            self.login_ended(oldest)
+            oldest.abort()
 
     def _sweep_one(self, connection: Connection, now_ms: int) -> None:
         reason = connection.sweep(now_ms)
@@ -432,4 +514,5 @@ class Server:
             "admitted": self._admission.count,
             "waiting": len(self._waiting),
             "queued_bytes": self._queued_bytes,
+            "logins": len(self._logins),
         }

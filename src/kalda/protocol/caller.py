@@ -8,7 +8,7 @@ everything is allowed and free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -21,12 +21,32 @@ CLUSTER_RESOURCE_NAME = "kafka-cluster"
 class Authorizer(Protocol):
     """Decides what a caller may do."""
 
-    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
-        """Whether `caller` may do `operation` on the resource of that type and name."""
+    @property
+    def version(self) -> int:
+        """Another number than before whenever a decision may differ from the former one. Negative where every decision
+        may."""
+        ...
+
+    def allows(
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+    ) -> bool:
+        """Whether `caller` may do `operation` on the resource of that type and name. `logs_denial`: whether a denial is
+        a line in the audit log, as it is for what a caller has named; not for what a response leaves out."""
         ...
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:
         """Whether `caller` may do `operation` on at least one resource of that type, existing or not (KIP-679)."""
+        ...
+
+    def operations(
+        self, caller: Caller, resource: AclResourceType, name: str, operations: Sequence[AclOperation]
+    ) -> int:
+        """The bits of those of `operations` that `caller` may do on that resource (KIP-430)."""
         ...
 
 
@@ -69,9 +89,24 @@ class Caller:
         self.authorizer = authorizer
         self.charge = charge
 
-    def allows(self, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
+    @property
+    def request_name(self) -> str:
+        """The API of the request, as Kafka writes it; empty where it is not known."""
+        return ""
+
+    @property
+    def is_token_authenticated(self) -> bool:
+        """Whether the caller has authenticated with a delegation token (KIP-48)."""
+        return False
+
+    @property
+    def may_request_tokens(self) -> bool:
+        """Whether the caller has authenticated in a way that allows delegation tokens to be requested."""
+        return True
+
+    def allows(self, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True) -> bool:
         """Whether this caller may do `operation` on that resource."""
-        return self.authorizer is None or self.authorizer.allows(self, operation, resource, name)
+        return self.authorizer is None or self.authorizer.allows(self, operation, resource, name, logs_denial)
 
     def allows_on_any(self, operation: AclOperation, resource: AclResourceType) -> bool:
         """Whether this caller may do `operation` on at least one resource of that type."""

@@ -35,7 +35,9 @@ from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.replication.waiting import DelayedOperation, Waiter
+from kalda.storage.aborted import AbortedRead, aborted_nowait, start_aborted_reads
 from kalda.storage.reading import ColdRead, start_reads
+from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Fetch:
     __slots__ = (
         "_advanced",
         "_cold",
+        "_cold_aborted",
         "_context",
         "_follower_epoch",
         "_follower_id",
@@ -61,6 +64,7 @@ class Fetch:
         "_names_leaders",
         "_prefer",
         "_read_bytes",
+        "_refused",
         "_request",
         "_tell_leaders",
         "_throttle",
@@ -80,11 +84,14 @@ class Fetch:
         *,
         from_followers: bool = False,
         prefer: Callable[[Partition, int, str], int] | None = None,
+        refused: frozenset[str] | None = None,
     ) -> None:
         """`tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the
         request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
-        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392)."""
+        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392). `refused`: topics
+        that the fetcher may not read; None for none."""
         self._tell_leaders = tell_leaders
+        self._refused = refused
         self._names_leaders = False
         """Whether a partition's answer names a new leader."""
         self._manager = manager
@@ -111,12 +118,14 @@ class Fetch:
         """Partitions that are left out because the rate of throttled replicas is exceeded."""
         self._cold: list[tuple[int, Partition, ColdRead]] = []
         """Partitions that a job reads: index of the answer, partition, the read."""
+        self._cold_aborted: list[tuple[int, Partition, AbortedRead]] = []
+        """Partitions whose records were read, and of whose aborted transactions a job reads the index; likewise."""
 
     def run(self) -> FetchResponse | Pending[FetchResponse]:
         """Answer now, or later."""
         settled = self._read_all(note_follower=self._follower_id >= 0)
         request = self._request
-        if self._cold:
+        if self._cold or self._cold_aborted:
             return self._read_cold()
         if settled or self._read_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._context.entries:
             return self.response()
@@ -144,7 +153,7 @@ class Fetch:
     def read_again(self) -> FetchResponse | Pending[FetchResponse]:
         """Read again after the wait, and answer with whatever there is."""
         self._read_all()
-        if self._cold:
+        if self._cold or self._cold_aborted:
             return self._read_cold()
         return self.response()
 
@@ -177,12 +186,11 @@ class Fetch:
 
     def _read_all(self, note_follower: bool = False) -> bool:
         """Read every partition. True where the answer must not wait: a partition failed, or its log diverges."""
-        self.answers = []
-        self._cold = []
+        self.answers, self._cold, self._cold_aborted = [], [], []
         self._read_bytes = 0
         remaining = self.max_bytes
         settled = False
-        find = self._manager.partitions.get
+        find = self._manager.partitions.get if self._refused is None else self._find_allowed
         follower_id = self._follower_id
         skips_idle_follower = follower_id >= 0 and self._context.incremental
         skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
@@ -238,7 +246,7 @@ class Fetch:
                     remaining -= allowed
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
-                    self._fill(answer, partition, info)
+                    self._fill(answer, partition, info, len(self.answers) - 1)
                     if follower_id >= 0 and not info.size_bytes and partition not in self._throttled:
                         entry.caught_up = CaughtUp(partition, asked, partition.leader_epoch)
             except ApiError as error:
@@ -277,7 +285,13 @@ class Fetch:
             and not log.offline
         )
 
+    def _find_allowed(self, key: tuple[str, int]) -> Partition | None:
+        assert self._refused is not None
+        return None if key[0] in self._refused else self._manager.partitions.get(key)
+
     def _missing(self, entry: FetchEntry) -> ErrorCode:
+        if self._refused is not None and entry.topic in self._refused:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         if self._context.by_id and not entry.topic:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
@@ -289,7 +303,7 @@ class Fetch:
         if preferred < 0:
             return False
         answer.preferred_read_replica = preferred
-        self._fill(answer, partition, FetchInfo.EMPTY)
+        self._fill(answer, partition, FetchInfo.EMPTY, len(self.answers) - 1)
         return True
 
     def _must_wait(self, throttle: ReplicaThrottle, partition: Partition) -> bool:
@@ -318,7 +332,8 @@ class Fetch:
         slices = self._manager.jobs if self._follower_id < 0 else None
         return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0, slices)
 
-    def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo) -> None:
+    def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo, index: int) -> None:
+        """`index` is that of the answer. The aborted transactions may follow by `_cold_aborted`."""
         log = partition.log
         answer.high_watermark = log.high_watermark
         answer.last_stable_offset = log.last_stable_offset
@@ -332,17 +347,13 @@ class Fetch:
             else:
                 self._manager.counters.replication_bytes_out.value += info.size_bytes
         if self.read_committed:
-            answer.aborted_transactions = (
-                [
-                    AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
-                    for aborted in sorted(
-                        log.aborted_transactions(info.first_offset, info.next_offset),
-                        key=lambda each: each.first_offset,
-                    )
-                ]
-                if info.size_bytes
-                else []
-            )
+            answer.aborted_transactions = []
+            if info.size_bytes:
+                aborted = aborted_nowait(log, info.first_offset, info.next_offset)
+                if isinstance(aborted, AbortedRead):
+                    self._cold_aborted.append((index, partition, aborted))
+                elif aborted:
+                    answer.aborted_transactions = _named(aborted)
 
     def _uncount_bytes(self) -> None:
         """The records read so far are not sent, but read again later."""
@@ -362,6 +373,7 @@ class Fetch:
         elif code not in NO_FETCH_FAILURES:
             partition.topic_counters.failed_fetch_requests.value += 1
         answer.error_code = code
+        answer.records = _NO_BYTES
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
         answer.aborted_transactions = [] if partition is None else None
         if code not in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
@@ -378,6 +390,9 @@ class Fetch:
         """Read in a job what is not in the page cache, then answer without waiting for more."""
         pending: Pending[FetchResponse] = Pending()
         cold = self._cold
+        if not cold:
+            self._read_cold_aborted(pending)
+            return pending
 
         def finish(results: list[FetchInfo | ApiError]) -> None:
             for (index, partition, _), result in zip(cold, results, strict=True):
@@ -385,12 +400,34 @@ class Fetch:
                 assert answer is not None, "a partition that is left out is not read"
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
-                else:
-                    self._fill(answer, partition, result)
-            pending.complete(self.response())
+                    continue
+                try:
+                    self._fill(answer, partition, result, index)
+                except ApiError as error:
+                    self._fail(answer, error.code, partition)
+            if self._cold_aborted:
+                self._read_cold_aborted(pending)
+            else:
+                pending.complete(self.response())
 
         start_reads(self._manager.jobs, [read for _, _, read in cold], finish)
         return pending
+
+    def _read_cold_aborted(self, pending: Pending[FetchResponse]) -> None:
+        """Read in a job the indexes of aborted transactions that are not in the page cache, then answer."""
+        cold = self._cold_aborted
+
+        def finish(results: list[list[AbortedTxn] | ApiError]) -> None:
+            for (index, partition, _), result in zip(cold, results, strict=True):
+                answer = self.answers[index]
+                assert answer is not None, "a partition that is left out is not read"
+                if isinstance(result, ApiError):
+                    self._fail(answer, result.code, partition)
+                else:
+                    answer.aborted_transactions = _named(result)
+            pending.complete(self.response())
+
+        start_aborted_reads(self._manager.jobs, [read for _, _, read in cold], finish)
 
     # -- answering
 
@@ -474,6 +511,10 @@ class StableFetchWaiter(FetchWaiter):
 
 
 _ZERO = bytes(16)
+
+
+def _named(aborted: list[AbortedTxn]) -> list[AbortedTransaction]:
+    return [AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset) for each in aborted]
 
 
 def _diverges(partition: Partition, answer: FetchResponsePartitionData, epoch: int, offset: int) -> bool:

@@ -16,6 +16,8 @@ an invariant violates it in each run.
 - `history`: what clients attempted, what was acknowledged, what they read
 - `workload`: producers and administrators
 - `readers`: consumers, from leaders and from followers
+- `group_loops`: consume-transform-produce by members of a group
+- `membership`: membership of a classic consumer group
 - `groups`: members of consumer groups, and the guarantees of groups
 - `admin`: operators of topics, replicas and the quorum
 - `dirs`: several log directories a node, and replicas that are moved between them

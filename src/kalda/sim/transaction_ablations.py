@@ -105,9 +105,17 @@ def _end_for_any_epoch(switch: Switch) -> None:
     switch.set(transaction_coordinator, "refuse_end", refuse)
 
 
+def _commit_offsets_of_any_member(switch: Switch) -> None:
+    """A member that was removed, or is of an earlier generation, commits within its transaction all the same."""
+    from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+
+    switch.set(GroupCoordinator, "_check_commit_in_transaction", staticmethod(lambda *_: None))
+
+
 _CALM = TransactionPlan(0, kinds=(), duration_s=8.0)
 """Only clients fail."""
 _LATE_MARKERS = replace(_CALM, late_markers=True)
+_MEMBERS = replace(_CALM, members=True)
 
 
 TRANSACTION_ABLATIONS = {
@@ -119,6 +127,8 @@ TRANSACTION_ABLATIONS = {
         TransactionAblation("epochs of appends", _append_for_any_epoch, _CALM),
         TransactionAblation("fencing of markers", _take_any_marker, _LATE_MARKERS),
         TransactionAblation("stable offsets", _read_unstable_offsets, _CALM),
+        TransactionAblation("stable offsets of a group's members", _read_unstable_offsets, _MEMBERS),
+        TransactionAblation("fencing of removed members", _commit_offsets_of_any_member, _MEMBERS),
         TransactionAblation("idempotent ends of transactions", _end_for_any_epoch, _CALM),
     )
 }

@@ -285,6 +285,16 @@ async def read(consumer: SimConsumer) -> tuple[Seen, ...]:
     return tuple(Seen(record.offset, (record.value or b"").decode()) for record in await consumer.poll(_POLL_S))
 
 
+async def read_at(consumer: SimConsumer, partition: TopicPartition, start: int) -> tuple[tuple[Seen, ...], int]:
+    """Records of one partition from `start` on, and the next position. Raises `ApiError`."""
+    consumer.assign([partition])
+    position = consumer.positions().get(partition)
+    if position is None or position.offset != start:
+        consumer.seek(partition, start)
+    records = await read(consumer)
+    return records, consumer.positions()[partition].offset
+
+
 async def committed_offsets(consumer: SimConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     """The group's offsets, 0 where there is none, when no transaction with offsets is open. Raises `ApiError`."""
     found = await consumer.committed(*partitions, timeout=_PATIENCE_S)

@@ -25,8 +25,10 @@ from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig,
 from kalda.sim import faults
 from kalda.sim.checks import Observer as ClusterObserver
 from kalda.sim.client import SimClient
+from kalda.sim.client_io import SimConsumer
 from kalda.sim.cluster import SimCluster
 from kalda.sim.failovers import CoordinatorKills
+from kalda.sim.group_loops import GroupLoop
 from kalda.sim.late_markers import LateMarkers
 from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
@@ -38,6 +40,7 @@ from kalda.sim.transaction_clients import (
     committed_offsets,
     final_log,
     latest_offset,
+    read_at,
     stable_consumer,
 )
 from kalda.sim.transactions import FEATURE
@@ -55,6 +58,8 @@ _SLACK_MS = 25_000
 _HEALED_S = 90.0
 _LIMIT_S = 400.0
 _GROUP = "loops"
+_MEMBERS = 3
+"""One more than partitions, so that one waits for the others' partitions."""
 _INPUTS = [TopicPartition("input", index) for index in range(2)]
 _OUTPUTS = {each: TopicPartition("output", each.partition) for each in _INPUTS}
 _UPDATE_VERSION = 1
@@ -76,6 +81,8 @@ class TransactionPlan:
     """Coordinators are killed right after records that they have written."""
     late_markers: bool = False
     """Requests for markers arrive a second time."""
+    members: bool = False
+    """The loops are members of a group, and share the inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class _Role:
         """The transactional id."""
         self._make = make
         self._first_name = name
+        self.is_member = False
+        """A member of a group, which fences the one before it by its generation: a successor has another id."""
         self.incarnation = 0
         self.worker = make(name, 0)
         self.workers = [self.worker]
@@ -113,7 +122,7 @@ class _Role:
     def succeed(self, *, with_new_id: bool = False) -> None:
         """Start the next incarnation; with the same id, the last one may still run."""
         self.incarnation += 1
-        if with_new_id:
+        if with_new_id or self.is_member:
             self.name = f"{self._first_name}+{self.incarnation}"
         self.worker = self._make(self.name, self.incarnation)
         self.workers.append(self.worker)
@@ -141,12 +150,15 @@ class _Storm:
                 "transaction.state.log.min.isr": "2" if plan.nodes > 2 else "1",
                 "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
                 "min.insync.replicas": "2" if plan.nodes > 2 else "1",
+                **({"group.min.session.timeout.ms": "1000"} if plan.members else {}),
             },
             voters=min(3, plan.nodes),
         )
         self.history = History(Settings(_TIMEOUT_MS, _SLACK_MS))
         self.checks = ClusterObserver(self.cluster)
         self.roles: list[_Role] = []
+        self._group_reader: SimConsumer | None = None
+        """Reads what the members of the group have not processed, without being one."""
         self.partitions = [*_INPUTS, *_OUTPUTS.values()]
 
     def client(self, name: str) -> SimClient:
@@ -239,7 +251,18 @@ class _Storm:
             )  # fmt: skip
 
         self.roles = [_Role(f"writer-{number}", writer) for number in range(self.rng.randint(1, 3))]
-        self.roles += [_Role(f"loop-{number}", loop) for number in range(len(_INPUTS))]
+        if not self.plan.members:
+            self.roles += [_Role(f"loop-{number}", loop) for number in range(len(_INPUTS))]
+            return
+
+        def member(name: str, incarnation: int) -> Worker:
+            client = self.client(f"{name}.{incarnation}")
+            return GroupLoop(client, self.history, name, incarnation, _TIMEOUT_MS, group=_GROUP, outputs=_OUTPUTS)
+
+        members = [_Role(f"member-{number}", member) for number in range(_MEMBERS)]
+        for role in members:
+            role.is_member = True
+        self.roles += members
 
     async def _disturb_clients(self, rng: Random) -> None:
         """Replace incarnations that have ended; pause some, and start a successor meanwhile."""
@@ -319,7 +342,18 @@ class _Storm:
         return offset
 
     async def _is_drained(self, admin: SimClient) -> bool:
-        """Whether every loop's position has reached the end of its input."""
+        """Whether every loop's position has reached the end of its input; or, of members, the group's offsets."""
+        if self.plan.members:
+            consumer = self._group_reader
+            if consumer is None:
+                consumer = self._group_reader = stable_consumer(admin, _GROUP)
+            for partition, offset in (await admin.spawn(committed_offsets(consumer, _INPUTS))).items():
+                end = await self._latest(admin, partition, False)
+                while offset < end:
+                    records, offset = await admin.spawn(read_at(consumer, partition, offset))
+                    if records:
+                        return False
+            return True
         for role in self.roles:
             if isinstance(role.worker, Loop):
                 for partition in _INPUTS:
@@ -376,5 +410,6 @@ PLANS = {
     "upgrades": TransactionPlan(0, kinds=UPGRADE_KINDS, upgrades=True),
     "failovers": TransactionPlan(0, kinds=(), failovers=True),
     "late-markers": TransactionPlan(0, kinds=(), late_markers=True),
+    "members": TransactionPlan(0, members=True),
 }
 """By name; the seed is to be replaced."""

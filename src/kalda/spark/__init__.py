@@ -1,20 +1,43 @@
-"""Reading topics in Spark: `spark.read.format("kalda")`, a columnar Python data source that needs no jar.
+"""Topics in Spark: `format("kalda")` for `read`, `readStream`, `write` and `writeStream`, without a jar.
 
-Options, columns and their types are those of Spark's own Kafka source, so a query changes only its format. Planning
+Options, columns and their types are those of Spark's own Kafka connector, so a job changes only its format. Planning
 turns options into ranges of offsets, one or more for each partition. A task fetches its range from the partition's
-leader, decodes batches directly into Arrow columns, and passes these to the JVM. A range is fixed when the query is
-planned, so a task that is run again reads the same records.
-
-Keys and values are columns of bytes, which queries decode. Streaming queries are not supported.
+leader, decodes batches directly into Arrow columns, and passes these to the JVM. A range is fixed when a query or a
+micro-batch is planned, so a task that is run again reads the same records. Rows are written from Arrow columns
+likewise; `kalda.exactly.once=true` writes each batch of a streaming query once.
 
     from kalda.spark import register
     register(spark)
     spark.read.format("kalda").option("kafka.bootstrap.servers", "localhost:9092").option("subscribe", "logs").load()
 
-- `options`: parsing and checking of the user's options
+Reading:
+
+- `options`: parsing and checking of the reader's options
 - `filters`: conditions of a query that reduce what is read
 - `planning`: options and filters to ranges of offsets, and ranges to tasks
-- `source`: the classes that Spark calls
+- `batches`: which offsets the next batch of a streaming query reads
+- `fetching`: the records of a range, by the consumer of a worker process
+- `source`: the classes that Spark calls to read
+- `ranges`: which offsets a DataFrame reads, to be stored with its rows
+
+Writing:
+
+- `sink_options`: parsing and checking of the writer's options and columns
+- `writing`: rows to a producer, by topic and partition
+- `exactly_once`: transactions of tasks, ended by the driver
+- `sink`: the classes that Spark calls to write
+
+Log directories:
+
+- `segments`: the format `kalda-segments`, which reads log directories from disk without a node
+- `segment_files`, `segment_batches`: log directories to pieces of segments; their good batches, and damage
+- `segment_columns`, `segment_views`: records as Arrow columns; batches, markers and internal topics as rows
+- `segment_isolation`: aborted and open transactions of a partition's directory
+
+And:
+
+- `cluster`: what planners and drivers request of a cluster
+- `java`: the Java that Spark needs
 """
 
 from __future__ import annotations
@@ -22,7 +45,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kalda.spark.planning import OffsetRange
 
 
 def register(spark: SparkSession) -> None:
@@ -30,3 +55,19 @@ def register(spark: SparkSession) -> None:
     from kalda.spark.source import register_in
 
     register_in(spark)
+
+
+def session(app_name: str = "kalda", master: str | None = None, **settings: object) -> SparkSession:
+    """A Spark session with the format registered; `spark_ui_enabled=False` sets `spark.ui.enabled`. Without `master`:
+    that of spark-submit, or all cores of this machine. Raises `RuntimeError` where Java is missing."""
+    from kalda.spark.java import new_session
+
+    return new_session(app_name, master, settings)
+
+
+def offset_ranges(frame: DataFrame) -> list[OffsetRange]:
+    """What a DataFrame reads: (topic, partition, start, end) of each partition, `end` exclusive. In `foreachBatch`: of
+    the micro-batch. Raises `ValueError` where it reads nothing by this format."""
+    from kalda.spark.ranges import offset_ranges_of
+
+    return offset_ranges_of(frame)

@@ -1,18 +1,23 @@
-"""The options of `spark.read.format("kalda")`, parsed and checked; their names are those of Spark's Kafka source.
+"""The options of `spark.read` and `spark.readStream` with format "kalda", parsed and checked; their names, defaults and
+refusals are those of Spark's Kafka source.
 
-An unknown option is refused, since a misspelt one would silently read something else. Options that configure the
-consumers of Spark's source, and have no counterpart here, are accepted without effect.
+An unknown option is refused, since a misspelt one would silently read something else. Options with the prefix `kafka.`
+are the configuration of the consumers, by Kafka's keys. Options that configure the caches of Spark's source, and have
+no counterpart here, are accepted without effect.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Final, NoReturn
 
+from kalda.base.configs.consumer import consumer_config
+from kalda.base.configs.definition import InvalidConfig
 from kalda.base.ids import TopicPartition
 from kalda.client.metadata import parse_bootstrap
 
@@ -68,97 +73,185 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchSettings:
-    """How to connect to the cluster, and how a task fetches."""
-
-    bootstrap: str
-    client_id: str = "kalda-spark"
-    rack: str = ""
-    read_committed: bool = False
-    check_crcs: bool = True
-    timeout_ms: int = 60_000
-    """How long a request is retried, also where no broker can be reached."""
-    max_wait_ms: int = 500
-    max_bytes: int = 16 * 1024 * 1024
-    partition_max_bytes: int = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
-    fetch: FetchSettings
+    """What to read, and how. Times in milliseconds."""
+
+    kafka: Mapping[str, str]
+    """The consumers' configuration, by Kafka's keys; `bootstrap.servers` is among them."""
     subscription: Subscription
+    read_committed: bool = False
     start: Bound = Edge.EARLIEST
     end: Bound = Edge.LATEST
     start_latest_where_none: bool = False
     """Where all records are older than the starting time, begin at the end of the log; else fail."""
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    """A batch with fewer offsets than `min_offsets_per_trigger` is not delayed for longer."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    poll_timeout_ms: int = 120_000
+    """How long a task waits for records of its range."""
+    offset_attempts: int = 4
+    """How often ends of logs are requested while they are below offsets that were read before."""
+    offset_retry_ms: int = 10
 
 
 _SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+_ENDINGS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _KNOWN: Final = (
     *_SUBSCRIPTIONS,
     "startingOffsets",
-    "endingOffsets",
     "startingTimestamp",
-    "endingTimestamp",
     "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
     _STRATEGY,
+    *_ENDINGS,
     "minPartitions",
     "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
-    "kafka.bootstrap.servers",
-    "kafka.client.id",
-    "kafka.client.rack",
-    "kafka.isolation.level",
-    "kafka.check.crcs",
-    "kafka.default.api.timeout.ms",
-    "kafka.request.timeout.ms",
-    "kafka.fetch.max.wait.ms",
-    "kafka.fetch.max.bytes",
-    "kafka.max.partition.fetch.bytes",
-    "kafka.security.protocol",
-)
-_WITHOUT_EFFECT: Final = (
-    "groupIdPrefix",
-    "kafka.group.id",
-    "kafka.fetch.min.bytes",
-    "kafka.max.poll.records",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
+_WITHOUT_EFFECT: Final = ("groupIdPrefix",)
+_PREFIX: Final = "kafka."
+_CONSUMER_DEFAULTS: Final = {
+    "enable.auto.commit": "false",
+    "auto.offset.reset": "none",
+    "max.partition.fetch.bytes": str(4 * 1024 * 1024),
+    "fetch.max.bytes": str(16 * 1024 * 1024),
+    "client.id": "kalda-spark",
+}
+_WITHOUT_EFFECT_ON_CONSUMERS: Final = ("group.id", "max.poll.records", "max.poll.interval.ms")
+"""Keys that Spark's source passes on; a task assigns its partition itself, and takes whole batches."""
+_REFUSED_KEYS: Final = {
+    "auto.offset.reset": "it is not supported: set startingOffsets to earliest or latest to choose where a new query "
+    "starts; a query that is resumed continues where it ended",
+    "key.deserializer": "it is not supported: keys are columns of bytes; decode them in the query",
+    "value.deserializer": "it is not supported: values are columns of bytes; decode them in the query",
+    "enable.auto.commit": "it is not supported: a query's position is in its checkpoint",
+    "interceptor.classes": "it is not supported: the source reads keys and values as bytes",
+}
+_DELAY: Final = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*", re.IGNORECASE)
+_DELAY_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
+def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> ReadOptions:
     """Parse the options; upper and lower case of names are equal, as in Spark. Raises `OptionError`."""
-    values = {name.lower(): value for name, value in given.items()}
-    known = {name.lower(): name for name in (*_KNOWN, *_WITHOUT_EFFECT)}
-    for name, value in values.items():
-        if name not in known:
-            raise OptionError(name, value, f"there is no such option; there are {', '.join(_KNOWN)}")
-    options = _Options(values)
+    options = OptionTable.of(given, (*_KNOWN, *_WITHOUT_EFFECT))
+    if is_streaming:
+        for name in _ENDINGS:
+            if (text := options.text(name)) is not None:
+                raise OptionError(name, text, "an end is not valid in a streaming query; take it out")
+    kafka = {**_CONSUMER_DEFAULTS, **consumer_keys(options)}
+    isolation = {"read_uncommitted": False, "read_committed": True}
+    low = options.number("minOffsetsPerTrigger", None, 1)
+    high = options.number("maxOffsetsPerTrigger", None, 1)
+    if low is not None and high is not None and low > high:
+        raise OptionError("minOffsetsPerTrigger", low, f"it is higher than maxOffsetsPerTrigger ({high})")
     return ReadOptions(
-        fetch=_fetch_settings(options),
+        kafka=kafka,
         subscription=_subscription(options),
-        start=_bound(options, "starting", Edge.EARLIEST),
-        end=_bound(options, "ending", Edge.LATEST),
+        read_committed=options.choice("kafka.isolation.level", isolation, "read_uncommitted"),
+        start=_start(options, is_streaming),
+        end=Edge.LATEST if is_streaming else _bound(options, "ending", Edge.LATEST, Edge.EARLIEST),
         start_latest_where_none=options.choice(_STRATEGY, {"error": False, "latest": True}, "error"),
         min_partitions=options.number("minPartitions", None, 1),
         max_records_per_partition=options.number("maxRecordsPerPartition", None, 1),
+        max_offsets_per_trigger=high,
+        min_offsets_per_trigger=low,
+        max_trigger_delay_ms=options.delay_ms("maxTriggerDelay", 900_000),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
+        poll_timeout_ms=options.number("kafkaConsumer.pollTimeoutMs", 120_000, 1),
+        offset_attempts=1 + options.number("fetchOffset.numRetries", 3, 0),
+        offset_retry_ms=options.number("fetchOffset.retryIntervalMs", 10, 0),
     )
 
 
-class _Options:
+def consumer_keys(options: OptionTable) -> dict[str, str]:
+    """The options with the prefix `kafka.`, checked as a consumer's configuration."""
+    bootstrap_servers(options)
+    found = options.kafka(_REFUSED_KEYS)
+    for key in _WITHOUT_EFFECT_ON_CONSUMERS:
+        found.pop(key, None)
+    try:
+        consumer_config(found, {"enable_auto_commit": False})
+    except InvalidConfig as error:
+        raise kafka_error(found, error) from None
+    return found
+
+
+def bootstrap_servers(options: OptionTable) -> None:
+    """Raises `OptionError` where the brokers' addresses are missing or malformed."""
+    name = "kafka.bootstrap.servers"
+    bootstrap = options.text(name)
+    if not bootstrap:
+        raise OptionError(name, bootstrap, "HOST:PORT of a broker is expected, or several with commas between")
+    try:
+        parse_bootstrap(bootstrap)
+    except ValueError as error:
+        raise OptionError(name, bootstrap, str(error)) from None
+
+
+def kafka_error(keys: Mapping[str, str], error: InvalidConfig) -> OptionError:
+    """The error of a client's configuration, with the option's name."""
+    key = max((key for key in keys if key in error.message), key=len, default=None)
+    if key is None:
+        return OptionError("kafka.*", "", error.message)
+    return OptionError(_PREFIX + key, keys[key], error.message)
+
+
+def _start(options: OptionTable, is_streaming: bool) -> Bound:
+    if is_streaming:
+        return _bound(options, "starting", Edge.LATEST, None)
+    return _bound(options, "starting", Edge.EARLIEST, Edge.LATEST)
+
+
+class OptionTable:
+    """Options by name in lower case."""
+
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], known: Sequence[str]) -> OptionTable:
+        """Raises `OptionError` for a name that is neither known nor one of a client's configuration."""
+        values = {name.lower(): value for name, value in given.items()}
+        names = {name.lower() for name in known}
+        for name, value in values.items():
+            if name not in names and not name.startswith(_PREFIX):
+                near = get_close_matches(name, sorted(names), 1, 0.0)[0]
+                named = next(one for one in known if one.lower() == near)
+                raise OptionError(
+                    name, value, f"there is no such option; the nearest is {named}. There are {', '.join(known)}"
+                )
+        return cls(values)
+
+    def kafka(self, refused: Mapping[str, str]) -> dict[str, str]:
+        """A client's configuration, by Kafka's keys. Raises `OptionError` for one of the `refused`, with the reason."""
+        found = {name[len(_PREFIX) :]: text for name, text in self._values.items() if name.startswith(_PREFIX)}
+        for key, reason in refused.items():
+            if key in found:
+                raise OptionError(_PREFIX + key, found[key], reason)
+        return found
+
+    def delay_ms(self, name: str, default: int) -> int:
+        """A duration as Spark writes it: 90s, 15m, 2h; a number alone is in milliseconds."""
+        text = self.text(name)
+        if text is None:
+            return default
+        match = _DELAY.fullmatch(text)
+        if match is None:
+            raise OptionError(name, text, "a duration such as 500ms, 90s, 15m or 2h is expected")
+        return int(match[1]) * _DELAY_MS[(match[2] or "ms").lower()]
 
     def text(self, name: str) -> str | None:
         return self._values.get(name.lower())
@@ -186,38 +279,7 @@ class _Options:
         return self.choice(name, {"true": True, "false": False}, str(default))
 
 
-def _fetch_settings(options: _Options) -> FetchSettings:
-    name = "kafka.bootstrap.servers"
-    bootstrap = options.text(name)
-    if not bootstrap:
-        raise OptionError(name, bootstrap, "HOST:PORT of a broker is expected, or several with commas between")
-    try:
-        parse_bootstrap(bootstrap)
-    except ValueError as error:
-        raise OptionError(name, bootstrap, str(error)) from None
-    protocol = options.text("kafka.security.protocol")
-    if protocol is not None and protocol.upper() != "PLAINTEXT":
-        raise OptionError(
-            "kafka.security.protocol", protocol, "only PLAINTEXT is supported; give the address of a PLAINTEXT listener"
-        )
-    isolation = {"read_uncommitted": False, "read_committed": True}
-    defaults = FetchSettings(bootstrap)
-    return FetchSettings(
-        bootstrap=bootstrap,
-        client_id=options.text("kafka.client.id") or defaults.client_id,
-        rack=options.text("kafka.client.rack") or "",
-        read_committed=options.choice("kafka.isolation.level", isolation, "read_uncommitted"),
-        check_crcs=options.flag("kafka.check.crcs", True),
-        timeout_ms=options.number(
-            "kafka.default.api.timeout.ms", options.number("kafka.request.timeout.ms", defaults.timeout_ms, 1), 1
-        ),
-        max_wait_ms=options.number("kafka.fetch.max.wait.ms", defaults.max_wait_ms, 0),
-        max_bytes=options.number("kafka.fetch.max.bytes", defaults.max_bytes, 1),
-        partition_max_bytes=options.number("kafka.max.partition.fetch.bytes", defaults.partition_max_bytes, 1),
-    )
-
-
-def _subscription(options: _Options) -> Subscription:
+def _subscription(options: OptionTable) -> Subscription:
     given = [(name, text) for name in _SUBSCRIPTIONS if (text := options.text(name)) is not None]
     if len(given) != 1:
         found = " and ".join(name for name, _ in given) or "none"
@@ -253,8 +315,9 @@ def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _bound(options: _Options, prefix: str, default: Edge) -> Bound:
-    """One time for all partitions overrides times by partition, and these override offsets, as in Spark's source."""
+def _bound(options: OptionTable, prefix: str, default: Edge, refused: Edge | None) -> Bound:
+    """One time for all partitions overrides times by partition, and these override offsets, as in Spark's source. A
+    batch refuses one of the edges."""
     name = f"{prefix}Timestamp"
     if options.text(name) is not None:
         return AtTimestamp(options.number(name, None, 0))
@@ -265,17 +328,19 @@ def _bound(options: _Options, prefix: str, default: Edge) -> Bound:
     text = options.text(name)
     if text is None:
         return default
-    refused = Edge.LATEST if default is Edge.EARLIEST else Edge.EARLIEST
     word = text.strip().lower()
-    if word == default.value:
-        return default
-    if word == refused.value:
-        raise OptionError(name, text, f"a batch cannot {'start' if prefix == 'starting' else 'end'} there")
-    refused_offset = LATEST_OFFSET if refused is Edge.LATEST else EARLIEST_OFFSET
-    expected = f"offsets from 0, or {EARLIEST_OFFSET + LATEST_OFFSET - refused_offset} for {default.value},"
-    return AtOffsets(
-        _by_partition(name, text, lambda offset: offset >= EARLIEST_OFFSET and offset != refused_offset, expected)
-    )
+    for edge in Edge:
+        if word == edge.value and edge is not refused:
+            return edge
+        if word == edge.value:
+            place = "start" if prefix == "starting" else "end"
+            raise OptionError(
+                name, text, f"a batch cannot {place} there: {prefix} offset can't be {word} for batch queries"
+            )
+    edges = {EARLIEST_OFFSET: Edge.EARLIEST, LATEST_OFFSET: Edge.LATEST}
+    allowed = [offset for offset, edge in edges.items() if edge is not refused]
+    expected = f"offsets from 0, or {' or '.join(f'{offset} for {edges[offset].value}' for offset in allowed)},"
+    return AtOffsets(_by_partition(name, text, lambda offset: offset >= 0 or offset in allowed, expected))
 
 
 def _by_partition(name: str, text: str, allowed: Callable[[int], bool], expected: str) -> dict[TopicPartition, int]:

@@ -7,14 +7,12 @@ again reads the same records. Offsets of a range that the log does not have are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from heapq import heapify, heapreplace
+from typing import NamedTuple, Protocol
 
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster_client import ClusterClient
-from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.spark.filters import Narrowing
 from kalda.spark.options import (
     EARLIEST_OFFSET,
@@ -27,6 +25,21 @@ from kalda.spark.options import (
     ReadOptions,
     Subscription,
 )
+
+
+class Logs(Protocol):
+    """What planning requests of a cluster: `SparkAdmin`."""
+
+    def partitions(self, subscription: Subscription, *, missing_is_error: bool) -> list[TopicPartition]: ...
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], *, read_committed: bool, missing_is_error: bool = True
+    ) -> dict[TopicPartition, int]: ...
+    def earliest(
+        self, partitions: Iterable[TopicPartition], *, missing_is_error: bool = True
+    ) -> dict[TopicPartition, int]: ...
+    def latest(
+        self, partitions: Iterable[TopicPartition], *, read_committed: bool, missing_is_error: bool = True
+    ) -> dict[TopicPartition, int]: ...
 
 
 class OffsetRange(NamedTuple):
@@ -52,15 +65,15 @@ class DataLoss(RuntimeError):
         )
 
 
-def plan(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def plan(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """One range for each task, none empty. Raises `ApiError`, `DataLoss`, `ValueError`."""
     ranges = offset_ranges(cluster, options, narrowing)
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
 
-def offset_ranges(cluster: ClusterClient, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def offset_ranges(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """One range for each partition with offsets to read."""
-    subscribed = find_partitions(cluster, options.subscription)
+    subscribed = cluster.partitions(options.subscription, missing_is_error=True)
     for name, bound in (("starting", options.start), ("ending", options.end)):
         _check_partitions(name, bound, subscribed)
     partitions = [partition for partition in subscribed if narrowing.includes(*partition)]
@@ -78,23 +91,11 @@ def offset_ranges(cluster: ClusterClient, options: ReadOptions, narrowing: Narro
     return ranges
 
 
-def find_partitions(cluster: ClusterClient, subscription: Subscription) -> list[TopicPartition]:
-    """The partitions of the subscription, sorted. Raises `ApiError` for an unknown topic, `ValueError` for an unknown
-    partition."""
-    if subscription.assigned:
-        existing = {topic: set(cluster.partitions(topic)) for topic in {one.topic for one in subscription.assigned}}
-        for partition in subscription.assigned:
-            if partition not in existing[partition.topic]:
-                raise ValueError(
-                    f"option assign: topic {partition.topic} has no partition {partition.partition}; it has "
-                    f"{len(existing[partition.topic])}, numbered from 0"
-                )
-        return sorted(subscription.assigned)
-    topics: Iterable[str] = subscription.topics
-    if subscription.pattern is not None:
-        found = cluster.metadata().topics.values()
-        topics = [t.name for t in found if not t.is_internal and re.fullmatch(subscription.pattern, t.name)]
-    return sorted(partition for topic in topics for partition in cluster.partitions(topic))
+def start_offsets(cluster: Logs, options: ReadOptions) -> dict[TopicPartition, int]:
+    """Where a new streaming query starts, in each partition."""
+    partitions = cluster.partitions(options.subscription, missing_is_error=True)
+    _check_partitions("starting", options.start, partitions)
+    return dict(_Resolver(cluster, partitions, options).starts())
 
 
 def _check_partitions(prefix: str, bound: Bound, partitions: Sequence[TopicPartition]) -> None:
@@ -107,7 +108,8 @@ def _check_partitions(prefix: str, bound: Bound, partitions: Sequence[TopicParti
         case _:
             return
     missing = [partition for partition in partitions if partition not in given]
-    surplus = [partition for partition in given if partition not in set(partitions)]
+    existing = set(partitions)
+    surplus = [partition for partition in given if partition not in existing]
     if missing or surplus:
         problem = f"lacks {_listed(missing)}" if missing else f"has partitions that are not read: {_listed(surplus)}"
         raise ValueError(f"option {name} {problem}. Give each partition that is read, and no other")
@@ -119,19 +121,25 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 class _Resolver:
-    """Turns bounds into offsets within the logs. The ends of all logs are requested once."""
+    """Turns bounds into offsets within the logs. The ends of all logs are requested at most once."""
 
-    def __init__(self, cluster: ClusterClient, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
+    def __init__(self, cluster: Logs, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
         self._cluster = cluster
         self._options = options
         self._partitions = partitions
-        self.earliest = self._list(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-        self.latest = self._list(dict.fromkeys(partitions, OffsetSpec.LATEST))
 
-    def starts(self) -> dict[TopicPartition, int]:
+    @cached_property
+    def earliest(self) -> dict[TopicPartition, int]:
+        return self._cluster.earliest(self._partitions)
+
+    @cached_property
+    def latest(self) -> dict[TopicPartition, int]:
+        return self._cluster.latest(self._partitions, read_committed=self._options.read_committed)
+
+    def starts(self) -> Mapping[TopicPartition, int]:
         return self._resolve(self._options.start, is_start=True)
 
-    def ends(self) -> dict[TopicPartition, int]:
+    def ends(self) -> Mapping[TopicPartition, int]:
         return self._resolve(self._options.end, is_start=False)
 
     def at_times(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -140,11 +148,8 @@ class _Resolver:
         return {one: found[one] if found[one] >= 0 else self.latest[one] for one in timestamps_ms}
 
     def _list(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """`list_offsets` of timestamps or of `OffsetSpec`; -1 where every record is older."""
-        if not timestamps_ms:
-            return {}
-        found = list_offsets(self._cluster, timestamps_ms, read_committed=self._options.fetch.read_committed)
-        return {partition: at.offset for partition, at in found.items()}
+        """The offset at each timestamp; -1 where every record is older."""
+        return self._cluster.offsets_at(timestamps_ms, read_committed=self._options.read_committed)
 
     def _resolve(self, bound: Bound, *, is_start: bool) -> dict[TopicPartition, int]:
         match bound:
@@ -194,9 +199,12 @@ def split(
     missing = (min_partitions or 0) - sum(pieces)
     if missing > 0:
         total = sum(one.size for one in ranges)
+        largest = [(-one.size / pieces[index], index) for index, one in enumerate(ranges)]
+        heapify(largest)
         for _ in range(min(missing, total - sum(pieces))):
-            largest = max(range(len(ranges)), key=lambda index: ranges[index].size / pieces[index])
-            pieces[largest] += 1
+            index = largest[0][1]
+            pieces[index] += 1
+            heapreplace(largest, (-ranges[index].size / pieces[index], index))
     return [piece for one, count in zip(ranges, pieces, strict=True) for piece in _cut(one, count)]
 
 

@@ -1,4 +1,4 @@
-"""The classes that Spark calls: the data source, its readers, and the input of a task.
+"""The classes that Spark calls to read: the data source, its batch and streaming readers, and the input of a task.
 
 Spark makes the source in a separate Python process, calls `partitions` there, and pickles the reader for the tasks.
 `read` imports what a task needs, so that a worker that only unpickles a reader stays small.
@@ -13,12 +13,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -30,16 +39,41 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1 has no admission control of Python sources
+
+    class _Absent:
+        """Stands for classes of which no object is made."""
+
+    ReadAllAvailable = ReadLimit = ReadMaxRows = ReadMinRows = SupportsTriggerAvailableNow = _Absent  # type: ignore
+
 from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.spark.batches import (
+    Rate,
+    StreamDataLoss,
+    from_json,
+    latest_position,
+    ranges_between,
+    to_json,
+    with_new,
+)
 from kalda.spark.filters import Narrowing, narrow
-from kalda.spark.options import FetchSettings, ReadOptions, read_options
-from kalda.spark.planning import DataLoss, OffsetRange, plan
+from kalda.spark.options import OptionError, ReadOptions, read_options
+from kalda.spark.planning import DataLoss, OffsetRange, plan, split, start_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from kalda.client.cluster_client import ClusterClient
+    from kalda.spark.cluster import SparkAdmin
 
 FILTER_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 HEADERS: Final = StructField(
@@ -95,7 +129,7 @@ def one_sentence() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, DataLoss, ApiError, NotImplementedError):
+    except (ValueError, DataLoss, StreamDataLoss, ApiError):
         if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
@@ -110,14 +144,34 @@ class KaldaSource(DataSource):
 
     def schema(self) -> StructType:
         with one_sentence():
-            return ALL_COLUMNS if read_options(self.options).include_headers else COLUMNS
+            return ALL_COLUMNS if of_either(self.options).include_headers else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_sentence():
             return TopicReader(read_options(self.options), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return NoStream()
+        # An exception raised here would be replaced by PySpark's own, about a variable without a value.
+        try:
+            return TopicStream(read_options(self.options, is_streaming=True), check_schema(schema))
+        except ValueError as error:
+            return Refused(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from kalda.spark.sink import TopicWriter
+        from kalda.spark.sink_options import write_options
+
+        with one_sentence():
+            if overwrite:
+                raise ValueError("save mode Overwrite is not allowed: rows of a topic are only appended; use Append")
+            return TopicWriter(write_options(self.options, schema, is_streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from kalda.spark.sink import TopicStreamWriter
+        from kalda.spark.sink_options import write_options
+
+        with one_sentence():
+            return TopicStreamWriter(write_options(self.options, schema, is_streaming=True))
 
 
 class FilteringSource(KaldaSource):
@@ -126,29 +180,6 @@ class FilteringSource(KaldaSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_sentence():
             return FilteringReader(read_options(self.options), check_schema(schema))
-
-
-class NoStream(DataSourceStreamReader):
-    """Refuses a streaming query when Spark requests its first offset.
-
-    An exception of `streamReader` itself would be hidden by another one, of PySpark.
-    """
-
-    def initialOffset(self) -> NoReturn:  # noqa: N802
-        with one_sentence():
-            raise NotImplementedError(
-                'streaming queries are not supported: read with spark.read.format("kalda"), from the offsets at which '
-                "the last run ended (option startingOffsets)"
-            )
-
-    def latestOffset(self, *_: object) -> NoReturn:  # noqa: N802
-        self.initialOffset()
-
-    def partitions(self, start: object, end: object) -> NoReturn:
-        self.initialOffset()
-
-    def read(self, partition: InputPartition) -> NoReturn:
-        self.initialOffset()
 
 
 class RangePartition(InputPartition):
@@ -167,18 +198,11 @@ class TopicReader(DataSourceReader):
         self.narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        with one_sentence(), connect(self.options.fetch) as cluster:
-            return [RangePartition(one) for one in plan(cluster, self.options, self.narrowing)]
+        with one_sentence():
+            return [RangePartition(one) for one in plan(admin(self.options), self.options, self.narrowing)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from kalda.client.columns import SparkColumns
-
-        if partition.value is None:  # where no range was planned, Spark runs one task with None
-            return
-        offsets = OffsetRange(*partition.value)
-        columns = SparkColumns(arrow_schema(self.columns))
-        for fetched in fetch(self.options, offsets):
-            yield from columns.of(fetched)
+        return rows(self.options, self.columns, partition)
 
 
 class FilteringReader(TopicReader):
@@ -187,6 +211,139 @@ class FilteringReader(TopicReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self.narrowing, left = narrow(filters)
         return left
+
+
+class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming query's reader: one object in a process of the driver decides on batches, copies of it read.
+
+    Spark calls `latestOffset` once a batch, and `partitions` with what it has written to the checkpoint."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = [(one.name, one.nullable) for one in schema]
+        self._rate: Rate | None = None
+        """Made at the first batch: it holds a clock."""
+        self._latest: dict[TopicPartition, int] | None = None
+        """The ends of the logs when they were last requested."""
+        self._available: dict[TopicPartition, int] | None = None
+        """With Trigger.AvailableNow, the ends of the logs when the query was started."""
+        self._end: Mapping[str, Any] = {}
+        """The end of the last batch, for versions of Spark that do not hand it to `latestOffset`."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        with one_sentence():
+            self._end = to_json(start_offsets(admin(self.options), self.options))
+            return dict(self._end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        options = self.options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with one_sentence():
+            self._available = latest_position(admin(self.options), self.options, {}, _pause)
+
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        with one_sentence():
+            given = self._end if start is None else start
+            begin = from_json(given)
+            logs, options = admin(self.options), self.options
+            latest = self._available
+            if latest is None:
+                latest = latest_position(logs, options, begin, _pause)
+            self._latest = latest
+            end = dict(latest)
+            if not isinstance(limit, ReadAllAvailable):
+                rate = self._rate = self._rate or Rate(options, _now_ms)
+                begin = with_new(logs, begin, latest)
+                if self._available is None and rate.is_delayed(begin, latest):
+                    return dict(given)
+                end = rate.limited(begin, latest)
+            return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return None if self._latest is None else to_json(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        with one_sentence():
+            self._end = end
+            options = self.options
+            ranges = ranges_between(admin(options), options, from_json(start), from_json(end))
+            pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
+            return [RangePartition(one) for one in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return rows(self.options, self.columns, partition)
+
+
+class Refused(DataSourceStreamReader):
+    """Raises the error of the query's options when Spark first calls it."""
+
+    def __init__(self, error: ValueError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        with one_sentence():
+            raise self.error
+
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        return self.initialOffset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [InputPartition(self.initialOffset())]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        yield tuple(self.initialOffset())
+
+
+def rows(
+    options: ReadOptions, columns: Sequence[tuple[str, bool]], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The records of a task's range as record batches of the columns (name, nullable)."""
+    from kalda.client.columns import SparkColumns
+    from kalda.spark.fetching import fetch
+
+    if partition.value is None:  # where no range was planned, Spark runs one task with None
+        return
+    with one_sentence():
+        made = SparkColumns(arrow_schema(columns))
+        for taken in fetch(options, OffsetRange(*partition.value)):
+            yield from made.of(taken)
+
+
+def admin(options: ReadOptions) -> SparkAdmin:
+    """This process's client of the cluster."""
+    from kalda.spark.cluster import admin_of
+
+    return admin_of(options.kafka)
+
+
+def of_either(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a batch, or else of a stream: Spark requests the schema before it says which it will be. Raises
+    `OptionError` where both refuse them."""
+    try:
+        return read_options(given)
+    except OptionError as error:
+        try:
+            return read_options(given, is_streaming=True)
+        except OptionError:
+            raise error from None
+
+
+def _pause(pause_ms: int) -> None:
+    time.sleep(pause_ms / 1000)
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)
 
 
 def check_schema(schema: StructType) -> StructType:
@@ -210,33 +367,3 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
     from kalda.client.columns import TYPES
 
     return pa.schema([pa.field(name, TYPES[name], nullable) for name, nullable in columns])
-
-
-def connect(settings: FetchSettings, **more: Any) -> ClusterClient:
-    """A client of the cluster. Where a query is planned, a wrong address fails soon."""
-    from kalda.client.cluster_client import ClusterClient
-
-    return ClusterClient(settings.bootstrap, client_id=settings.client_id, timeout_ms=settings.timeout_ms, **more)
-
-
-def fetch(options: ReadOptions, offsets: OffsetRange) -> Iterator[Any]:
-    """The batches of the range, as `Fetched`, from the partition's leader. A task was planned with this address, so it
-    retries for the whole timeout where no broker answers: they may be restarting."""
-    from kalda.client.consumer_fetcher import ConsumerFetcher, OutOfRange, Slice
-
-    settings = options.fetch
-    with (
-        connect(settings, first_contact_ms=settings.timeout_ms) as cluster,
-        ConsumerFetcher(
-            cluster,
-            [Slice(*offsets)],
-            read_committed=settings.read_committed,
-            max_wait_ms=settings.max_wait_ms,
-            max_bytes=settings.max_bytes,
-            partition_max_bytes=settings.partition_max_bytes,
-            on_out_of_range=OutOfRange.ERROR if options.fail_on_data_loss else OutOfRange.EARLIEST,
-            check_crcs=settings.check_crcs,
-            rack=settings.rack,
-        ) as fetcher,
-    ):
-        yield from fetcher

@@ -10,11 +10,12 @@ passes may have raised over files that were cut or removed under them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition
 from kalda.records.key_offsets import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
+from kalda.storage.aborted import AbortedRead
 from kalda.storage.compaction import CleanedTransactions, CleanRules, LastRecord
 from kalda.storage.compaction_passes import KeyMapping, Pass, Rewriting, group_segments
 from kalda.storage.job import Job
@@ -23,7 +24,6 @@ from kalda.storage.log_dir import LogDir
 from kalda.storage.naming import SWAP_SUFFIX
 from kalda.storage.retention import delete_segments
 from kalda.storage.segment import Segment
-from kalda.storage.txn_index import AbortedTxn
 
 SLICE_BYTES = 16 * 1024 * 1024
 """What a slice reads, decompresses and writes: some 50 ms of work, where a disk does not slow it."""
@@ -84,6 +84,8 @@ class Cleaning:
         self._changes_seen = 0
         """The log's count of removals and cuts when the segments were last found to be those."""
         self._map_transactions = CleanedTransactions()
+        self._aborted_in_map: AbortedRead | None = None
+        """The aborted transactions of the dirty part, which the first pass for the map reads."""
         self._pass: Pass | None = None
         """What is under way."""
         self._groups: list[list[Segment]] = []
@@ -179,7 +181,7 @@ class Cleaning:
         self._unmapped = log.segments.between(start, upto)
         wanted = (int((upto - start) / LOAD_FACTOR) + 2) * ENTRY_BYTES
         self._offsets = KeyOffsets(min(self.memory_bytes, wanted), self._secret)
-        self._map_transactions.add_aborted(self._aborted(start, upto))
+        self._aborted_in_map = AbortedRead(log, start, upto)
 
     def _slice_job(self, begun: Pass, most_bytes: int) -> Job[None]:
         verb = "map the keys of" if self._rules is None else "clean"
@@ -207,7 +209,8 @@ class Cleaning:
         segments, self._unmapped = self._unmapped[:_MAPPED_AT_ONCE], self._unmapped[_MAPPED_AT_ONCE:]
         upto = self._unmapped[0].base_offset if self._unmapped else self._work.first_uncleanable
         snapshots = [segment.snapshot() for segment in segments]
-        return KeyMapping(self._offsets, snapshots, self._work.first_dirty, upto, self._map_transactions)
+        aborted, self._aborted_in_map = self._aborted_in_map, None
+        return KeyMapping(self._offsets, snapshots, self._work.first_dirty, upto, self._map_transactions, aborted)
 
     def _take_map(self) -> None:
         assert self._offsets is not None
@@ -230,15 +233,9 @@ class Cleaning:
         log, group = self.log, self._groups[0]
         following = log.segments.after(group[-1])
         end = self.end_offset if following is None else following.base_offset
-        self._transactions.add_aborted(self._aborted(group[0].base_offset, end))
+        aborted = AbortedRead(log, group[0].base_offset, end)
         snapshots = [segment.snapshot() for segment in group]
-        return Rewriting(log.disk, log.directory, log.config, snapshots, self._rules, self._transactions)
-
-    def _aborted(self, start: int, upto: int) -> Sequence[AbortedTxn]:
-        segments: Iterable[Segment] = self.log.segments
-        if not any(segment.txn_index.exists for segment in segments):
-            return ()
-        return self.log.aborted_transactions(start, upto)
+        return Rewriting(log.disk, log.directory, log.config, snapshots, self._rules, self._transactions, aborted)
 
     def _is_as_mapped(self) -> bool:
         """Whether the segments still to be read are those that the cleaning found. Of a log that was truncated the map

@@ -32,6 +32,7 @@ from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan
 from kalda.records.compacting_runs import RunFilter, map_run
 from kalda.records.key_offsets import KeyOffsets
+from kalda.storage.aborted import AbortedRead
 from kalda.storage.compaction import (
     CleanedTransactions,
     CleanRules,
@@ -213,6 +214,7 @@ class KeyMapping(Pass):
         start: int,
         upto: int,
         transactions: CleanedTransactions,
+        aborted: AbortedRead | None = None,
     ) -> None:
         super().__init__(segments)
         self.is_full = False
@@ -221,9 +223,13 @@ class KeyMapping(Pass):
         self._start = start
         self._upto = upto
         self._transactions = transactions
+        self._aborted = aborted
+        """Where the aborted transactions of what is read are not in `transactions` yet: the first slice adds them."""
 
     def _work(self) -> Generator[None, None, None]:
         offsets, start = self._offsets, self._start
+        if self._aborted is not None:
+            self._transactions.add_aborted(self._aborted.collect())
         for at, segment in enumerate(self._segments):
             following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else self._upto
             position = segment.locate(start, read_waiting) if start > segment.base_offset else 0
@@ -278,6 +284,7 @@ class Rewriting(Pass):
         segments: Sequence[Segment],
         rules: CleanRules,
         transactions: CleanedTransactions,
+        aborted: AbortedRead | None = None,
     ) -> None:
         super().__init__(segments)
         self.cleaned: Segment | None = None
@@ -288,6 +295,7 @@ class Rewriting(Pass):
         self._config = config
         self._rules = rules
         self._transactions = transactions
+        self._aborted = aborted
         self._spare_bytes = 0
         """How much of the disk's space it leaves."""
         self._out: list[Buffer] = []
@@ -314,6 +322,8 @@ class Rewriting(Pass):
 
     def _work(self) -> Generator[None, None, None]:
         segments, rules = self._segments, self._rules
+        if self._aborted is not None:
+            self._transactions.add_aborted(self._aborted.collect())
         modified_ms = segments[-1].modified_ms()
         base_offset = segments[0].base_offset
         self._spare_bytes = min(_SPARE_BYTES, self._disk.total_bytes(self._directory) // 100)

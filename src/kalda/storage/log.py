@@ -23,6 +23,7 @@ from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader
 from kalda.records.inspection import Inspection
 from kalda.records.validate import validate_produced
+from kalda.storage.aborted import collect_aborted
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
@@ -35,7 +36,7 @@ from kalda.storage.loading import Loaded, Loading
 from kalda.storage.offsets import LogOffsets
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import Marker, Verification, read_marker
-from kalda.storage.reading import ColdRead, Reads, collect_aborted
+from kalda.storage.reading import ColdRead, Reads
 from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
@@ -438,7 +439,8 @@ class Log(LogOffsets):
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, why)
 
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
-        """Aborted transactions that overlap [first_offset, upto), by first offset."""
+        """Aborted transactions that overlap [first_offset, upto), by first offset. It may wait for the device: on a
+        node, `aborted_nowait` does not."""
         self.check_online()
         try:
             return collect_aborted(self.segments, first_offset, upto)

@@ -26,7 +26,6 @@ from kalda.base.scheduling import Jobs
 from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
-from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
 if TYPE_CHECKING:
@@ -303,14 +302,3 @@ def _start(
             done([result for result in results if result is not None])
 
     jobs.run(work, finish)
-
-
-def collect_aborted(segments: Segments, first_offset: int, upto: int) -> list[AbortedTxn]:
-    """Aborted transactions that overlap [first_offset, upto), by first offset."""
-    found: list[AbortedTxn] = []
-    for segment in segments.from_floor(first_offset):
-        if segment.txn_index.collect(first_offset, upto, found):
-            break
-    if len(found) > 1:
-        found.sort(key=lambda txn: txn.first_offset)
-    return found

@@ -10,14 +10,15 @@ The file is made with its first entry: most segments have none.
 from __future__ import annotations
 
 from bisect import bisect_left
-from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
-from kalda.base.disk import Disk, File
-from kalda.storage.index import Reader, read_waiting
+from kalda.base.disk import Buffer, Disk, File
+from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
 
 _ENTRY = Struct(">hqqqq")
+_SIZE = _ENTRY.size
+_LAST_OFFSET = Struct(">18xq8x")
 _VERSION = 0
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 
@@ -31,13 +32,11 @@ class AbortedTxn(NamedTuple):
     last_stable_offset: int
 
 
-_LAST_OFFSET = attrgetter("last_offset")
-
-
 class TxnIndex:
-    """The entries of one segment, oldest first; read on first use."""
+    """The entries of one segment, oldest first, as they are stored. They are read on first use, and in memory while the
+    file is open: a log may have aborted very many transactions."""
 
-    __slots__ = ("_disk", "_entries", "_file", "exists", "path")
+    __slots__ = ("_changes", "_count", "_disk", "_file", "_last_offset", "_rows", "exists", "path")
 
     def __init__(self, disk: Disk, path: str, *, exists: bool) -> None:
         self._disk = disk
@@ -46,10 +45,17 @@ class TxnIndex:
         """Whether there is a file."""
         self._file: File | None = None
         """None while the file is not open."""
-        self._entries: list[AbortedTxn] | None = None if exists else []
-        """None where the file has not been read yet."""
+        self._rows: bytearray | None = None if exists else bytearray()
+        """All entries; None where they are in the file only. It only grows: a truncation replaces it."""
+        self._count = -1 if exists else 0
+        """The number of entries; -1 where the file has not been looked at yet."""
+        self._last_offset = -1
+        """That of the last entry, where `_count` is not negative."""
+        self._changes = 0
+        """Counts appends and truncations."""
 
     def open(self) -> File:
+        """The file, to be written; it is made where there is none."""
         if self._file is None:
             self._file = self._disk.open(self.path, create=True)
             self.exists = True
@@ -59,35 +65,60 @@ class TxnIndex:
         """A handle of the caller's own on the file, to be synced; `disk` opens it where it is not open."""
         return self._file.share() if self._file is not None else disk.open(self.path)
 
-    def entries(self, read: Reader = read_waiting) -> list[AbortedTxn]:
-        if self._entries is None:
-            file = self.open()
-            size = min(file.size(), _MAX_FILE_BYTES)
-            data = read(file, 0, size) if size else b""
-            whole = len(data) - len(data) % _ENTRY.size
-            self._entries = [AbortedTxn(*row[1:]) for row in _ENTRY.iter_unpack(bytes(data[:whole]))]
-        return self._entries
+    def _load(self, read: Reader) -> bytearray:
+        """All entries, read by means of `read`. Raises `WouldWait` where that does, or where the file is not open and
+        `read` must not wait."""
+        rows = self._rows
+        if rows is None:
+            if self._file is None:
+                if read is read_cached:
+                    raise WouldWait
+                self._file = self._disk.open(self.path)
+            size = min(self._file.size(), _MAX_FILE_BYTES)
+            rows = bytearray(read(self._file, 0, size) if size else b"")
+            del rows[len(rows) - len(rows) % _SIZE :]
+            self._take(rows)
+        return rows
+
+    def _take(self, rows: bytearray) -> None:
+        """`rows` are all entries."""
+        self._rows = rows
+        self._count = len(rows) // _SIZE
+        self._last_offset = _last_offset(rows, self._count - 1) if self._count else -1
+
+    def entries(self) -> list[AbortedTxn]:
+        """All of them, decoded."""
+        return [each for _, each in decode_entries(self._load(read_waiting))]
 
     def prepare(self) -> None:
-        """Open the file and read it: after that, `append` opens nothing."""
-        self.open()
-        self.entries()
+        """Open the file, and read where it ends: after that, `append` opens and reads nothing."""
+        file = self.open()
+        if self._count < 0:
+            count = min(file.size(), _MAX_FILE_BYTES) // _SIZE
+            self._last_offset = _last_offset(file.read((count - 1) * _SIZE, _SIZE), 0) if count else -1
+            self._count = count
 
     def append(self, txn: AbortedTxn) -> None:
-        entries = self.entries()
-        if entries and entries[-1].last_offset >= txn.last_offset:
+        self.prepare()
+        if self._last_offset >= txn.last_offset:
             raise AssertionError(f"aborted transactions do not grow in {self.path}")
-        self.open().write(len(entries) * _ENTRY.size, _ENTRY.pack(_VERSION, *txn))
-        entries.append(txn)
+        row = _ENTRY.pack(_VERSION, *txn)
+        self.open().write(self._count * _SIZE, row)
+        if self._rows is not None:
+            self._rows += row
+        self._count += 1
+        self._last_offset = txn.last_offset
+        self._changes += 1
 
     def collect(self, first: int, upto: int, into: list[AbortedTxn], read: Reader = read_waiting) -> bool:
-        """Add those that overlap [first, upto) to `into`. Whether no later segment can hold another."""
+        """Add those that overlap [first, upto) to `into`. Whether no later segment can hold another. Raises as
+        `read`."""
         if not self.exists:
             return False
-        entries = self.entries(read)
+        rows = self._load(read)
         # They are in the order of their markers. A consumer near the end must not pay for all that were aborted before.
-        for at in range(bisect_left(entries, first, key=_LAST_OFFSET), len(entries)):
-            txn = entries[at]
+        for at in range(_first_from(rows, first), len(rows) // _SIZE):
+            txn = AbortedTxn(*_ENTRY.unpack_from(rows, at * _SIZE)[1:])
             if txn.first_offset < upto:
                 into.append(txn)
             if txn.last_stable_offset >= upto:
@@ -98,33 +129,72 @@ class TxnIndex:
         """Drop transactions that end at or after `offset`."""
         if not self.exists:
             return
-        entries = self.entries()
-        kept = [txn for txn in entries if txn.last_offset < offset]
-        if len(kept) < len(entries):
-            self.open().truncate(len(kept) * _ENTRY.size)
-            self._entries = kept
+        rows = self._load(read_waiting)
+        kept = rows[: _first_from(rows, offset) * _SIZE]
+        if len(kept) < len(rows):
+            self.open().truncate(len(kept))
+            self._take(kept)
+            self._changes += 1
 
     def reset(self) -> None:
         if self.exists:
             self.open().truncate(0)
-            self._entries = []
+            self._take(bytearray())
+            self._changes += 1
 
     def is_sane(self) -> bool:
         """Whether every entry is well-formed. Otherwise the segment is recovered."""
         if not self.exists:
             return True
         found = self._disk.stat(self.path)
-        if found is None or found.size_bytes % _ENTRY.size:
+        if found is None or found.size_bytes % _SIZE:
             return False
-        return all(txn.first_offset <= txn.last_offset for txn in self.entries())
+        rows = self._disk.read_file(self.path)
+        return all(first <= last for _, _, first, last, _ in _ENTRY.iter_unpack(rows[: len(rows) - len(rows) % _SIZE]))
 
-    def close(self) -> None:
+    def snapshot(self) -> TxnIndex:
+        """Of the same entries, without touching the disk: what is not in memory is read by `collect` of the snapshot,
+        on any thread, from the open file or by name."""
+        twin = TxnIndex(self._disk, self.path, exists=self.exists)
+        twin._rows, twin._changes = self._rows, self._changes
+        if self._rows is None and self._file is not None:
+            twin._file = self._file.share()
+        return twin
+
+    @property
+    def is_in_file_only(self) -> bool:
+        """Whether a read of it has to open the file by name."""
+        return self.exists and self._rows is None and self._file is None
+
+    def adopt(self, twin: TxnIndex) -> None:
+        """Take the entries that a snapshot has read, where they are still all of them. They are held until `close`."""
+        if self._rows is None and twin._rows is not None and twin._changes == self._changes and twin.path == self.path:
+            self._take(twin._rows)
+
+    def close_file(self) -> None:
+        """Close the file, and hold the entries that were read."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def close(self) -> None:
+        """Close the file, and hold no entries any more."""
+        self.close_file()
+        if self.exists:
+            self._rows = None
 
-def decode_entries(data: bytes) -> list[tuple[int, AbortedTxn]]:
+
+def _last_offset(rows: Buffer, at: int) -> int:
+    offset: int = _LAST_OFFSET.unpack_from(rows, at * _SIZE)[0]
+    return offset
+
+
+def _first_from(rows: bytearray, offset: int) -> int:
+    """The number of the first entry that ends at or after `offset`."""
+    return bisect_left(range(len(rows) // _SIZE), offset, key=lambda at: _last_offset(rows, at))
+
+
+def decode_entries(data: Buffer) -> list[tuple[int, AbortedTxn]]:
     """(version, entry) of each row in a file's bytes."""
     whole = len(data) - len(data) % _ENTRY.size
     return [(row[0], AbortedTxn(*row[1:])) for row in _ENTRY.iter_unpack(data[:whole])]

@@ -32,6 +32,13 @@ HELP: Final = {
     "UnderReplicatedPartitions": "Partitions led here of which a replica is not in sync",
     "UnknownDestinationQueueSize": "Transaction markers that failed, or whose partitions have no leader",
     "LogAppendRetryQueueSize": "Transactions that are complete, but could not be recorded as such yet",
+    "ClientMetricsInstanceCount": "Clients that push metrics, or have read what they are to push",
+    "ClientMetricsUnknownSubscriptionRequestCount": "Pushes under a subscription id that is not the client's",
+    "ClientMetricsThrottleCount": "Requests of telemetry that came before the push interval had passed",
+    "ClientMetricsPluginExportCount": "Pushes whose metrics were handed to the sinks",
+    "ClientMetricsPluginErrorCount": "Pushes that could not be read, or that a plugin dropped or raised for",
+    "TopicRecordCount": "Records appended to __client_metrics by this broker",
+    "TopicDroppedCount": "Records for __client_metrics that this broker could not append",
     "BrokerState": "1 starting, 2 recovery, 3 running, 6 controlled shutdown, 7 shutting down",
 }
 """By the name of the metric."""

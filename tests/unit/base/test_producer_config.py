@@ -82,6 +82,7 @@ def test_the_delivery_timeout_covers_linger_and_a_request() -> None:
         config(request_timeout_ms=1_000, linger_ms=10, delivery_timeout_ms=1_009)
 
 
-def test_sasl_is_refused_by_name() -> None:
-    with pytest.raises(InvalidConfig, match=r"security.protocol=SASL_SSL is not supported"):
-        config(security_protocol="sasl_ssl")
+def test_an_unknown_security_protocol_is_refused_by_name() -> None:
+    assert config(security_protocol="sasl_ssl").values["security.protocol"] == "sasl_ssl"
+    with pytest.raises(InvalidConfig, match=r"TLS for configuration security.protocol"):
+        config(security_protocol="TLS")

@@ -52,12 +52,17 @@ def test_a_property_that_is_set_to_its_default_is_not_logged(caplog: pytest.LogC
 
 
 def test_properties_without_effect_for_one_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    more = {"num_io_threads": "16", "log_preallocate": "true", "queued_max_requests": "9", "ssl_key_password": "hush"}
+    more = {
+        "num_io_threads": "16",
+        "log_preallocate": "true",
+        "queued_max_requests": "9",
+    }
+    more["sasl_oauthbearer_assertion_private_key_passphrase"] = "hush"
     lines = warnings(caplog, **more)
     assert [line.partition(":")[0] for line in lines] == [
         "num.io.threads, queued.max.requests",
         "log.preallocate",
-        "ssl.key.password",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
     ]
     assert "hush" not in "".join(lines)
 

@@ -19,7 +19,7 @@ from kalda.broker.policies import (
     PolicyViolation,
 )
 from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.metadata.configs import topic_resource
 from kalda.testing import Cluster
 

@@ -12,7 +12,7 @@ from kalda.base.ids import uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node
 from kalda.client.admin.features import update_features
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import MetadataVersion

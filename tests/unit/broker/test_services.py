@@ -16,7 +16,7 @@ from kalda.broker.modules.module import Module
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.services import Services
 from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.protocol.apis import API, ApiKey, Listener

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import kalda
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
@@ -19,9 +20,7 @@ from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import ReassignmentProgress
 from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.sender import Sender
-from kalda.records.builder import build_batch
+from kalda.client.cluster import ClusterClient
 from kalda.testing import Cluster
 
 THROTTLED = (
@@ -90,9 +89,10 @@ def test_a_plan_is_made_run_shown_and_rolled_back(
     cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
 ) -> None:
     cluster.create_topic("orders", assignment=[(1, 2)] * 4)
-    with Sender(client) as sender:
+    with kalda.Producer(bootstrap_servers=",".join(map(str, client.bootstrap))) as producer:
         for partition in range(4):
-            sender.send("orders", partition, build_batch([(0, None, b"x" * 1000, ())] * 50))
+            for _ in range(50):
+                producer.send("orders", b"x" * 1000, partition=partition)
     plan, back = tmp_path / "plan.json", tmp_path / "back.json"
     shown = shell.run("reassign", "plan", "--topics", "orders", "--out", plan, "--rollback", back).stdout
     assert "replicas are copied" in shown

@@ -15,6 +15,7 @@ from kalda.base.errors import ErrorCode
 from kalda.cli.commands import cli
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.transactions import InitProducerIdResponse
 from kalda.records.builder import read_records
 
 
@@ -36,6 +37,7 @@ class Log:
         self.left = accepted
         broker.topics["logs"] = [1]
         broker.answers[ApiKey.PRODUCE] = self.produce
+        broker.answers[ApiKey.INIT_PRODUCER_ID] = lambda request, version: InitProducerIdResponse(producer_id=1)
 
     def produce(self, request: Any, version: int) -> ProduceResponse:
         self.left -= 1

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 import pytest
 
 from kalda.cli.failures import Failure
-from kalda.cli.formats import Layout, RecordWriter
-from kalda.cli.produce import LineFormat
+from kalda.cli.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
+from kalda.cli.places import Kind, Place, parse_place
+from kalda.cli.record_input import EnvelopeFormat, LineFormat, read_pieces
 from kalda.cli.session import unescape
 from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
-from kalda.client.consumer_fetcher import Fetched
 from kalda.records.batch import TimestampType
-from kalda.records.builder import build_batch
+from kalda.records.consuming import Record
 
 
 def test_a_line_without_layout_is_the_value() -> None:
-    assert LineFormat(None, False, None, ()).parse(b"a:b\tc", 1) == (None, b"a:b\tc", ())
+    assert LineFormat(None, False, None, ()).parse(b"a:b\tc", 1) == (None, b"a:b\tc", (), None, None)
 
 
 def test_a_line_with_all_parts() -> None:
     layout = LineFormat(b"=", True, b"NULL", (("fixed", b"1"),))
-    key, value, headers = layout.parse(b"a:x,b:NULL\tkey=va=lue", 1)
+    key, value, headers, *_ = layout.parse(b"a:x,b:NULL\tkey=va=lue", 1)
     assert (key, value) == (b"key", b"va=lue")
     assert headers == (("fixed", b"1"), ("a", b"x"), ("b", None))
-    assert layout.parse(b"\tkey=NULL", 1) == (b"key", None, (("fixed", b"1"),))
+    assert layout.parse(b"\tkey=NULL", 1)[:3] == (b"key", None, (("fixed", b"1"),))
 
 
 @pytest.mark.parametrize(
@@ -47,19 +49,17 @@ def test_a_header_name_that_is_not_utf8_is_refused_and_a_value_may_be_anything()
         layout.parse(b"\xff:1\tv", 7)
 
 
-def fetched(**changes: object) -> Fetched:
-    rows = [
-        (1_000, b"k", b"value", (("h", b"1"), ("g", None))),
-        (2_000, None, None, ()),
-        (-1, b"\xff", b"\xfe\n", ()),
+def fetched(kind: TimestampType = TimestampType.CREATE) -> list[Record]:
+    return [
+        Record("logs", 3, 10, 1_000, kind, b"k", b"value", (("h", b"1"), ("g", None))),
+        Record("logs", 3, 11, 2_000, kind, None, None),
+        Record("logs", 3, 12, -1, kind, b"\xff", b"\xfe\n"),
     ]
-    batch = build_batch(rows, base_offset=10, **changes)  # type: ignore[arg-type]
-    return Fetched("logs", 3, memoryview(batch), 10, None, 13, 13)
 
 
 def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     writer = RecordWriter(Layout.TEXT, {"timestamp", "partition", "offset", "headers", "key"}, b"|")
-    assert writer.write(fetched(), None) is None
+    assert writer.write(fetched(), None) == 3
     assert capfdbinary.readouterr().out.split(b"\n") == [
         b"CreateTime:1000|Partition:3|Offset:10|h:1,g:null|k|value",
         b"CreateTime:2000|Partition:3|Offset:11|NO_HEADERS|null|null",
@@ -67,8 +67,8 @@ def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None
         b"",
         b"",
     ]
-    writer.write(fetched(timestamp_type=TimestampType.LOG_APPEND, append_time_ms=5), 1)
-    assert capfdbinary.readouterr().out.startswith(b"LogAppendTime:5|")
+    writer.write(fetched(TimestampType.LOG_APPEND), 1)
+    assert capfdbinary.readouterr().out.startswith(b"LogAppendTime:1000|")
 
 
 class Terminal(io.TextIOWrapper):
@@ -78,8 +78,10 @@ class Terminal(io.TextIOWrapper):
 
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record may hold sequences by which a terminal clears its screen, or worse."""
-    rows = [(1, b"k\x1b[2J", "Grüße\n\x9b".encode(), (("h\x07", b"\x00"),)), (1, None, b"\xff\x1b", ())]
-    batch = Fetched("logs", 3, memoryview(build_batch(rows)), 0, None, 2, 2)
+    batch = [
+        Record("logs", 3, 0, 1, TimestampType.CREATE, b"k\x1b[2J", "Grüße\n\x9b".encode(), (("h\x07", b"\x00"),)),
+        Record("logs", 3, 1, 1, TimestampType.CREATE, None, b"\xff\x1b"),
+    ]
     shown = {}
     for is_terminal in (True, False):
         stdout = (Terminal if is_terminal else io.TextIOWrapper)(io.BytesIO(), encoding="utf-8")
@@ -92,9 +94,9 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
     assert shown[False] == b"h\x07:\x00|k\x1b[2J|" + raw + b"NO_HEADERS|null|\\xff\x1b\n" + raw
 
 
-def test_a_limit_returns_the_next_offset(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_limit_ends_behind_the_last_printed_record(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     writer = RecordWriter(Layout.RAW, set(), b"")
-    assert writer.write(fetched(), 2) == 12
+    assert writer.write(fetched(), 2) == 2
     assert writer.count == 2
     assert capfdbinary.readouterr().out == b"value\n\n"
 
@@ -132,6 +134,110 @@ def test_json_holds_any_bytes(capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert first["headers"] == [["h", "1"], ["g", None]]
     assert (first["topic"], first["partition"], first["offset"], first["key"]) == ("logs", 3, 10, "k")
     assert last["key"] == {"base64": "/w=="}
+
+
+def printed(capfdbinary: pytest.CaptureFixture[bytes], layout: str, **options: object) -> bytes:
+    RecordWriter(layout_of(layout), set(), b"", **options).write(fetched(), None)  # type: ignore[arg-type]
+    return bytes(capfdbinary.readouterr().out)
+
+
+def test_formats_of_kcat(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert printed(capfdbinary, "%t/%p@%o %T %K:%k %S:%s [%h]%%\\x21\\n") == (
+        b"logs/3@10 1000 1:k 5:value [h=1,g=null]%!\nlogs/3@11 2000 -1: -1: []%!\nlogs/3@12 -1 1:\\xff 2:\\xfe\n []%!\n"
+    )
+    assert printed(capfdbinary, "%R")[:8] == bytes([0, 0, 0, 5, 255, 255, 255, 255])
+    for wrong in ("lines", "%z"):
+        with pytest.raises(click.UsageError, match=f"--format {wrong}"):
+            printed(capfdbinary, wrong)
+
+
+def test_filters(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def offsets(**patterns: object) -> bytes:
+        return printed(capfdbinary, "%o ", filters=Filters(**patterns))  # type: ignore[arg-type]
+
+    assert offsets(value=re.compile(b"^val")) == b"10 "
+    assert offsets(key=re.compile(b"\xff")) == b"12 "
+    assert offsets(headers=(("g", re.compile(b"")),)) == b"10 "
+    assert offsets(headers=(("h", re.compile(b"2")),)) == b""
+    writer = RecordWriter(Layout.RAW, set(), b"", filters=Filters(value=re.compile(b"\xfe")))
+    assert (writer.write(fetched(), 1), writer.count) == (3, 1), "what is filtered out is behind the reader too"
+
+
+def test_decoded_keys_and_values(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    record = Record("logs", 0, 7, 1, TimestampType.CREATE, (5).to_bytes(8, "big"), b'{"a": [1]}')
+    decoders = Decoders(decoder_of("--key-as", "int"), decoder_of("--value-as", "json"))
+    RecordWriter(Layout.JSON, set(), b"", decoders=decoders).write([record], None)
+    found = json.loads(capfdbinary.readouterr().out)
+    assert (found["key"], found["value"]) == (5, {"a": [1]})
+    RecordWriter("%k %s", set(), b"", decoders=decoders).write([record], None)
+    assert capfdbinary.readouterr().out == b'5 {"a": [1]}'
+    with pytest.raises(Failure, match="logs-3 at offset 12 cannot be decoded"):
+        RecordWriter(Layout.TEXT, set(), b"", decoders=Decoders(value=decoder_of("--value-as", "json"))).write(
+            fetched()[2:], None
+        )
+
+
+def test_what_consume_prints_as_json_is_read_again(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = printed(capfdbinary, "json").splitlines()
+    found = [EnvelopeFormat((("added", b"1"),)).parse(line, 1) for line in lines]
+    assert found[0] == (b"k", b"value", (("added", b"1"), ("h", b"1"), ("g", None)), 3, 1_000)
+    assert found[1][:2] == (None, None)
+    kcat = b'{"topic":"t","ts":5,"headers":["a","1"],"key":null,"payload":"v"}'
+    assert EnvelopeFormat(()).parse(kcat, 1) == (None, b"v", (("a", b"1"),), None, 5)
+    assert EnvelopeFormat(()).parse(b'{"value": {"n": 1}}', 1).value == b'{"n":1}'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "line 4: no JSON"),
+        (b"[]", "line 4: an object"),
+        (b'{"vlaue": 1}', "'vlaue' is not a part of a record"),
+        (b'{"key": {"base64": "?"}}', "'[?]' is not base64"),
+        (b'{"headers": ["a"]}', "headers are an object"),
+        (b'{"headers": [[1, "a"]]}', "the name of a header is text, not 1"),
+        (b'{"partition": -1}', "the partition is a number from 0 on, not -1"),
+        (b'{"timestamp": true}', "the timestamp is a number"),
+    ],
+)
+def test_malformed_envelopes(line: bytes, words: str) -> None:
+    with pytest.raises(Failure, match=words):
+        EnvelopeFormat(()).parse(line, 4)
+
+
+def test_pieces_between_any_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"a\r\nb::c\n::d")
+    with path.open("rb") as file:
+        assert [piece for pieces in read_pieces(file.fileno(), b"::") for piece in pieces] == [b"a\r\nb", b"c\n", b"d"]
+    with path.open("rb") as file:
+        assert [piece for pieces in read_pieces(file.fileno(), b"\n") for piece in pieces] == [b"a", b"b::c", b"::d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("earliest", Place(Kind.BEGINNING)),
+        ("end", Place(Kind.END)),
+        ("42", Place(Kind.OFFSET, 42)),
+        ("offset:7", Place(Kind.OFFSET, 7)),
+        ("-100", Place(Kind.LAST, 100)),
+        ("-1h", Place(Kind.TIME, 10**12 - 3_600_000, 3_600_000)),
+        ("-1d12h500ms", Place(Kind.TIME, 10**12 - 129_600_500, 129_600_500)),
+        ("-PT1H", Place(Kind.TIME, 10**12 - 3_600_000, 3_600_000)),
+        ("timestamp:1500", Place(Kind.TIME, 1_500)),
+        ("s@1500", Place(Kind.TIME, 1_500)),
+        ("2001-09-09T01:46:40Z", Place(Kind.TIME, 10**12)),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert parse_place("--from", text, 10**12) == place
+
+
+@pytest.mark.parametrize("text", ["", "-", "-1x", "-h", "soon", str(2**63), "offset:x"])
+def test_malformed_places(text: str) -> None:
+    with pytest.raises(click.UsageError, match="--from"):
+        parse_place("--from", text, 10**12)
 
 
 def test_times() -> None:

@@ -16,7 +16,7 @@ from kalda.base.properties import parse_properties
 from kalda.broker.disk import RealDisk
 from kalda.cli.server import Options, UsageError
 from kalda.cli.single_node import prepare, properties_text
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports
 

@@ -10,7 +10,7 @@ from scripted_broker import ScriptedBroker
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.reassignment import throttles
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsResponse,

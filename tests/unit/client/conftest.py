@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from scripted_broker import ScriptedBroker
 
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_defaults_are_kafkas() -> None:
         ({**SERVERS, "group.id": "g", "group.protocol": "consumer", "session.timeout.ms": 9}, "cannot be set"),
         ({**SERVERS, "group.id": "g", "group.remote.assignor": "range"}, "CLASSIC"),
         ({**SERVERS, "heartbeat.interval.ms": 50_000}, "lower than session.timeout.ms"),
-        ({**SERVERS, "security.protocol": "SASL_SSL"}, "not supported"),
+        ({**SERVERS, "security.protocol": "TLS"}, "security.protocol"),
     ],
 )
 def test_what_is_wrong_is_named(keys: dict[str, Any], message: str) -> None:

@@ -83,6 +83,18 @@ def test_without_a_policy_a_missing_offset_is_raised() -> None:
     assert drain(member, 1) == [b"a"]
 
 
+def test_a_seek_after_the_assignment_mends_a_missing_offset() -> None:
+    """The I/O thread may look for an offset between the two calls."""
+    cluster = cluster_of()
+    cluster.append("t", 0, b"a")
+    member = Member(cluster, **{"auto.offset.reset": "none"}).assign(T0)
+    cluster.run(1_000)
+    assert member.core.has_error
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(0))
+    assert not member.core.has_error
+    assert drain(member, 1) == [b"a"]
+
+
 def test_an_offset_out_of_range_is_reset_or_raised() -> None:
     cluster = cluster_of()
     cluster.append("t", 0, *numbered(5))
@@ -119,6 +131,18 @@ def test_a_paused_partition_returns_nothing_and_keeps_its_buffer() -> None:
     state.is_paused = False
     assert first + drain(member, 15) == numbered(20)
     assert sum(key is ApiKey.FETCH for _, key, _ in cluster.requests) <= fetches + 3
+
+
+def test_no_fetch_is_sent_for_records_beyond_the_end_of_a_range() -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(10))
+    member = Member(cluster).assign(T0)
+    member.core.subscription.state(T0).until = 10
+    assert drain(member, 10) == numbered(10)
+    fetches = sum(key is ApiKey.FETCH for _, key, _ in cluster.requests)
+    cluster.append("t", 0, b"beyond")
+    assert values(member.poll(2_000)) == []
+    assert sum(key is ApiKey.FETCH for _, key, _ in cluster.requests) == fetches
 
 
 def test_buffers_are_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,12 @@ from kalda.protocol.messages.fetch import (
 from kalda.records.builder import build_batch
 
 PER_BATCH = 5
+
+
+@pytest.fixture
+def cluster(broker: ScriptedBroker) -> Iterator[ClusterClient]:
+    with ClusterClient(broker.address, timeout_ms=5_000) as client:
+        yield client
 
 
 class Log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceRes
 from kalda.protocol.messages.transactions import InitProducerIdResponse
 from kalda.records.batch import BatchHeader, check_crc, read_header
 from kalda.records.builder import build_batch
+
+
+@pytest.fixture
+def cluster(broker: ScriptedBroker) -> Iterator[ClusterClient]:
+    with ClusterClient(broker.address, timeout_ms=5_000) as client:
+        yield client
 
 
 class Log:

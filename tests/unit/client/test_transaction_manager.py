@@ -163,6 +163,15 @@ def test_version_2_adds_nothing_and_takes_the_next_epoch() -> None:
     assert manager.number(A, 1) == (7, 1, 0)
 
 
+def test_offsets_are_committed_with_their_texts() -> None:
+    coordinator = in_transaction(V2, A)
+    coordinator.manager.send_offsets("g", {A: 5, B: 6}, texts={B: "batch 3"})
+    coordinator.run()
+    (topic,) = coordinator.sent[-1].request.topics
+    found = [(each.committed_offset, each.committed_metadata) for each in topic.partitions]
+    assert found == [(5, ""), (6, "batch 3")]
+
+
 def test_a_transaction_without_records_needs_no_request() -> None:
     coordinator = in_transaction(V2)
     coordinator.manager.begin_commit()

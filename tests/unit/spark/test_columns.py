@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kalda.client.columns import TYPES, SparkColumns
-from kalda.client.consumer_fetcher import Fetched
+from kalda.client.core.fetching import Taken
 from kalda.client.core.transactions_seen import aborted_batches
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
@@ -21,11 +21,11 @@ from kalda.spark.source import ALL_COLUMNS, arrow_schema
 SCHEMA = arrow_schema([(one.name, one.nullable) for one in ALL_COLUMNS])
 
 
-def fetched(*batches: bytearray, start: int = 0, end: int | None = None, keep: Any = None) -> Fetched:
-    return Fetched("logs", 3, memoryview(b"".join(batches)), start, end, 0, 0, keep)
+def fetched(*batches: bytearray, start: int = 0, end: int | None = None, keep: Any = None) -> Taken:
+    return Taken("logs", 3, memoryview(b"".join(batches)), start, end, keep)
 
 
-def rows(source: Fetched, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+def rows(source: Taken, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
     batches = list(SparkColumns(schema).of(source))
     for batch in batches:
         batch.validate(full=True)
@@ -84,12 +84,12 @@ def test_a_worker_without_pandas() -> None:
     program = """
 import sys
 import pyarrow as pa
-from kalda.client.consumer_fetcher import Fetched
+from kalda.client.core.fetching import Taken
 from kalda.records.builder import build_batch
 from kalda.client.columns import TYPES, SparkColumns
 batch = memoryview(build_batch([(1000, b"k", b"v", ())] * 3))
 columns = SparkColumns(pa.schema(list(TYPES.items())))
-assert [batch.num_rows for batch in columns.of(Fetched("logs", 3, batch, 1, 3, 3, 3))] == [2]
+assert [batch.num_rows for batch in columns.of(Taken("logs", 3, batch, 1, 3, None))] == [2]
 print(sorted({"pandas", "pyarrow.compute"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -23,6 +23,10 @@ def read(**more: str) -> ReadOptions:
     return read_options({**BASE, **more})
 
 
+def stream(**more: str) -> ReadOptions:
+    return read_options({**BASE, **more}, is_streaming=True)
+
+
 def refusal(options: dict[str, str]) -> str:
     with pytest.raises(OptionError) as caught:
         read_options(options)
@@ -35,15 +39,47 @@ def test_defaults_are_those_of_sparks_source() -> None:
     assert (options.start, options.end) == (Edge.EARLIEST, Edge.LATEST)
     assert options.fail_on_data_loss
     assert not options.include_headers
-    assert not options.fetch.read_committed
+    assert not options.read_committed
     assert (options.min_partitions, options.max_records_per_partition) == (None, None)
 
 
-def test_the_timeout_is_that_of_kafkas_consumer() -> None:
-    assert read().fetch.timeout_ms == 60_000
-    assert read(**{"kafka.request.timeout.ms": "5"}).fetch.timeout_ms == 5
-    both = {"kafka.request.timeout.ms": "5", "kafka.default.api.timeout.ms": "7"}
-    assert read(**both).fetch.timeout_ms == 7
+def test_defaults_of_a_stream_are_those_of_sparks_source() -> None:
+    options = stream()
+    assert (options.start, options.end) == (Edge.LATEST, Edge.LATEST)
+    assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
+    assert options.max_trigger_delay_ms == 900_000
+    assert stream(startingOffsets="earliest").start is Edge.EARLIEST
+    assert stream(startingOffsets='{"logs": {"0": -1, "1": -2}}').start == AtOffsets(
+        {TopicPartition("logs", 0): -1, TopicPartition("logs", 1): -2}
+    )
+
+
+@pytest.mark.parametrize(("text", "expected_ms"), [("500", 500), ("90s", 90_000), ("2h", 7_200_000), ("15m", 900_000)])
+def test_durations(text: str, expected_ms: int) -> None:
+    assert stream(maxTriggerDelay=text).max_trigger_delay_ms == expected_ms
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("endingOffsets", "latest", "an end is not valid in a streaming query"),
+        ("endingTimestamp", "5", "an end is not valid in a streaming query"),
+        ("maxTriggerDelay", "soon", "90s, 15m or 2h is expected"),
+        ("minOffsetsPerTrigger", "9", "it is higher than maxOffsetsPerTrigger (5)"),
+    ],
+)
+def test_what_a_stream_refuses(name: str, value: str, words: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        stream(**{name: value, "maxOffsetsPerTrigger": "5"})
+    assert words in str(caught.value)
+
+
+def test_options_of_kafka_reach_the_consumer_by_kafkas_keys() -> None:
+    options = read(**{"kafka.client.rack": "a", "kafka.max.partition.fetch.bytes": "9", "kafka.group.id": "g"})
+    assert options.kafka["bootstrap.servers"] == "localhost:9092"
+    assert (options.kafka["client.rack"], options.kafka["max.partition.fetch.bytes"]) == ("a", "9")
+    assert "group.id" not in options.kafka
+    assert read(**{"kafka.isolation.level": "read_committed"}).read_committed
 
 
 def test_case_of_names_does_not_matter() -> None:
@@ -82,7 +118,10 @@ def test_assigned_partitions() -> None:
         ({**BASE, "subscribe": " ,"}, "name a topic"),
         ({"kafka.bootstrap.servers": "a", "subscribePattern": "("}, "regular expression"),
         ({"kafka.bootstrap.servers": "a", "assign": '{"a": ["0"]}'}, 'JSON such as {"logs": [0, 1]}'),
-        ({**BASE, "startingoffset": "latest"}, "option startingoffset = 'latest': there is no such option"),
+        (
+            {**BASE, "startingoffset": "latest"},
+            "startingoffset = 'latest': there is no such option; the nearest is startingOffsets",
+        ),
         ({**BASE, "startingOffsets": "latest"}, "a batch cannot start there"),
         ({**BASE, "endingOffsets": "earliest"}, "a batch cannot end there"),
         ({**BASE, "startingOffsets": "first"}, "startingOffsets = 'first': JSON such as"),
@@ -95,13 +134,18 @@ def test_assigned_partitions() -> None:
         ({**BASE, "startingTimestamp": "yesterday"}, "a whole number from 0"),
         ({**BASE, "minPartitions": "0"}, "minPartitions = '0': a whole number from 1"),
         ({**BASE, "failOnDataLoss": "maybe"}, "failOnDataLoss = 'maybe': true or false"),
-        ({**BASE, "kafka.isolation.level": "all"}, "read_uncommitted or read_committed"),
-        ({**BASE, "kafka.security.protocol": "SASL_SSL"}, "only PLAINTEXT is supported"),
+        ({**BASE, "kafka.isolation.level": "all"}, "READ_COMMITTED, READ_UNCOMMITTED"),
+        ({**BASE, "kafka.auto.offset.reset": "latest"}, "kafka.auto.offset.reset = 'latest': it is not supported"),
+        ({**BASE, "kafka.fetch.max.wait.ms": "x"}, "option kafka.fetch.max.wait.ms = 'x'"),
+        (
+            {**BASE, "kafka.fetch.maxwait": "1"},
+            "there is no configuration fetch.maxwait; the nearest is fetch.max.wait",
+        ),
     ],
 )
 def test_errors_have_option_value_and_remedy(options: dict[str, str], words: str) -> None:
     assert words in refusal(options)
 
 
-def test_options_of_sparks_consumers_have_no_effect() -> None:
-    assert read(groupIdPrefix="x", **{"kafka.max.poll.records": "5", "fetchOffset.numRetries": "3"}) == read()
+def test_options_of_sparks_caches_have_no_effect() -> None:
+    assert read(groupIdPrefix="x", **{"kafka.max.poll.records": "5"}) == read()

@@ -1,4 +1,4 @@
-"""The parts of the source that need no session: how a task connects, and the Python of Spark's workers."""
+"""The parts of the source that need no session: the Python of Spark's workers, and refusals of streaming options."""
 
 from __future__ import annotations
 
@@ -7,30 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kalda.client.cluster_client import ClusterClient
 from kalda.spark import source
-from kalda.spark.options import read_options
-from kalda.spark.planning import OffsetRange
-
-
-def test_a_task_retries_for_its_whole_timeout_and_planning_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ClusterClient] = []
-
-    class Stop(Exception):
-        pass
-
-    def refuse(self: ClusterClient, *_: object) -> None:
-        made.append(self)
-        raise Stop
-
-    monkeypatch.setattr(ClusterClient, "leaders_now", refuse)
-    given = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "logs", "kafka.default.api.timeout.ms": "12000"}
-    options = read_options(given)
-    with pytest.raises(Stop):
-        next(source.fetch(options, OffsetRange("logs", 0, 0, 1)))
-    (task,) = made
-    assert (task.timeout_ms, task.first_contact_ms) == (12_000, 12_000)
-    assert source.connect(options.fetch).first_contact_ms < 12_000
+from kalda.spark.options import OptionError
 
 
 def test_a_python_without_kalda_is_named_with_the_variable_to_set(tmp_path: Path) -> None:
@@ -43,3 +21,20 @@ def test_a_python_without_kalda_is_named_with_the_variable_to_set(tmp_path: Path
     assert f"PYSPARK_PYTHON={sys.executable}" in advice
     assert "is not there" in (source.python_advice(str(tmp_path / "missing")) or "")
     assert source.python_advice(sys.executable) is None
+
+
+def test_a_stream_with_a_wrong_option_is_refused_when_spark_calls_its_reader() -> None:
+    """PySpark replaces an exception of `streamReader` by one of its own."""
+    made = source.KaldaSource({"kafka.bootstrap.servers": "a:1", "subscribe": "logs", "endingOffsets": "latest"})
+    reader = made.streamReader(source.COLUMNS)
+    for call in (reader.initialOffset, lambda: reader.latestOffset({}, None), lambda: reader.partitions({}, {})):
+        with pytest.raises(OptionError, match="endingOffsets = 'latest': an end is not valid"):
+            call()
+
+
+def test_the_schema_is_refused_where_neither_a_batch_nor_a_stream_has_such_options() -> None:
+    common = {"kafka.bootstrap.servers": "a:1", "subscribe": "logs"}
+    for one in ({"startingOffsets": "latest"}, {"endingOffsets": "latest"}):
+        assert source.KaldaSource({**common, **one}).schema() == source.COLUMNS
+    with pytest.raises(OptionError, match="minPartitions"):
+        source.KaldaSource({**common, "minPartitions": "x"}).schema()

@@ -11,7 +11,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import StartError
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.testing import Cluster
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin.nodes import describe_log_dirs
 from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.testing import Cluster
 
 DEADLINE_S = 60.0

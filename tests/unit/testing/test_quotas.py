@@ -18,7 +18,7 @@ from kalda.broker.node import StartError
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin.quotas import Filter, Match, alter_quotas, describe_quotas
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic

@@ -9,6 +9,7 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `broker_kalda`: rows that Kafka does not have
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `client`: the keys that all clients have, and how their configurations are gathered
+- `client_security`: those of TLS and SASL
 - `consumer`, `admin`: the tables of consumers and admin clients
 - `producer`: the keys of producers, and what must hold between them
 - `quorum_addresses`, `listeners`: addresses inside values

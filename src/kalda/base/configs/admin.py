@@ -20,6 +20,8 @@ class AdminConfig(NamedTuple):
     """An admin client's configuration; times in ms. Fields have the names of Kafka's keys."""
 
     bootstrap_servers: tuple[str, ...]
+    bootstrap_controllers: tuple[str, ...]
+    """Where it is not empty, the client connects to controllers (KIP-919), and `bootstrap_servers` is empty."""
     client_id: str
     connections_max_idle_ms: int
     default_api_timeout_ms: int
@@ -43,15 +45,13 @@ def admin_config(given: Mapping[str, object] | None, keywords: Mapping[str, obje
     """The configuration of a mapping and keywords. Raises `InvalidConfig`."""
     values, _ = client.gather(ADMIN, given, keywords)
     at = cast(Mapping[str, Any], values)
-    if at["bootstrap.controllers"]:
-        raise InvalidConfig("bootstrap.controllers is not supported; give bootstrap.servers")
-    if not at["bootstrap.servers"]:
+    if at["bootstrap.controllers"] and at["bootstrap.servers"]:
+        raise InvalidConfig("bootstrap.servers and bootstrap.controllers exclude each other; give one of them")
+    if not at["bootstrap.servers"] and not at["bootstrap.controllers"]:
         raise InvalidConfig("bootstrap.servers is missing: host:port pairs of some brokers are expected")
-    protocol = at["security.protocol"].upper()
-    if protocol.startswith("SASL"):
-        raise InvalidConfig(f"security.protocol={protocol} is not supported; PLAINTEXT and SSL are")
     return AdminConfig(
         bootstrap_servers=at["bootstrap.servers"],
+        bootstrap_controllers=at["bootstrap.controllers"],
         client_id=at["client.id"],
         connections_max_idle_ms=at["connections.max.idle.ms"],
         default_api_timeout_ms=at["default.api.timeout.ms"],

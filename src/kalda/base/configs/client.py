@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kalda.base.configs.client_security import CLIENT_SECURITY_KEYS
 from kalda.base.configs.definition import (
     BOOLEAN,
     CLASS,
     INT,
     LIST,
     LONG,
-    PASSWORD,
     STRING,
     AtLeast,
     Definition,
@@ -57,12 +57,9 @@ KEYS = (
     Key("send.buffer.bytes", INT, 131_072, AtLeast(-1)),
     Key("socket.connection.setup.timeout.max.ms", LONG, 30_000, AtLeast(0)),
     Key("socket.connection.setup.timeout.ms", LONG, 10_000, AtLeast(0)),
-    Key("ssl.endpoint.identification.algorithm", STRING, "https"),
-    Key("ssl.key.password", PASSWORD, None),
-    Key("ssl.keystore.location", STRING, None),
-    Key("ssl.truststore.location", STRING, None),
+    *CLIENT_SECURITY_KEYS,
 )
-"""The keys that clients have in common. `ssl.*.location` are PEM files."""
+"""The keys that clients have in common."""
 
 
 def gather(

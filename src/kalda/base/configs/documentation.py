@@ -66,10 +66,33 @@ BROKER: dict[str, str] = {
     "initial.broker.registration.timeout.ms": "Time in which a starting broker must have registered.",
     "inter.broker.listener.name": "Listener that brokers use among themselves.",
     "kafka.metrics.polling.interval.secs": "Interval at which metrics reporters poll.",
+    "kalda.authentication.timeout.ms": (
+        "Time in which a new connection must have done its TLS handshake and its SASL login; then it is closed."
+    ),
+    "kalda.max.unauthenticated.connections": (
+        "Connections of all listeners with TLS or SASL that may be in their handshake or login at a time. One more "
+        "closes the oldest of them."
+    ),
+    "kalda.sasl.oauthbearer.allowed.urls": (
+        "URLs that sasl.oauthbearer.jwks.endpoint.url and sasl.oauthbearer.token.endpoint.url may have. Empty allows "
+        "none. The system property org.apache.kafka.sasl.oauthbearer.allowed.urls of Apache Kafka."
+    ),
+    "kalda.ssl.reload.interval.ms": (
+        "How often the files of key stores and trust stores are looked at; changed ones are used for new connections. "
+        "0: never. AlterConfigs has them read at once."
+    ),
     "kalda.validate.records": (
         "Which batches of clients are stored only after their records were checked against the batch's header: all, "
         "those that are not compressed, or none. A batch whose header is wrong about its records stops consumers and "
         "the cleaner; Apache Kafka checks all."
+    ),
+    "kalda.client.metrics.format": (
+        "Form of the records of __client_metrics, one for each data point that a client pushes: json, or protobuf for "
+        "an OTLP MetricsData with that one data point."
+    ),
+    "kalda.client.metrics.plugins": (
+        "Python classes that receive what clients push, as package.module:Class, each on a thread of its own; see "
+        "kalda.broker.client_metrics_plugins."
     ),
     "kalda.corrupt.records.retention.bytes": (
         "Of the bytes that recovery cuts off damaged logs, so many are kept in each log directory, in files that end "

@@ -14,10 +14,12 @@ from kalda.base.configs.topic import TOPIC
 
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _DIR_MOVES = "moves between log directories are paced byte by byte, without windows"
-_SECURITY = "this release serves PLAINTEXT only, and authenticates no client"
+_JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
+_KERBEROS = "this release has no Kerberos (GSSAPI)"
+_LOGIN = "a login of this node is made for each of its connections, and a token is renewed when it is due"
+_ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
-_TELEMETRY = "this release collects no metrics of clients"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
 _PURGATORY = "a request that no longer waits is removed at once"
 _CLEANER = "compaction reads and writes with buffers of fixed size, and fills its map of keys up to nine tenths"
@@ -27,22 +29,28 @@ _CONNECTION = "every attempt to connect has the same timeout, socket.connection.
 _CONTROLLER_TIMEOUT = "a request to the controller has the timeout request.timeout.ms"
 _BUFFERS = "the operating system sizes the buffers of connections that this node opens"
 _LOADING = "coordinators load their topics a mebibyte at a time, and other requests are served in between"
-_EARLY = "controllers' listeners accept connections at once, and there is no authorizer to wait for"
 _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
     _DIR_MOVES: ("alter.log.dirs.replication.quota.window.",),
-    _SECURITY: (
-        "connection.failed.authentication.delay.ms",
-        "connections.max.reauth.ms",
-        "delegation.token.",
-        "principal.builder.class",
-        "sasl.",
+    _JAVA: (
         "security.providers",
-        "ssl.",
+        "ssl.keymanager.algorithm",
+        "ssl.protocol",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+        "ssl.trustmanager.algorithm",
     ),
+    _KERBEROS: ("sasl.kerberos.",),
+    _LOGIN: (
+        "sasl.client.callback.handler.class",
+        "sasl.login.",
+        "sasl.oauthbearer.jwks.endpoint.retry.",
+        "sasl.oauthbearer.jwt.",
+    ),
+    _ASSERTION: ("sasl.oauthbearer.assertion.",),
     _GROUPS: (
         "group.consumer.",
         "group.coordinator.rebalance.protocols",
@@ -52,7 +60,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "share.fetch.",
     ),
     _METRICS: ("kafka.metrics.", "metric.reporters", "metrics."),
-    _TELEMETRY: ("telemetry.max.bytes",),
     _ONE_THREAD: (
         "group.coordinator.background.threads",
         "group.coordinator.threads",
@@ -76,7 +83,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _CONTROLLER_TIMEOUT: ("controller.socket.timeout.ms",),
     _BUFFERS: ("replica.socket.receive.buffer.bytes",),
     _LOADING: ("offsets.load.buffer.size", "transaction.state.log.load.buffer.size"),
-    _EARLY: ("early.start.listeners",),
     _INTERNAL: (
         "internal.metadata.delete.delay.millis",
         "internal.metadata.max.batch.size.in.bytes",

@@ -12,6 +12,7 @@ metadata, dynamic configs and the end of the node.
 - `groups`: the group coordinator
 - `metadata`: reads of the cluster's metadata: Metadata, FindCoordinator, quotas, SCRAM users
 - `forwarding`: what the active controller answers
+- `client_metrics`: metrics that clients push, and where they go
 - `configs`: described and altered configs
 - `producers`: producer ids
 - `transactions`: the transaction coordinator, and the markers that it sends

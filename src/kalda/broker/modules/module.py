@@ -22,7 +22,7 @@ the other modules are called all the same (`kalda.broker.publishing_faults`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
@@ -39,7 +39,12 @@ from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.log_manager import LogManager
+
+if TYPE_CHECKING:
+    from kalda.broker.node_security import NodeSecurity
+    from kalda.network.client_security import ClientSecurity
 
 
 class BrokerContext(NamedTuple):
@@ -63,8 +68,14 @@ class BrokerContext(NamedTuple):
     """What the node counts; every module may add its own."""
     quotas: NodeQuotas
     """What requests of clients are charged to."""
+    authorizer: Authorizer | None
+    """Decides what callers may do; None where everyone may do everything."""
     opening: OpeningPartitions
     """Requests for partitions that are being opened wait here."""
+    security: NodeSecurity | None
+    """None where all listeners of the cluster are PLAINTEXT."""
+    to_brokers: ClientSecurity | None
+    """Of connections to other brokers; None for PLAINTEXT."""
     faults: PublishingFaults
     """Contains exceptions while an image is applied."""
     on_fatal: Callable[[str], None]

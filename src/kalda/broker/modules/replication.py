@@ -52,6 +52,7 @@ class ReplicationModule(Module):
             host.is_refused if config["kalda.dead.process.detection.enable"] else None,
             self._throttles.follower,
             host.route,
+            context.to_brokers,
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -72,7 +73,7 @@ class ReplicationModule(Module):
         context.sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
         self._clock = host.clock
         self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
-        self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route)
+        self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route, context.to_brokers)
         self.verifier = TransactionVerifier(
             config.node_id,
             _coordinators_of_transactions(config, cache),

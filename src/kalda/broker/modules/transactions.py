@@ -40,7 +40,9 @@ class TransactionsModule(Module):
         writer: MarkerWriter,
     ) -> None:
         cache, clock = context.cache, context.host.clock
-        self._channels = BrokerChannels("markers", context.config, cache, context.host.rng.random, context.host.route)
+        self._channels = BrokerChannels(
+            "markers", context.config, cache, context.host.rng.random, context.host.route, context.to_brokers
+        )
         self._markers = TransactionMarkers(
             context.config.node_id,
             lambda topic, partition: leader_of(cache, topic, partition),

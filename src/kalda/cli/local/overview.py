@@ -11,7 +11,7 @@ from kalda.cli.local.process import Usage, process_state
 from kalda.cli.local.starting import process_of
 from kalda.client.admin.nodes import describe_cluster
 from kalda.client.admin.quorum import Quorum, describe_quorum
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 
 SERVES = "serves"
 STARTING = "starting"

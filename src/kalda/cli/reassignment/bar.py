@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.reassignment.progress import ReassignmentProgress, read_progress
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 
 _FIRST_POLL_S = 0.1
 _POLL_S = 1.0

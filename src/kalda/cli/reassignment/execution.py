@@ -11,7 +11,7 @@ from kalda.cli.reassignment.documents import ANY, DocumentError, Target
 from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.nodes import describe_cluster, describe_log_dirs
 from kalda.client.admin.reassignments import alter_reassignments, alter_replica_log_dirs, list_reassignments
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.metadata import Partition
 from kalda.protocol.apis import ApiKey
 

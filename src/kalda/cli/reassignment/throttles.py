@@ -12,7 +12,7 @@ from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.configs import Alteration, Resource, alter_configs, set_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"

@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 
+from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Batch
 from kalda.cli.verification.recording import now_us
 from kalda.client.admin.groups import committed_offsets
 from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.consumer_fetcher import ConsumerFetcher, Fetched, Slice
+from kalda.client.cluster import ClusterClient
+from kalda.client.config_files import keys_of
+from kalda.client.consumer import Consumer
 from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.records.consuming import Record
 from kalda.verify.history import Read, Sample, Seen
 
-_POLL_MS = 200
+_POLL_S = 0.2
 _MAX_BATCH_BYTES = 16 * 1024
 """Small, so that a consumer stops between two transactions, and within one."""
 
 
-def batch_of(fetched: Fetched, begun_us: int) -> Batch:
-    """What a poll has returned."""
-    return Batch(
-        TopicPartition(fetched.topic, fetched.partition),
-        fetched.start,
-        fetched.next_offset,
-        tuple(Seen(record.offset, (record.value or b"").decode("utf-8", "replace")) for record in fetched.records()),
-        begun_us,
-        now_us(),
+def seen(records: Iterable[Record]) -> tuple[Seen, ...]:
+    """Records of one partition, as the history has them."""
+    return tuple(
+        Seen(record.offset, (record.value if isinstance(record.value, bytes) else b"").decode("utf-8", "replace"))
+        for record in records
+    )
+
+
+def consumer_of(config: Mapping[str, object], *, read_committed: bool) -> Consumer:
+    """A consumer without a group, whose partitions are assigned and positioned by the caller."""
+    return Consumer(
+        {
+            **keys_of(CONSUMER, config),
+            "isolation.level": "read_committed" if read_committed else "read_uncommitted",
+            "auto.offset.reset": "none",
+            "max.partition.fetch.bytes": _MAX_BATCH_BYTES,
+            "fetch.max.wait.ms": int(_POLL_S * 1_000),
+        }
     )
 
 
 class CommittedReader:
     """Reads partitions from given offsets on."""
 
-    def __init__(self, cluster: ClusterClient, starts: Mapping[TopicPartition, int]) -> None:
-        slices = [Slice(*partition, start) for partition, start in starts.items()]
-        self._fetcher = ConsumerFetcher(
-            cluster,
-            slices,
-            read_committed=True,
-            max_wait_ms=_POLL_MS,
-            partition_max_bytes=_MAX_BATCH_BYTES,
-            check_crcs=True,
-        )
+    def __init__(self, config: Mapping[str, object], starts: Mapping[TopicPartition, int]) -> None:
+        self._consumer = consumer_of(config, read_committed=True)
+        self._consumer.assign(starts)
+        for partition, start in starts.items():
+            self._consumer.seek(partition, start)
+        self._positions = dict(starts)
+        self._ready: deque[Batch] = deque()
+        """What the last poll has returned, one batch a partition."""
 
     def poll(self) -> Batch | None:
-        """The next batches of a partition, or None. Raises `ApiError`."""
-        begun_us = now_us()
-        fetched = self._fetcher.poll(_POLL_MS)
-        return None if fetched is None else batch_of(fetched, begun_us)
+        """The next records of a partition, or None. A batch without records has passed markers or aborted records.
+        Raises `ApiError`."""
+        if not self._ready:
+            begun_us = now_us()
+            by_partition: dict[TopicPartition, list[Record]] = {}
+            for record in self._consumer.poll(_POLL_S):
+                by_partition.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+            for partition, (end, _, _) in self._consumer.positions().items():
+                start = self._positions[partition]
+                if end > start:
+                    found = seen(by_partition.get(partition, ()))
+                    self._ready.append(Batch(partition, start, end, found, begun_us, now_us()))
+                    self._positions[partition] = end
+        return self._ready.popleft() if self._ready else None
 
     def close(self) -> None:
-        self._fetcher.close()
+        self._consumer.close()
 
 
 class GroupSource:
@@ -70,7 +91,7 @@ class GroupSource:
             self._reader.close()
         found = committed_offsets(self._cluster, self._group, self._partitions, require_stable=True)
         starts = {partition: found[partition].offset if partition in found else 0 for partition in self._partitions}
-        self._reader = CommittedReader(self._cluster, starts)
+        self._reader = CommittedReader(self._cluster.config, starts)
         return starts
 
     def poll(self) -> Batch | None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.observers import batch_of, sample
-from kalda.cli.verification.recording import now_us
+from kalda.cli.verification.observers import consumer_of, sample, seen
 from kalda.client.admin.groups import committed_offsets
 from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.consumer_fetcher import ConsumerFetcher, Slice
+from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen
 
 _PAUSE_S = 0.3
+_STALLED_S = 30.0
+"""For how long a log may return nothing while it is read to its end."""
 
 
 def wait_until_stable(
@@ -70,13 +70,25 @@ def final_logs(cluster: ClusterClient, partitions: Collection[TopicPartition]) -
 def _read(
     cluster: ClusterClient, partition: TopicPartition, start: int, end: int, read_committed: bool
 ) -> tuple[Seen, ...]:
-    records: list[Seen] = []
+    found: list[Seen] = []
     if end > start:
-        slices = [Slice(*partition, start, end)]
-        with ConsumerFetcher(cluster, slices, read_committed=read_committed, check_crcs=True) as fetcher:
-            for fetched in fetcher:
-                records += batch_of(fetched, now_us()).records
-    return tuple(records)
+        with consumer_of(cluster.config, read_committed=read_committed) as consumer:
+            consumer.assign([partition])
+            consumer.seek(partition, start)
+            until_s = time.monotonic() + _STALLED_S
+            while (position := consumer.position(partition)) < end:
+                found += (each for each in seen(consumer.poll()) if each.offset < end)
+                if consumer.position(partition) > position:
+                    until_s = time.monotonic() + _STALLED_S
+                elif time.monotonic() >= until_s:
+                    why = f"{partition} could not be read on from offset {position} for {_STALLED_S:.0f} s"
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, why)
+    return tuple(found)
+
+
+def has_records(cluster: ClusterClient, partition: TopicPartition, start: int, end: int) -> bool:
+    """Whether a read_committed consumer gets any record of [start, end). Raises `ApiError`."""
+    return bool(_read(cluster, partition, start, end, True))
 
 
 def final_offsets(cluster: ClusterClient, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:

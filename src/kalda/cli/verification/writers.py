@@ -14,9 +14,8 @@ from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.transaction_errors import AbortableTransactionError
-from kalda.client.core.transaction_manager import GroupMember
-from kalda.client.transactions import Written
 from kalda.records.builder import NewRecord
 from kalda.verify.history import Append, Operation, Outcome, Transaction
 
@@ -32,11 +31,11 @@ class Producer(Protocol):
 
     def begin(self) -> None: ...
     def send(self, topic: str, partition: int, records: Sequence[NewRecord]) -> None: ...
-    def flush(self) -> dict[TopicPartition, Written]: ...
+    def flush(self) -> Mapping[TopicPartition, Sequence[int]]: ...
     def send_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMember | None = None
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMetadata | None = None
     ) -> None: ...
-    def commit(self) -> dict[TopicPartition, Written]: ...
+    def commit(self) -> object: ...
     def abort(self) -> None: ...
 
 
@@ -106,14 +105,12 @@ def _until_answered(end: Callable[[], object]) -> None:
             return
 
 
-def with_offsets(appends: tuple[Append, ...], written: Mapping[TopicPartition, Written]) -> tuple[Append, ...]:
-    """The records with their offsets: each partition's are in one batch, in their order."""
-    following = {partition: batch.base_offset for partition, batch in written.items()}
+def with_offsets(appends: tuple[Append, ...], written: Mapping[TopicPartition, Sequence[int]]) -> tuple[Append, ...]:
+    """The records with their offsets, of which each partition's are in the order of its records; None for -1."""
+    following = {partition: iter(offsets) for partition, offsets in written.items()}
     found = []
     for append in appends:
-        offset = following.get(append.partition, -1)
-        if offset >= 0:
-            following[append.partition] = offset + 1
+        offset = next(following.get(append.partition, iter(())), -1)
         found.append(append._replace(offset=offset if offset >= 0 else None))
     return tuple(found)
 

@@ -40,7 +40,7 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequestAlterConfigsResource,
     ListConfigResourcesRequest,
 )
-from kalda.protocol.messages.metadata import DescribeClusterRequest
+from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterRequestListener,
@@ -196,9 +196,10 @@ def list_config_resources(types: Collection[ConfigResourceType]) -> Plan[list[Re
 # -- nodes
 
 
-def describe_cluster(*, fenced: bool) -> Plan[ClusterDescription]:
+def describe_cluster(*, fenced: bool, of_controllers: bool) -> Plan[ClusterDescription]:
     """DescribeCluster."""
-    request = DescribeClusterRequest(include_fenced_brokers=fenced)
+    kind = EndpointType.CONTROLLERS if of_controllers else EndpointType.BROKERS
+    request = DescribeClusterRequest(endpoint_type=kind, include_fenced_brokers=fenced)
     answer = yield from single(Ask(ANY, request), _error_of("the cluster"))
     nodes = tuple(
         Node(each.broker_id, each.host, each.port, each.rack, each.is_fenced)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.topics import ElectionType, ElectLeadersRequest, ElectLeadersRequestTopicPartitions
 
@@ -37,5 +37,4 @@ def elect_leaders(
             results[at] = (
                 refused(result.error_code, f"partition {at}", result.error_message) if result.error_code else None
             )
-    cluster.forget(at.topic for at in results)
     return results

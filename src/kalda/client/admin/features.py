@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kalda import __version__
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.network.calls import api_versions_request
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType

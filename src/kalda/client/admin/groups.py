@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.errors import refused
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
@@ -163,7 +163,6 @@ def committed_offsets(
     partitions: Collection[TopicPartition] | None = None,
     *,
     require_stable: bool = False,
-    lane: str = "",
 ) -> dict[TopicPartition, CommittedOffset]:
     """The group's committed offsets of these partitions, or with None of all; partitions without one are left out.
 
@@ -184,7 +183,7 @@ def committed_offsets(
             for name, indexes in _by_topic(partitions).items()
         ]
     request = OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
-    answer = cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_FETCH, lane=lane)
+    answer = cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_FETCH)
     return {
         TopicPartition(topic.name, p.partition_index): CommittedOffset(
             p.committed_offset, p.committed_leader_epoch, p.metadata
@@ -203,7 +202,6 @@ def commit_offsets(
     generation_id: int = -1,
     member_id: str = "",
     instance_id: str | None = None,
-    lane: str = "",
 ) -> None:
     """Commit offsets as a member; without `member_id`, into a group without members. Raises `ApiError`."""
     topics = [
@@ -232,7 +230,7 @@ def commit_offsets(
                 if p.error_code:
                     raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
 
-    cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_COMMIT, lane=lane)
+    cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_COMMIT)
 
 
 def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition]) -> None:

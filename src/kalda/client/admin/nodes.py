@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,

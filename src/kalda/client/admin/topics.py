@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.client.metadata import Topic
 from kalda.protocol.apis import ApiKey
@@ -151,8 +151,6 @@ def delete_topics(cluster: ClusterClient, names: Collection[str]) -> None:
         cluster.any_broker(request, check=check, max_version=_MAX_DELETE_BY_NAME)
     except _NoSuchTopic as name:
         raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}") from None
-    finally:
-        cluster.forget(names)
 
 
 class _NoSuchTopic(Exception):
@@ -188,5 +186,3 @@ def create_partitions(
         cluster.any_broker(request, check=check)
     except _NoSuchTopic:
         raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}") from None
-    finally:
-        cluster.forget([topic])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.client.metadata import Leader
 from kalda.protocol.messages.groups import CoordinatorType

@@ -4,7 +4,11 @@ Of all clients:
 
 - `backoff`: the pause before the next attempt
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
+- `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
+
+- `own_metrics`: when a client pushes its own metrics
+- `pushing`: which of them, and how (KIP-714)
 
 Of the producer, from `send` to the acknowledgement:
 
@@ -27,7 +31,6 @@ And:
 - `partitioner`: the partition of a key
 - `assignors`: which member of a group gets which partitions
 - `sticky`: the sticky assignors
-- `java_order`: the order of Java's hash tables, by which Kafka's sticky assignors break ties
 - `consumer`: a whole consumer, without its sockets, threads and clock
 - `subscription`: what a consumer reads, and where it is in each partition
 - `fetching`: records fetched ahead, and handed out in order

@@ -305,7 +305,7 @@ class AdminCore:
     def _node_of(self, target: Target) -> int | ApiError | None:
         """The node, where it can be sent a request now; None: not yet; an error where there is no such node."""
         if target.kind is Kind.ANY:
-            return self.requests.any_node()
+            return self._active_controller() if self.metadata.is_of_controllers else self.requests.any_node()
         if target.kind is Kind.BROKER:
             return self._broker(target.key)
         if target.kind is Kind.LEADER:
@@ -314,6 +314,12 @@ class AdminCore:
         if coordinator is None:
             return self._find(target)
         return coordinator.node_id if self.requests.is_ready(coordinator.node_id) else self._unreachable(target)
+
+    def _active_controller(self) -> int | ApiError | None:
+        node_id = self.metadata.controller_id
+        if node_id < 0:
+            return self.metadata.refusal
+        return node_id if self.requests.is_ready(node_id) else None
 
     def _unreachable(self, target: Target) -> ApiError | None:
         node_id = self._coordinators[target].node_id

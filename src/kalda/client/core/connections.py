@@ -93,6 +93,8 @@ class ConnectionConfig(NamedTuple):
     setup_timeout_ms: int = 10_000
     setup_timeout_max_ms: int = 30_000
     max_idle_ms: int = 540_000
+    required_api: int = ApiKey.METADATA
+    """A node that does not support this API is not of the kind that the client connects to."""
 
 
 class _InFlight:
@@ -141,6 +143,8 @@ class Connections:
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
+        self.was_connected = False
+        """A node has answered at least once: the bootstrap addresses are right."""
         self.last_failure = "no connection was made yet"
         """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
         self._actions: list[Action] = []
@@ -278,6 +282,11 @@ class Connections:
         for peer in list(self._peers.values()):
             if peer.state is not State.IDLE:
                 self._give_up(peer, disconnected("the client is closed"), now_ms)
+
+    @property
+    def made(self) -> int:
+        """How many connections were begun so far."""
+        return self._last_connection_id
 
     @property
     def in_flight(self) -> int:
@@ -434,13 +443,14 @@ class Connections:
         if error is not None:
             return
         versions = peer_versions(answer)
-        if answer.error_code or ApiKey.METADATA not in versions:
+        if answer.error_code or self._config.required_api not in versions:
             why = f"{peer.address} answers no client; it may be a controller's listener"
             self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
             self._give_up(peer, disconnected(why), now_ms)
             return
         peer.versions = versions
         peer.state = State.READY
+        self.was_connected = True
         self.last_failure = ""
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}

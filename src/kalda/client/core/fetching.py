@@ -168,6 +168,8 @@ class Fetcher:
         for partition, state in self._subscription.partitions.items():
             if not state.is_fetchable or state.retry_at_ms > now_ms:
                 continue
+            if state.until is not None and state.fetch_offset >= state.until:
+                continue
             leader = self._requests.metadata.leader_of(partition.topic, partition.partition)
             if leader is None:
                 self._requests.metadata.request_update()

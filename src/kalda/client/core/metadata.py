@@ -26,6 +26,7 @@ from kalda.client.core.backoff import Backoff
 from kalda.client.errors import refused
 from kalda.client.metadata import Address, Broker, Leader, Partition, Topic, newest, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from kalda.protocol.notation import Request
 
 log = logging.getLogger(__name__)
 _NEW_TOPIC_FAILED = (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -33,6 +34,11 @@ _NEW_TOPIC_FAILED = (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZ
 
 class ClusterMetadata:
     """The cached metadata. Invariant: `topics` has wanted topics only."""
+
+    is_of_controllers = False
+    """Whether the nodes are controllers, and requests go to the active one (`ControllerMetadata`)."""
+    refusal: ApiError | None = None
+    """Why nodes that should be controllers answer no requests of those."""
 
     def __init__(
         self,
@@ -51,6 +57,8 @@ class ClusterMetadata:
         self.topic_names: dict[Uuid, str] = {}
         """By topic id."""
         self.cluster_id: str | None = None
+        self.controller_id = -1
+        """The active controller, where `is_of_controllers`; -1 while unknown."""
         self.version = 0
         """Increases with every change of what is cached."""
         self.fatal_error: ErrorCode | None = None
@@ -157,7 +165,7 @@ class ClusterMetadata:
             return max(now_ms, pause_until_ms)
         return max(now_ms, pause_until_ms, self._updated_at_ms + self._max_age_ms)
 
-    def next_request(self, now_ms: int) -> MetadataRequest:
+    def next_request(self, now_ms: int) -> Request:
         """The request that is due."""
         if self._max_idle_ms is not None:
             for topic in [topic for topic, used in self._wanted.items() if now_ms - used >= self._max_idle_ms]:
@@ -169,6 +177,10 @@ class ClusterMetadata:
         self._attempts += 1
         if self._trying_since_ms is None:
             self._trying_since_ms = now_ms
+        return self.cluster_request()
+
+    def cluster_request(self) -> Request:
+        """The request for the brokers and the wanted topics."""
         return MetadataRequest(
             topics=[MetadataRequestTopic(name=topic) for topic in sorted(self._wanted)],
             allow_auto_topic_creation=self._allow_auto_topic_creation,

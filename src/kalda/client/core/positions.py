@@ -170,6 +170,14 @@ class Positions:
             self._retry_committed_at_ms = self._requests.now_ms + self._retry_backoff_ms
             self._fail_once(NoOffset(without))
 
+    def is_mended(self, failure: Exception) -> bool:
+        """Whether the application has positioned all partitions that had no offset: it may seek after it has assigned,
+        and the I/O thread may look for an offset in between."""
+        if not isinstance(failure, NoOffset):
+            return False
+        states = [self._subscription.partitions.get(each) for each in failure.partitions]
+        return all(state is None or state.status is not Status.UNPOSITIONED for state in states)
+
     def _start_resets(self) -> None:
         if self._group_id is not None:
             return

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition
+from kalda.base.java_order import java_order
 from kalda.client.core.assignors import Assigned, Rebalance, Subscriber, uses_racks
-from kalda.client.core.java_order import java_order
 
 _NO_GENERATION = -1
 

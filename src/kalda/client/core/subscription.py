@@ -70,7 +70,7 @@ class PartitionState:
     __slots__ = (
         "buffered_bytes", "epoch", "fetch_epoch", "fetch_offset", "high_watermark", "is_new", "is_paused",
         "is_revoking", "last_stable_offset", "log_start_offset", "offset", "partition", "replica",
-        "replica_until_ms", "reset", "retry_at_ms", "seeks", "status", "validated_epoch",
+        "replica_until_ms", "reset", "retry_at_ms", "seeks", "status", "until", "validated_epoch",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -102,6 +102,8 @@ class PartitionState:
         self.replica = -1
         """The replica that the leader has named for reads (KIP-392); -1: the leader."""
         self.replica_until_ms = 0
+        self.until: int | None = None
+        """No Fetch is sent for records from this offset on; None: without an end."""
 
     @property
     def is_fetchable(self) -> bool:

@@ -114,6 +114,8 @@ class _Offsets(NamedTuple):
     group_id: str
     offsets: Mapping[TopicPartition, int]
     member: GroupMember
+    texts: Mapping[TopicPartition, str]
+    """What is committed with an offset; a partition without a text has an empty one."""
 
 
 class TransactionManager:
@@ -198,13 +200,17 @@ class TransactionManager:
         return Stamp(self.producer_id, self.producer_epoch, sequence)
 
     def send_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMember | None = None
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int],
+        member: GroupMember | None = None,
+        texts: Mapping[TopicPartition, str] | None = None,
     ) -> None:
-        """Commit a group's offsets as a part of the transaction."""
+        """Commit a group's offsets as a part of the transaction, with a text for some of them."""
         self._expect_transaction("send offsets")
         if offsets:
             self._is_started |= self.is_v2
-            self._offsets.append(_Offsets(group_id, dict(offsets), member or GroupMember()))
+            self._offsets.append(_Offsets(group_id, dict(offsets), member or GroupMember(), dict(texts or {})))
 
     def begin_commit(self) -> None:
         """Commit, when all offsets are written and the shell has no batch left. A second call after a timeout
@@ -390,7 +396,11 @@ class TransactionManager:
         topics: dict[str, TxnOffsetCommitRequestTopic] = {}
         for (name, index), offset in one.offsets.items():
             topics.setdefault(name, TxnOffsetCommitRequestTopic(name=name)).partitions.append(
-                TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+                TxnOffsetCommitRequestPartition(
+                    partition_index=index,
+                    committed_offset=offset,
+                    committed_metadata=one.texts.get(TopicPartition(name, index), ""),
+                )
             )
         commit = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,

@@ -143,8 +143,10 @@ class TransactionDriver:
 
     def send_offsets(self, offsets: Mapping[Any, Any], group: object) -> None:
         """Commit offsets as a part of the transaction. `offsets` are by (topic, partition), each a number, or a value
-        with an `offset`; `group` is the consumer's group metadata, or the group's name. Raises `ApiError`."""
+        with an `offset`, and `metadata` where a text is committed with it; `group` is the consumer's group metadata, or
+        the group's name. Raises `ApiError`."""
         plain = {TopicPartition(*partition): getattr(at, "offset", at) for partition, at in offsets.items()}
+        texts = {TopicPartition(*each): text for each, at in offsets.items() if (text := getattr(at, "metadata", ""))}
         if isinstance(group, str):
             name, member = group, GroupMember()
         else:
@@ -155,7 +157,7 @@ class TransactionDriver:
                 getattr(group, "group_instance_id", None) or getattr(group, "instance_id", None),
             )
         with self._lock:
-            self.manager.send_offsets(name, plain, member)
+            self.manager.send_offsets(name, plain, member, texts)
 
     def begin_commit(self) -> None:
         """Commit, when all batches have been acknowledged. Raises `ApiError`."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Batch
-from kalda.client.core.transaction_manager import GroupMember
-from kalda.client.transactions import Written
+from kalda.client.core.commits import GroupMetadata
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Seen
 
@@ -60,30 +59,29 @@ class ToyProducer:
             assert value is not None
             self._buffered.setdefault(TopicPartition(topic, partition), []).append(bytes(value).decode())
 
-    def flush(self) -> dict[TopicPartition, Written]:
+    def flush(self) -> dict[TopicPartition, Sequence[int]]:
         self._may_fail("flush")
-        written = {}
+        written: dict[TopicPartition, Sequence[int]] = {}
         for partition, values in self._buffered.items():
             log = self._cluster.logs.setdefault(partition, [])
-            written[partition] = Written(len(log), len(values))
+            written[partition] = range(len(log), len(log) + len(values))
             self._written.setdefault(partition, []).extend(range(len(log), len(log) + len(values)))
             log.extend(values)
         self._buffered = {}
         return written
 
     def send_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMember | None = None
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMetadata | None = None
     ) -> None:
         self._may_fail("send_offsets")
         self._offsets |= offsets
 
-    def commit(self) -> dict[TopicPartition, Written]:
+    def commit(self) -> None:
         self._may_fail("commit")
         if self.loses_a_partition and len(self._written) > 1:
             self._abort_in(next(iter(self._written)))
         self._cluster.offsets |= self._offsets
         self._mark()
-        return {}
 
     def abort(self) -> None:
         self._may_fail("abort")
@@ -125,3 +123,26 @@ class ToySource:
                 )
                 return Batch(partition, start, end, records, cluster.clock(), cluster.clock())
         return None
+
+
+class ToyMember:
+    """A member of a group: all input of a partition from the group's offset on."""
+
+    def __init__(self, cluster: ToyCluster, partitions: Sequence[TopicPartition]) -> None:
+        self._source = ToySource(cluster, partitions)
+        self._committed = self._source.rewind()
+        self.rewinds = 0
+
+    def poll(self) -> tuple[list[Batch], GroupMetadata]:
+        batch = self._source.poll()
+        return ([batch] if batch is not None and batch.records else []), GroupMetadata("g", 1, "member")
+
+    def rewind(self) -> None:
+        self.rewinds += 1
+        self._committed = self._source.rewind()
+
+    def committed(self, partition: TopicPartition) -> int:
+        return self._committed[partition]
+
+    def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
+        self._committed |= ends

@@ -1,0 +1,300 @@
+"""What a listener that is not PLAINTEXT does with its connections: TLS, the SASL login, the principal.
+
+`ListenerSecurity` implements `kalda.network.server.Security` for one listener. While a connection logs in, its frames
+go to its `PeerSession`; once it is authenticated, they go to the listener's own handler, and a request costs nothing
+more than on a listener without SASL. A session with a limited life is the exception: the time is compared with its end
+on each request (KIP-368). SaslHandshake on an authenticated connection begins a re-authentication.
+
+A failed login is logged with its reason, the user's name and the address, never with what was presented as a secret;
+the connection is closed after `connection.failed.authentication.delay.ms`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from kalda.base.errors import ApiError
+from kalda.base.pending import Pending
+from kalda.network.connection import Answer as NetworkAnswer
+from kalda.network.connection import Buffer, Connection, FrameHandler
+from kalda.network.limits import MIN_REQUEST_BYTES
+from kalda.network.server import Listener
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.framing import decode_request_header
+from kalda.security.distinguished_names import BadCertificate, identity_of
+from kalda.security.mechanisms import Outcome, Question, ServerMechanism
+from kalda.security.principals import AuthenticationContext, PrincipalBuilder
+from kalda.security.server_login import Answer, Ask, Authenticated, Failed, LoginRules, PassOn, Reaction, ServerLogin
+
+log = logging.getLogger("kalda.authentication")
+
+_LINGER_MS = 100
+"""Between the answer to a failed login and the end of the connection."""
+_MIN_REAUTHENTICATION_MS = 1_000
+"""A re-authentication that begins sooner after the one before is refused, as in Kafka."""
+
+
+class Answers(Protocol):
+    """Answers the questions of mechanisms."""
+
+    def find(self, mechanism: str, question: Question) -> Any | Pending[Any]:
+        """The answer, or a `Pending` of it where it takes long."""
+        ...
+
+
+class SaslSettings(NamedTuple):
+    """SASL on one listener, as of the newest configuration."""
+
+    mechanisms: Mapping[str, Callable[[], ServerMechanism]]
+    answers: Answers
+    max_reauth_ms: Mapping[str, int]
+    """By mechanism; 0: sessions do not end."""
+    max_receive_bytes: int
+    """`sasl.server.max.receive.size`"""
+
+
+class ListenerSecurity:
+    """One listener's. Its attributes without an underscore are replaced when the configuration changes; connections
+    that are authenticated keep what they have."""
+
+    def __init__(
+        self,
+        security_protocol: str,
+        listener_name: str,
+        handler: FrameHandler,
+        tls: ssl.SSLContext | None,
+        sasl: SaslSettings | None,
+        principals: PrincipalBuilder,
+        failure_delay_ms: int,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """`handler` answers the requests of authenticated connections; `wall_ms` is the wall clock."""
+        self.security_protocol = security_protocol
+        self.listener_name = listener_name
+        self.handler = handler
+        self.tls = tls
+        self.sasl = sasl
+        """None without SASL."""
+        self.principals = principals
+        self.failure_delay_ms = failure_delay_ms
+        self.wall_ms = wall_ms
+
+    def begin(self, connection: Connection, listener: Listener) -> None:
+        """A connection was made."""
+        session = connection.session = PeerSession(self, connection, listener)
+        if self.sasl is not None:
+            session.begin(None)
+
+    def on_secured(self, connection: Connection, certificate: bytes | None, error: str | None) -> None:
+        """The handshake of TLS has ended."""
+        session = connection.session
+        assert isinstance(session, PeerSession)
+        if error is None and certificate is not None:
+            try:
+                session.subject = identity_of(certificate).subject
+            except BadCertificate as bad:
+                error = f"the certificate of the client cannot be read: {bad}"
+        if error is not None:
+            session.report(f"SSL handshake failed: {error}")
+            connection.close()
+        elif self.sasl is None:
+            session.authenticate_by_certificate()
+
+
+class PeerSession:
+    """The security state of one connection: its login, and when it ends."""
+
+    def __init__(self, security: ListenerSecurity, connection: Connection, listener: Listener) -> None:
+        self.authenticated: Authenticated | None = None
+        """The last successful SASL login."""
+        self.subject: str | None = None
+        """The distinguished name of the peer's certificate."""
+        self._security = security
+        self._connection = connection
+        self._listener = listener
+        self._login: ServerLogin | None = None
+        """None once the connection is authenticated."""
+        self._expires_at_ms: int | None = None
+        """When the session ends, by the server's monotonic clock; None: never."""
+        self._has_failed = False
+        """Whether a login has failed: the connection is closed soon."""
+        self._renewed_ms = -_MIN_REAUTHENTICATION_MS
+        """When the last re-authentication began."""
+
+    # -- without SASL
+
+    def authenticate_by_certificate(self) -> None:
+        """Set the principal of a connection whose TLS handshake is done."""
+        try:
+            self._connection.principal = self._principal(None, None)
+        except Exception as error:
+            self._refuse_principal(error)
+            self._connection.close()
+            return
+        self._listener.login_ended(self._connection)
+
+    def _principal(self, mechanism: str | None, outcome: Outcome | None) -> str:
+        return self._security.principals.build(
+            AuthenticationContext(
+                self._security.security_protocol,
+                self._listener.name,
+                self._connection.peer_host,
+                self.subject,
+                mechanism,
+                None if outcome is None else outcome.authorization_id,
+            )
+        )
+
+    def _refuse_principal(self, error: Exception) -> None:
+        if not isinstance(error, ValueError):
+            log.exception("the principal builder of listener %s failed", self._listener.name)
+        self.report(str(error))
+
+    # -- SASL
+
+    def begin(self, before: Authenticated | None) -> ServerLogin:
+        """Begin a login; `before`: the one that it renews."""
+        security = self._security
+        assert security.sasl is not None
+        sasl = security.sasl
+        rules = LoginRules(
+            sasl.mechanisms,
+            self._principal_of,
+            lambda mechanism: sasl.max_reauth_ms.get(mechanism, 0),
+            security.wall_ms,
+        )
+        login = self._login = ServerLogin(rules, before)
+        self._connection.hand_over(self._on_frame, 0, sasl.max_receive_bytes)
+        return login
+
+    def _principal_of(self, mechanism: str, outcome: Outcome) -> str:
+        try:
+            return self._principal(mechanism, outcome)
+        except ValueError:
+            raise
+        except Exception as error:
+            log.exception("the principal builder of listener %s failed", self._listener.name)
+            raise ValueError(f"the principal builder failed: {error!r}") from error
+
+    def _on_frame(self, connection: Connection, frame: memoryview) -> NetworkAnswer:
+        assert self._login is not None
+        if self._has_failed:
+            return None
+        return self._react(self._login.on_frame(frame), frame)
+
+    def renew(self, frame: memoryview) -> list[Buffer] | Pending[list[Buffer]] | None:
+        """SaslHandshake on an authenticated connection. None where it may not be renewed now."""
+        now_ms = self._listener.now_ms()
+        is_soon = now_ms - self._renewed_ms < _MIN_REAUTHENTICATION_MS
+        if self._security.sasl is None or self.authenticated is None or self._login is not None or is_soon:
+            return None
+        self._renewed_ms = now_ms
+        reaction = self.begin(self.authenticated).on_frame(frame)
+        assert isinstance(reaction, Answer), "a handshake is answered at once"
+        return self._finish(reaction)
+
+    def _react(self, reaction: Reaction, frame: memoryview) -> NetworkAnswer:
+        if isinstance(reaction, PassOn):
+            return self._security.handler(self._connection, frame)
+        while isinstance(reaction, Ask):
+            sasl = self._security.sasl
+            assert sasl is not None
+            assert self._login is not None
+            found = sasl.answers.find(self._login.mechanism, reaction.question)
+            if isinstance(found, Pending):
+                self._connection.answer_alone()
+                return self._when_found(found, reaction)
+            reaction = reaction.then(found)
+        assert isinstance(reaction, Answer)
+        return self._finish(reaction)
+
+    def _when_found(self, found: Pending[Any], ask: Ask) -> Pending[list[Buffer]]:
+        answer: Pending[list[Buffer]] = Pending()
+        answer.on_abandoned = found.abandon
+
+        def go_on(value: Any, error: ApiError | None) -> None:
+            if self._connection.closed:
+                return
+            if error is not None:
+                answer.fail(error)
+                return
+            done = self._react(ask.then(value), memoryview(b""))
+            if isinstance(done, Pending):
+                done.then(answer.settle)
+            elif isinstance(done, list):
+                answer.complete(done)
+
+        found.then(go_on)
+        return answer
+
+    def _finish(self, answer: Answer) -> list[Buffer] | Pending[list[Buffer]]:
+        if isinstance(answer.end, Failed):
+            return self._fail(answer.end.why, answer.buffers)
+        if isinstance(answer.end, Authenticated):
+            self._complete(answer.end)
+        return answer.buffers
+
+    def _complete(self, done: Authenticated) -> None:
+        connection, listener = self._connection, self._listener
+        self.authenticated, self._login = done, None
+        connection.principal = done.principal
+        connection.token_authenticated = done.outcome.is_by_token
+        limits = listener.limits
+        handler: FrameHandler = self._security.handler
+        self._expires_at_ms = None
+        if done.session_lifetime_ms > 0:
+            self._expires_at_ms = listener.now_ms() + done.session_lifetime_ms
+            handler = partial(self._until_expiry, handler)
+        connection.hand_over(handler, MIN_REQUEST_BYTES, limits.max_request_bytes)
+        listener.login_ended(connection)
+        log.debug("%s is %s by %s", connection, done.principal, done.mechanism)
+
+    def _until_expiry(self, handler: FrameHandler, connection: Connection, frame: memoryview) -> NetworkAnswer:
+        """Answer a request of a session that ends: after its end, only one that renews it."""
+        assert self._expires_at_ms is not None
+        is_over = self._listener.now_ms() >= self._expires_at_ms
+        if is_over and decode_request_header(frame).api_key != ApiKey.SASL_HANDSHAKE:
+            self._listener.complain("closing %s: its session of %s has expired", connection, connection.principal)
+            connection.close()
+            return None
+        return handler(connection, frame)
+
+    def _fail(self, why: str, buffers: list[Buffer]) -> Pending[list[Buffer]]:
+        """Answer after the delay that slows down guessing, then close. Some clients drop an answer that comes together
+        with the end of the connection, so that comes a little later."""
+        self.report(why)
+        self._has_failed = True
+        answer: Pending[list[Buffer]] = Pending()
+        connection = self._connection
+
+        def end() -> None:
+            if connection.closed:
+                return
+            answer.complete(buffers)
+            if buffers:
+                self._listener.call_later_ms(_LINGER_MS, connection.close)
+            else:
+                connection.close()
+
+        connection.answer_alone()
+        self._listener.call_later_ms(self._security.failure_delay_ms, end)
+        return answer
+
+    def report(self, why: str) -> None:
+        """Log a failed login."""
+        connection = self._connection
+        kind = "authentication" if self.authenticated is None else "re-authentication"
+        self._listener.complain(
+            "Failed %s with /%s (channelId=%s-%s:%d-%d) (%s)",
+            kind,
+            connection.peer_host,
+            self._listener.name,
+            connection.peer_host,
+            connection.peer_port,
+            connection.id,
+            why,
+        )

@@ -1,0 +1,378 @@
+"""The security of one node: that of its listeners, and that of its own connections to other nodes.
+
+Made only where a listener or a connection of the node is not PLAINTEXT. Stores of keys are read at the start, and again
+when a dynamic config names others or when the files change (`kalda.ssl.reload.interval.ms`): new connections use what
+was read last, those that are open keep what they have. A store that cannot be read, or whose certificate has another
+owner than the one before (KIP-978: `ssl.allow.dn.changes`, `ssl.allow.san.changes`), is logged, and the one before
+stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.server import ServerConfig
+from kalda.base.scheduling import Timer, Timers
+from kalda.broker.listener_security import ListenerSecurity, SaslSettings
+from kalda.broker.python_classes import make
+from kalda.broker.sasl_answers import ListenerAnswers, ScramSecrets, TokenValidator
+from kalda.broker.shell import Host, JobPool
+from kalda.metadata.image import MetadataImage
+from kalda.network.client_security import ClientSecurity
+from kalda.network.connection import FrameHandler
+from kalda.network.tls_contexts import TlsFailed, client_context, read_stores, server_context
+from kalda.security.distinguished_names import Identity, identity_of
+from kalda.security.jaas import JaasEntry, parse_jaas
+from kalda.security.jwt import ClaimRules
+from kalda.security.keystores import der_of
+from kalda.security.mechanisms import PlainServer, ServerMechanism, plain_users
+from kalda.security.oauthbearer import OAuthBearerServer
+from kalda.security.principal_mapping import PrincipalMapping
+from kalda.security.principals import DefaultPrincipalBuilder, PrincipalBuilder
+from kalda.security.scram import NONCE_BYTES, ScramServer
+from kalda.security.tls_settings import TlsSettings
+
+log = logging.getLogger("kalda.authentication")
+
+_KAFKA = "org.apache.kafka.common.security."
+_DEFAULT_BUILDERS = (_KAFKA + "authenticator.DefaultKafkaPrincipalBuilder",)
+_DEFAULT_HANDLERS = (
+    _KAFKA + "plain.internals.PlainServerCallbackHandler",
+    _KAFKA + "scram.internals.ScramServerCallbackHandler",
+    _KAFKA + "oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
+)
+_SIGNED_HANDLERS = (
+    _KAFKA + "oauthbearer.OAuthBearerValidatorCallbackHandler",
+    _KAFKA + "oauthbearer.secured.OAuthBearerValidatorCallbackHandler",
+)
+_METHODS = {"PLAIN": "check_password", "OAUTHBEARER": "validate_token"}
+"""What a handler of a mechanism has to have."""
+
+
+class _Tls:
+    """The context of one side, and what it was made of."""
+
+    def __init__(self, settings: TlsSettings, contents: Mapping[str, bytes], is_server: bool) -> None:
+        """Raises `TlsFailed`."""
+        self.settings = settings
+        self.contents = contents
+        make_context = server_context if is_server else client_context
+        self.context: ssl.SSLContext = make_context(settings, contents)
+        material = settings.key_material(contents)
+        self.identity: Identity | None = None if material is None else identity_of(der_of(material.certificates[0]))
+
+
+class NodeSecurity:
+    """Everything of a node that is not PLAINTEXT."""
+
+    def __init__(
+        self, config: ServerConfig, host: Host, timers: Timers, jobs: JobPool, image: Callable[[], MetadataImage]
+    ) -> None:
+        """`image()` is the newest metadata image."""
+        self._config = config
+        self._host = host
+        self._timers = timers
+        self._jobs = jobs
+        self._scram = ScramSecrets(image, config["delegation.token.secret.key"])
+        self._listeners: dict[str, ListenerSecurity] = {}
+        self._clients: dict[str, ClientSecurity] = {}
+        """By the listener of other nodes that they connect to."""
+        self._tls: dict[tuple[str, bool], _Tls] = {}
+        """By listener, and whether it is of the server's side."""
+        self._stamps: dict[str, tuple[int, int, int]] = {}
+        """What identifies the state of each store's file when it was last read."""
+        self._timer: Timer | None = None
+        self._is_checking = False
+        """Whether a thread looks for changed files."""
+
+    # -- made at the start
+
+    def of_listener(self, endpoint: Endpoint, handler: FrameHandler) -> ListenerSecurity:
+        """The security of a listener whose requests `handler` answers. Raises `ValueError`."""
+        config, name, protocol = self._config, endpoint.listener, endpoint.security_protocol
+        tls = self._load(config, name, is_server=True).context if protocol.endswith("SSL") else None
+        security = self._listeners[name] = ListenerSecurity(
+            protocol,
+            name,
+            handler,
+            tls,
+            self._sasl(config, name) if protocol.startswith("SASL") else None,
+            self._principals(config, name),
+            config.for_listener(name, "connection.failed.authentication.delay.ms"),
+            self._host.clock.wall_ms,
+        )
+        return security
+
+    def to_brokers(self) -> ClientSecurity | None:
+        """The security of connections to other brokers; None for PLAINTEXT. Raises `ValueError`."""
+        return self._client_of(self._config.inter_broker_listener_name, "sasl.mechanism.inter.broker.protocol")
+
+    def to_controllers(self) -> ClientSecurity | None:
+        """The security of connections to controllers; None for PLAINTEXT. Raises `ValueError`."""
+        return self._client_of(self._config.controller_listener_names[0], "sasl.mechanism.controller.protocol")
+
+    def _client_of(self, listener: str, mechanism_key: str) -> ClientSecurity | None:
+        """Of connections to that listener of other nodes. `mechanism_key` names the key of the SASL mechanism."""
+        config = self._config
+        protocol = config.protocol_map.get(listener, "PLAINTEXT")
+        if protocol == "PLAINTEXT":
+            return None
+        if listener not in self._clients:
+            tls = self._load(config, listener, is_server=False).context if protocol.endswith("SSL") else None
+            mechanism = jaas = None
+            if protocol.startswith("SASL"):
+                mechanism = str(config.for_listener(listener, mechanism_key))
+                jaas = self._jaas(config, listener, mechanism)
+                if jaas is None:
+                    raise ValueError(
+                        f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config is not set: this node "
+                        f"needs it to log in to the listener {listener} of other nodes by {mechanism_key}={mechanism}"
+                    )
+            values = partial(config.for_listener, listener)
+            allowed = config["kalda.sasl.oauthbearer.allowed.urls"]
+            self._clients[listener] = ClientSecurity(tls, mechanism, jaas, values, allowed)
+        return self._clients[listener]
+
+    def start(self) -> None:
+        """Look for changed stores from now on."""
+        interval_ms: int = self._config["kalda.ssl.reload.interval.ms"]
+        if interval_ms and self._tls:
+            self._timer = self._timers.call_later_ms(interval_ms, self._check_files)
+
+    def close(self) -> None:
+        """Stop looking for changed stores."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- parts
+
+    def _value(self, config: ServerConfig, listener: str, mechanism: str, key: str) -> Any:
+        """A key's value for a mechanism of a listener: `listener.name.<listener>.<mechanism>.<key>`, else that of the
+        listener."""
+        name = f"listener.name.{listener.lower()}.{mechanism.lower()}.{key}"
+        return config[name] if config.is_set(name) else config.for_listener(listener, key)
+
+    def _jaas(self, config: ServerConfig, listener: str, mechanism: str) -> JaasEntry | None:
+        """As in Kafka, only the line with the prefix of listener and mechanism counts on a node."""
+        name = f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config"
+        text = config[name] if config.is_set(name) else None
+        return None if text is None else parse_jaas(text, mechanism, name)
+
+    def _sasl(self, config: ServerConfig, listener: str) -> SaslSettings:
+        enabled: tuple[str, ...] = config.for_listener(listener, "sasl.enabled.mechanisms")
+        users: dict[str, str] = {}
+        tokens: TokenValidator | None = None
+        handlers: dict[str, Any] = {}
+        for mechanism in enabled:
+            if mechanism not in _MECHANISMS:
+                raise ValueError(
+                    f"sasl.enabled.mechanisms of listener {listener}: {mechanism} is not one of "
+                    f"{', '.join(_MECHANISMS)}"
+                )
+            entry = self._jaas(config, listener, mechanism)
+            key = "sasl.server.callback.handler.class"
+            path = self._value(config, listener, mechanism, key)
+            is_own = bool(path) and path not in (*_DEFAULT_HANDLERS, *_SIGNED_HANDLERS)
+            if is_own and mechanism in _METHODS:
+                handlers[mechanism] = make(key, path, config.properties, _METHODS[mechanism])
+            elif mechanism == "PLAIN":
+                if entry is None:
+                    raise ValueError(
+                        f"listener.name.{listener.lower()}.plain.sasl.jaas.config is not set: PLAIN needs its users, "
+                        "or sasl.server.callback.handler.class"
+                    )
+                users = plain_users(entry.options)
+            elif mechanism == "OAUTHBEARER":
+                tokens = self._tokens(config, listener, entry, path in _SIGNED_HANDLERS)
+        return SaslSettings(
+            {mechanism: partial(_begin, mechanism) for mechanism in enabled},
+            ListenerAnswers(self._scram, users, tokens, handlers, self._jobs),
+            {name: self._value(config, listener, name, "connections.max.reauth.ms") for name in enabled},
+            config.for_listener(listener, "sasl.server.max.receive.size"),
+        )
+
+    def _tokens(self, config: ServerConfig, listener: str, entry: JaasEntry | None, signed: bool) -> TokenValidator:
+        from kalda.network.oauth import SignedTokens, UnsecuredTokens, check_url
+
+        options = {} if entry is None else entry.options
+        value = partial(config.for_listener, listener)
+        if not signed:
+            unsecured = ClaimRules(
+                options.get("unsecuredValidatorPrincipalClaimName", "sub"),
+                options.get("unsecuredValidatorScopeClaimName", "scope"),
+                int(options.get("unsecuredValidatorAllowableClockSkewMs", "0")) // 1000,
+                required_scope=tuple(options.get("unsecuredValidatorRequiredScope", "").split()),
+            )
+            log.warning(
+                "listener %s accepts OAuth tokens without a signature, which anybody can make: for tests only. Set "
+                "sasl.server.callback.handler.class and sasl.oauthbearer.jwks.endpoint.url",
+                listener,
+            )
+            return UnsecuredTokens(unsecured)
+        key = "sasl.oauthbearer.jwks.endpoint.url"
+        if not value(key):
+            raise ValueError(f"{key} is not set: the validation of signed tokens needs their keys")
+        url = check_url(key, value(key), config["kalda.sasl.oauthbearer.allowed.urls"])
+        rules = ClaimRules(
+            value("sasl.oauthbearer.sub.claim.name"),
+            value("sasl.oauthbearer.scope.claim.name"),
+            value("sasl.oauthbearer.clock.skew.seconds"),
+            value("sasl.oauthbearer.expected.audience") or (),
+            value("sasl.oauthbearer.expected.issuer"),
+        )
+        return SignedTokens(url, rules, value("sasl.oauthbearer.jwks.endpoint.refresh.ms"))
+
+    def _principals(self, config: ServerConfig, listener: str) -> PrincipalBuilder:
+        key = "principal.builder.class"
+        path = config.for_listener(listener, key)
+        if path and path not in _DEFAULT_BUILDERS:
+            builder: PrincipalBuilder = make(key, path, config.properties, "build")
+            return builder
+        return DefaultPrincipalBuilder(PrincipalMapping(config.for_listener(listener, "ssl.principal.mapping.rules")))
+
+    # -- stores of keys
+
+    def _settings(self, config: ServerConfig, listener: str, is_server: bool) -> TlsSettings:
+        client_auth = "none"
+        if is_server:
+            client_auth = config.for_listener(listener, "ssl.client.auth")
+            override = f"listener.name.{listener.lower()}.ssl.client.auth"
+            if (
+                config.protocol_map.get(listener) == "SASL_SSL"
+                and not config.is_set(override)
+                and client_auth != "none"
+            ):
+                # KIP-684: with SASL, only the key with the listener's prefix has clients show certificates.
+                log.warning(
+                    "listener %s: ssl.client.auth=%s has no effect with SASL_SSL; set %s",
+                    listener,
+                    client_auth,
+                    override,
+                )
+                client_auth = "none"
+        return TlsSettings.of(partial(config.for_listener, listener), client_auth)
+
+    def _load(self, config: ServerConfig, listener: str, is_server: bool) -> _Tls:
+        """Read the stores. Raises `ValueError`."""
+        settings = self._settings(config, listener, is_server)
+        try:
+            tls = _Tls(settings, read_stores(settings), is_server)
+        except TlsFailed as error:
+            raise ValueError(f"listener {listener}: {error}") from error
+        for location in settings.stores:
+            self._stamps[location] = _stamp(location)
+        self._tls[listener, is_server] = tls
+        return tls
+
+    def _replace(self, listener: str, is_server: bool, tls: _Tls) -> None:
+        """Use a new context for new connections, where its owner may have changed as it has."""
+        before = self._tls[listener, is_server]
+        why = self._refusal(listener, before.identity, tls.identity)
+        if why is not None:
+            log.error("listener %s: the new key store is not used: %s", listener, why)
+            return
+        self._tls[listener, is_server] = tls
+        if is_server:
+            self._listeners[listener].tls = tls.context
+        else:
+            self._clients[listener].tls = tls.context
+        log.info("listener %s: new %s connections use new keys or certificates", listener, "" if is_server else "own")
+
+    def _refusal(self, listener: str, before: Identity | None, after: Identity | None) -> str | None:
+        if before is None or after is None:
+            return None
+        config = self._config
+        if before.subject != after.subject and not config.for_listener(listener, "ssl.allow.dn.changes"):
+            return f"Keystore DistinguishedName does not match: existing={before.subject}, new={after.subject}"
+        missing = before.alternative_names - after.alternative_names
+        if missing and not config.for_listener(listener, "ssl.allow.san.changes"):
+            return "Keystore SubjectAltNames does not match: the new certificate lacks names of the one before"
+        return None
+
+    def on_config(self, current: ServerConfig) -> None:
+        """Dynamic configs have changed."""
+        self._config = current
+        for (listener, is_server), before in list(self._tls.items()):
+            try:
+                settings = self._settings(current, listener, is_server)
+            except ValueError as error:
+                log.error("listener %s: its TLS configuration is not used: %s", listener, error)
+                continue
+            if settings != before.settings:
+                self._reload(listener, is_server, settings)
+        for name, security in self._listeners.items():
+            security.failure_delay_ms = current.for_listener(name, "connection.failed.authentication.delay.ms")
+            if security.sasl is not None:
+                try:
+                    security.sasl = self._sasl(current, name)
+                except ValueError as error:
+                    log.error("listener %s: its SASL configuration is not used: %s", name, error)
+
+    def _reload(self, listener: str, is_server: bool, settings: TlsSettings) -> None:
+        """Read the stores on a thread, and use them."""
+
+        def read() -> _Tls:
+            return _Tls(settings, read_stores(settings), is_server)
+
+        def finish(tls: _Tls | None, error: BaseException | None) -> None:
+            if tls is None:
+                log.error("listener %s: its stores cannot be used, those before stay: %s", listener, error)
+                return
+            for location in settings.stores:
+                self._stamps[location] = _stamp(location)
+            self._replace(listener, is_server, tls)
+
+        self._jobs.run(read, finish)
+
+    def _check_files(self) -> None:
+        """Look whether a store's file has changed, on a thread; then read it again."""
+        self._timer = self._timers.call_later_ms(
+            self._config["kalda.ssl.reload.interval.ms"] or 60_000, self._check_files
+        )
+        if self._is_checking:
+            return
+        self._is_checking = True
+        stamps = dict(self._stamps)
+
+        def look() -> set[str]:
+            return {location for location, stamp in stamps.items() if _stamp(location) not in (stamp, _MISSING)}
+
+        def finish(changed: set[str] | None, error: BaseException | None) -> None:
+            self._is_checking = False
+            for location in changed or ():
+                self._stamps[location] = _stamp(location)
+            for (listener, is_server), tls in list(self._tls.items()):
+                if changed and changed & set(tls.settings.stores):
+                    self._reload(listener, is_server, tls.settings)
+
+        self._jobs.run(look, finish)
+
+
+_MISSING = (0, 0, 0)
+
+
+def _stamp(location: str) -> tuple[int, int, int]:
+    """What changes when a file is written or replaced."""
+    try:
+        status = os.stat(location)
+    except OSError:
+        return _MISSING
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+
+def _begin(mechanism: str) -> ServerMechanism:
+    if mechanism == "PLAIN":
+        return PlainServer()
+    if mechanism == "OAUTHBEARER":
+        return OAuthBearerServer()
+    return ScramServer(mechanism, os.urandom(NONCE_BYTES).hex())

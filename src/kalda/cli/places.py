@@ -1,0 +1,103 @@
+"""Where reading begins and ends, as `--from` and `--until` give it.
+
+beginning, earliest         the first record
+latest, end                 the end that the partition has now
+42, offset:42               an offset
+-100                        100 records before the end, in each partition
+-1h, -1d12h, -PT1H          so long ago
+2026-01-31T12:00:00Z        a time; also timestamp:MS, and s@MS as in kcat
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from kalda.base.configs.definition import parse_duration_ms
+from kalda.base.ids import TopicPartition
+from kalda.cli.session import MAX_INT64
+from kalda.cli.times import parse_time_ms
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import ClusterClient
+
+_SPAN = re.compile(r"(?:\d+(?:ms|[smhdw]))+")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+class Kind(Enum):
+    BEGINNING = "beginning"
+    END = "end"
+    OFFSET = "offset"
+    LAST = "last"
+    TIME = "time"
+
+
+class Place(NamedTuple):
+    """`number` is an offset, a number of records, or ms since 1970."""
+
+    kind: Kind
+    number: int = 0
+    ago_ms: int | None = None
+    """Of a time that was given as so long ago."""
+
+
+def parse_place(option: str, text: str, now_ms: int) -> Place:
+    """The place that an option names. Raises `click.UsageError`."""
+    if text in ("beginning", "earliest"):
+        return Place(Kind.BEGINNING)
+    if text in ("latest", "end"):
+        return Place(Kind.END)
+    if text.startswith("-"):
+        return _before(option, text, now_ms)
+    kind, colon, rest = text.partition(":")
+    offset = rest if colon and kind == "offset" else text
+    if offset.isdecimal():
+        if int(offset) > MAX_INT64:
+            raise click.UsageError(f"{option} {text}: an offset is at most {MAX_INT64}")
+        return Place(Kind.OFFSET, int(offset))
+    if colon and kind == "timestamp":
+        text = rest
+    return Place(Kind.TIME, parse_time_ms(option, text.removeprefix("s@").removeprefix("e@")))
+
+
+def _before(option: str, text: str, now_ms: int) -> Place:
+    distance = text[1:]
+    if distance.isdecimal():
+        return Place(Kind.LAST, min(int(distance), MAX_INT64))
+    ago_ms: int | None
+    if _SPAN.fullmatch(distance):
+        ago_ms = sum(int(count) * _UNIT_MS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdw])", distance))
+    else:
+        ago_ms = parse_duration_ms(distance)
+    if ago_ms is None:
+        raise click.UsageError(f"{option} {text}: a number of records (-100) or a time ago (-1h, -2d12h) is expected")
+    return Place(Kind.TIME, max(0, now_ms - ago_ms), ago_ms)
+
+
+def offsets_of(
+    cluster: ClusterClient, partitions: Collection[TopicPartition], place: Place, *, read_committed: bool = False
+) -> dict[TopicPartition, int]:
+    """The offset of the place in each partition; the end where all records are older. Raises `ApiError`."""
+    from kalda.client.admin.offsets import list_offsets, offsets_at
+    from kalda.protocol.messages.fetch import OffsetSpec
+
+    match place.kind:
+        case Kind.OFFSET:
+            return dict.fromkeys(partitions, place.number)
+        case Kind.BEGINNING:
+            return offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
+        case Kind.TIME:
+            return offsets_at(cluster, partitions, place.number)
+        case Kind.END | Kind.LAST:
+            latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
+            found = list_offsets(cluster, latest, read_committed=read_committed)
+            ends = {partition: at.offset for partition, at in found.items()}
+    if place.kind is Kind.END:
+        return ends
+    first = offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
+    return {partition: max(first[partition], end - place.number) for partition, end in ends.items()}

@@ -1,0 +1,261 @@
+"""TLS of a listener: a transport between the socket's and a `Connection`.
+
+`TlsTransport` is the protocol of the socket's transport and the transport of the connection, by `ssl.SSLObject` over
+memory. The connection is made when TCP's is, so an unfinished handshake counts as a connection: the limits of admission
+hold for it, and the sweep bounds its time. The connection reads nothing until the handshake is done.
+
+A handshake costs much more CPU than a request. So `Handshakes` does one step of one handshake a turn of the loop: other
+connections are served in between, however many handshakes there are.
+
+Nothing is buffered here but what a read or a write of the connection needs: the socket's transport holds what the peer
+does not read, and pauses the connection; a paused connection pauses the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from kalda.network.complaints import log
+
+if TYPE_CHECKING:
+    from kalda.network.connection import Connection
+
+READ_BYTES = 64 * 1024
+_WRITE_BYTES = 256 * 1024
+"""Bytes that are encrypted before they are handed to the socket."""
+
+
+class Handshakes:
+    """Handshakes whose next message has come, in order of arrival."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.call_soon = call_soon
+        self._ready: deque[TlsTransport] = deque()
+        """Each at most once."""
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """What sockets are read into; used within one callback of the loop."""
+
+    def add(self, transport: TlsTransport) -> None:
+        """Go on with this handshake in one of the next turns."""
+        self._ready.append(transport)
+        if len(self._ready) == 1:
+            self.call_soon(self._step)
+
+    def _step(self) -> None:
+        transport = self._ready.popleft()
+        if self._ready:
+            self.call_soon(self._step)
+        transport.step()
+
+
+class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
+    """One connection's."""
+
+    __slots__ = (
+        "_closing", "_connection", "_context", "_established", "_handshakes", "_incoming", "_on_secured", "_outgoing",
+        "_paused", "_queued", "_raw", "_tls",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Connection,
+        context: ssl.SSLContext,
+        handshakes: Handshakes,
+        on_secured: Callable[[Connection, bytes | None, str | None], None],
+    ) -> None:
+        """`on_secured(connection, certificate, error)` is called once the handshake has ended: with the peer's
+        certificate in DER, where it has shown one, or with why it has failed."""
+        self._connection = connection
+        self._context = context
+        self._handshakes = handshakes
+        self._on_secured = on_secured
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._raw: asyncio.Transport | None = None
+        """None before the connection is made, and after it has ended."""
+        self._established = False
+        self._queued = False
+        """Whether `Handshakes` holds this one."""
+        self._paused = False
+        self._closing = False
+
+    # -- protocol of the socket's transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; the server decides about admission."""
+        self._raw = cast(asyncio.Transport, transport)
+        self._connection.connection_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Memory for encrypted bytes."""
+        return self._handshakes.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Encrypted bytes were read."""
+        self._incoming.write(self._handshakes.read_buffer[:nbytes])
+        if self._established:
+            self._read()
+        elif not self._queued and not self._closing:
+            self._queued = True
+            self._handshakes.add(self)
+
+    def pause_writing(self) -> None:
+        """The peer reads its answers too slowly."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The socket's buffer has room again."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection has ended."""
+        self._closing = True
+        self._raw = None
+        self._connection.connection_lost(exc)
+
+    # -- handshake
+
+    def step(self) -> None:
+        """Do what the messages that have arrived allow."""
+        self._queued = False
+        if self._closing or self._raw is None:
+            return
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._flush()  # the alert that says what is wrong
+            self._end_handshake(None, _reason(error))
+            return
+        self._flush()
+        self._established = True
+        self._end_handshake(self._tls.getpeercert(binary_form=True), None)
+        if not self._closing:
+            self._read()
+
+    def _end_handshake(self, certificate: bytes | None, error: str | None) -> None:
+        try:
+            self._on_secured(self._connection, certificate, error)
+        except Exception:
+            log.exception("the certificate of %s could not be evaluated; closing it", self._connection)
+            error = "failed"
+        if error is not None:
+            self._connection.close()
+
+    # -- data
+
+    def _read(self) -> None:
+        """Pass decrypted bytes to the connection until there are none, or it pauses."""
+        connection = self._connection
+        while not self._paused and not self._closing:
+            room = connection.get_buffer(-1)
+            count = at_end = 0
+            try:
+                while count < len(room):
+                    size = self._tls.read(len(room) - count, room[count:])
+                    if not size:
+                        at_end = 1
+                        break
+                    count += cast(int, size)
+            except ssl.SSLWantReadError:
+                pass
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                at_end = 1
+            except ssl.SSLError as error:
+                log.info("closing %s: TLS failed: %s", connection, _reason(error))
+                at_end = 1
+            is_full = count == len(room)
+            connection.buffer_updated(count)
+            if self._outgoing.pending:
+                self._flush()
+            if at_end:
+                connection.close()
+                return
+            if not is_full:
+                return
+
+    def _go_on_reading(self) -> None:
+        if self._established and not self._paused and not self._closing:
+            self._read()
+
+    def _flush(self) -> None:
+        raw = self._raw
+        if raw is not None and self._outgoing.pending:
+            raw.write(self._outgoing.read())
+
+    # -- transport of the connection
+
+    def write(self, data: Any) -> None:
+        """Encrypt and send."""
+        if self._closing or not self._established:
+            return
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), _WRITE_BYTES):
+                self._tls.write(view[start : start + _WRITE_BYTES])
+                self._flush()
+        except ssl.SSLError as error:
+            log.info("closing %s: TLS failed: %s", self._connection, _reason(error))
+            self._connection.abort()
+
+    def pause_reading(self) -> None:
+        """Read nothing more from the socket, and pass on nothing that was read."""
+        self._paused = True
+        if self._raw is not None and not self._raw.is_closing():
+            self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Pass on what was read already, and read again."""
+        self._paused = False
+        if self._raw is not None and not self._raw.is_closing():
+            self._raw.resume_reading()
+            if self._established and (self._incoming.pending or self._tls.pending()):
+                # Not at once: the connection is still in the callback that resumes.
+                self._handshakes.call_soon(self._go_on_reading)
+
+    def close(self) -> None:
+        """Say that nothing more comes, send what is written, close."""
+        if self._closing or self._raw is None:
+            return
+        if self._established:
+            with contextlib.suppress(ssl.SSLError):  # the peer has not answered, and need not
+                self._tls.unwrap()
+            self._flush()
+        self._closing = True
+        self._raw.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        if self._raw is not None:
+            self._raw.abort()
+
+    def is_closing(self) -> bool:
+        """Whether `close` or `abort` was called, or the connection has ended."""
+        return self._closing or self._raw is None or self._raw.is_closing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Of the socket's transport."""
+        if self._raw is not None:
+            self._raw.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of the TLS session for `ssl_object`, else of the socket's transport."""
+        if name == "ssl_object":
+            return self._tls
+        return default if self._raw is None else self._raw.get_extra_info(name, default)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """OpenSSL's reason, in words."""
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    detail = getattr(error, "verify_message", None)
+    return f"{reason}: {detail}" if detail else reason

@@ -1,0 +1,114 @@
+"""OpenSSL contexts of the two sides of TLS, out of `TlsSettings`.
+
+A private key reaches OpenSSL through a file only; a key out of a key store is passed in memory (`memfd`), and never
+written to a disk where the system has such files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from kalda.security.ciphers import is_tls_1_3, openssl_name
+from kalda.security.keystores import BadStore, KeyMaterial
+from kalda.security.tls_settings import TlsSettings
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class TlsFailed(Exception):
+    """A context cannot be made. The message says why."""
+
+
+def read_stores(settings: TlsSettings) -> dict[str, bytes]:
+    """The contents of the stores by location. Raises `TlsFailed`."""
+    contents = {}
+    for location in settings.stores:
+        try:
+            with open(location, "rb") as file:
+                contents[location] = file.read()
+        except OSError as error:
+            raise TlsFailed(f"the store {location} cannot be read: {error.strerror or error}") from error
+    return contents
+
+
+def server_context(settings: TlsSettings, contents: Mapping[str, bytes]) -> ssl.SSLContext:
+    """The context of a listener. Raises `TlsFailed`."""
+    try:
+        material, trusted = settings.key_material(contents), settings.trusted(contents)
+        if material is None:
+            raise TlsFailed("a listener with TLS needs ssl.keystore.location, or ssl.keystore.key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = _CLIENT_AUTH[settings.client_auth]
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+        _apply(context, settings, material)
+        if trusted is not None:
+            context.load_verify_locations(cadata="\n".join(trusted) + "\n")
+        elif settings.client_auth != "none":
+            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    except (BadStore, ssl.SSLError, ValueError) as error:
+        raise TlsFailed(_text(settings, error)) from error
+    return context
+
+
+def client_context(settings: TlsSettings, contents: Mapping[str, bytes]) -> ssl.SSLContext:
+    """The context of connections to servers. Raises `TlsFailed`."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = settings.checks_host
+        material, trusted = settings.key_material(contents), settings.trusted(contents)
+        _apply(context, settings, material)
+        if trusted is None:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        else:
+            context.load_verify_locations(cadata="\n".join(trusted) + "\n")
+    except (BadStore, ssl.SSLError, ValueError) as error:
+        raise TlsFailed(_text(settings, error)) from error
+    return context
+
+
+def _text(settings: TlsSettings, error: Exception) -> str:
+    where = ", ".join(settings.stores) or "the stores in the configuration"
+    return f"TLS cannot be set up with {where}: {getattr(error, 'reason', None) or error}"
+
+
+def _apply(context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial | None) -> None:
+    """Protocols, cipher suites, own key. Raises `ssl.SSLError`, `ValueError`."""
+    lowest, highest = settings.protocols[0], settings.protocols[-1]
+    suites = settings.cipher_suites
+    if suites:
+        older = [openssl_name(suite) for suite in suites if not is_tls_1_3(suite)]
+        if not older:
+            lowest = "TLSv1.3"
+        elif len(older) == len(suites):
+            highest = "TLSv1.2"
+        if lowest not in settings.protocols or highest not in settings.protocols:
+            raise ValueError(f"ssl.cipher.suites has none of ssl.enabled.protocols={','.join(settings.protocols)}")
+        if older:
+            context.set_ciphers(":".join(older))
+    context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
+    if material is not None:
+        with _as_file(material.key + "\n" + material.chain) as path:
+            # Without a password OpenSSL would prompt for it on the terminal.
+            context.load_cert_chain(path, password=material.key_password or "")
+
+
+@contextlib.contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """The path of a file with this content, that only this process can read, while the context lasts."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("kalda-key", os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable by its owner only
+        file.write(text)
+        file.flush()
+        yield file.name

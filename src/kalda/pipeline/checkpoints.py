@@ -1,0 +1,99 @@
+"""What the checkpoint of a Structured Streaming query says: the offsets of its batches, and which are committed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kalda.base.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch: when it was planned, and where each of the query's sources ends in it."""
+
+    number: int
+    planned_ms: int
+    committed_ms: int | None
+    """By the file's time; None where the batch has not ended."""
+    ends: tuple[Mapping[TopicPartition, int], ...]
+    """For each source, the offsets after its last records; empty for a source that is no topic."""
+
+
+class Checkpoint:
+    """A checkpoint's directory, which a running query may be writing."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def query_id(self) -> str | None:
+        try:
+            found: str = json.loads((self.path / "metadata").read_text(encoding="utf-8"))["id"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return found
+
+    def batches(self, last: int = 20) -> list[Batch]:
+        """The last batches, oldest first."""
+        return [batch for number in self._numbers("offsets")[-last:] if (batch := self._batch(number)) is not None]
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """Up to which offset each partition has been processed."""
+        numbers = self._numbers("commits")
+        batch = self._batch(numbers[-1]) if numbers else None
+        found: dict[TopicPartition, int] = {}
+        for ends in batch.ends if batch is not None else ():
+            found.update(ends)
+        return found
+
+    def _numbers(self, folder: str) -> list[int]:
+        try:
+            names = os.listdir(self.path / folder)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _batch(self, number: int) -> Batch | None:
+        file = self.path / "offsets" / str(number)
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return None
+        # v1, or v2 and the names of sources, then the metadata, then a line a source
+        parsed = [_json(line) for line in lines[1:]]
+        described = next((each for each in parsed if isinstance(each, dict) and "batchTimestampMs" in each), {})
+        ends = tuple(
+            _offsets(each) for each in parsed if each is not described and (isinstance(each, dict) or each is None)
+        )
+        try:
+            committed: int | None = int((self.path / "commits" / str(number)).stat().st_mtime * 1000)
+        except OSError:
+            committed = None
+        return Batch(number, int(described.get("batchTimestampMs", 0)), committed, ends)
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _offsets(line: Any) -> dict[TopicPartition, int]:
+    """Kafka's own form: {"topic": {"0": 12}}."""
+    found: dict[TopicPartition, int] = {}
+    for topic, partitions in line.items() if isinstance(line, dict) else ():
+        for number, offset in partitions.items() if isinstance(partitions, dict) else ():
+            if str(number).isdigit() and isinstance(offset, int):
+                found[TopicPartition(topic, int(number))] = offset
+    return found
+
+
+def offsets_of(text: object) -> dict[TopicPartition, int]:
+    """The offsets in a report of a query's progress, which has them as JSON."""
+    return _offsets(_json(text) if isinstance(text, str) else text)

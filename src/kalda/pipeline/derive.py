@@ -1,0 +1,162 @@
+"""Runs a project file: each derived topic or table is one Structured Streaming query with a checkpoint of its own.
+
+Windows, watermarks, joins and transformWithState are Spark's; their state is in RocksDB. A derived topic is written
+with the sink's exactly-once mode unless the file says otherwise, a derived table by the file sink.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kalda.pipeline.load import SOURCE, starting_options
+from kalda.pipeline.project import Derived, Project, TopicSource
+from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
+from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.topics import Topics
+from kalda.pipeline.values import with_values
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
+
+
+def make_views(spark: SparkSession, project: Project) -> dict[str, DataFrame]:
+    """Register the project's topics and tables as views, and return the derived frames, views too. Raises
+    `PipelineError`."""
+    for name, topic in project.topics.items():
+        _stream(spark, project, topic).createOrReplaceTempView(name)
+    for name, table in project.tables.items():
+        spark.read.format(table.format).load(project.place(table.path)).createOrReplaceTempView(name)
+    frames = {}
+    for name, derived in project.derived.items():
+        try:
+            frame = spark.sql(derived.sql) if derived.sql is not None else _call(project, str(derived.python))(spark)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise PipelineError(f"[derived.{name}]: {first_line(error)}") from error
+        frame.createOrReplaceTempView(name)
+        frames[name] = frame
+    return frames
+
+
+def _stream(spark: SparkSession, project: Project, source: TopicSource) -> DataFrame:
+    """The topic's records: with JSON, Avro and Protobuf a column a field. Records that cannot be decoded have null in
+    all of these, and what is wrong in `reason`."""
+    options = {**project.options, "subscribe": source.topic}
+    with Topics(project.options) as topics:
+        options |= starting_options(source.since, topics, (source.topic,))
+    if source.rows_a_batch is not None:
+        options["maxOffsetsPerTrigger"] = str(source.rows_a_batch)
+    rows = with_values(spark.readStream.format(SOURCE).options(**options).load(), source.value_format)
+    if source.value in ("json", "avro", "protobuf"):
+        values = [f"value.{name}" for name in rows.schema["value"].dataType.names]  # type: ignore[attr-defined]
+        clash = sorted({name.removeprefix("value.") for name in values} & {*_PLACE, "reason"})
+        if clash:
+            raise PipelineError(f"topic {source.topic}: the values have a field {clash[0]}, as the record has")
+        rows = rows.select(*values, *_PLACE, "reason")
+    else:
+        rows = rows.select("value", *_PLACE, "reason")
+    return rows.withWatermark("timestamp", source.watermark) if source.watermark is not None else rows
+
+
+def _call(project: Project, name: str) -> Callable[[SparkSession], DataFrame]:
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise PipelineError(f"python = {name!r}: module:function is expected")
+    if str(project.directory) not in sys.path:
+        sys.path.insert(0, str(project.directory))
+    try:
+        found: Callable[[SparkSession], DataFrame] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise PipelineError(f"python = {name!r}: {error}") from error
+    return found
+
+
+def start(
+    spark: SparkSession, project: Project, *, once: bool = False, only: Collection[str] = ()
+) -> dict[str, StreamingQuery]:
+    """Start the queries of derived topics and tables. `once`: up to the topics' ends of now. Raises `PipelineError`."""
+    unknown = [name for name in only if name not in project.derived]
+    if unknown:
+        raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
+    frames = make_views(spark, project)
+    queries: dict[str, StreamingQuery] = {}
+    for name, derived in project.derived.items():
+        if (derived.topic or derived.path) and (not only or name in only):
+            try:
+                queries[name] = _start(frames[name], project, name, derived, once)
+            except Exception as error:
+                for query in queries.values():
+                    query.stop()
+                raise PipelineError(f"[derived.{name}] cannot start: {first_line(error)}") from error
+    return queries
+
+
+def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once: bool) -> StreamingQuery:
+    rows = records_of(frame, derived.key) if derived.topic is not None else frame
+    writer = rows.writeStream.queryName(name).outputMode(derived.mode)
+    writer = writer.option("checkpointLocation", project.checkpoint(name).as_uri())
+    if once:
+        writer = writer.trigger(availableNow=True)
+    elif derived.every is not None:
+        writer = writer.trigger(processingTime=derived.every)
+    if derived.topic is not None:
+        options = {**project.options, "topic": derived.topic}
+        if derived.exactly_once:
+            options["kalda.exactly.once"] = "true"
+        return writer.format(SOURCE).options(**options).start()
+    assert derived.path is not None
+    return writer.format(derived.format).start(project.place(derived.path))
+
+
+def records_of(frame: DataFrame, key: str | None) -> DataFrame:
+    """Records from rows: columns `key`, `value` and `headers` as they are where there is a column `value`, else all
+    columns as a JSON object, with the column that is named as the key."""
+    from pyspark.sql import functions as f
+
+    if "value" in frame.columns:
+        chosen = [name for name in ("key", "value", "headers", "partition", "timestamp") if name in frame.columns]
+        return frame.select(*chosen)
+    if key is not None and key not in frame.columns:
+        raise PipelineError(f"key {key}: there are the columns {', '.join(frame.columns)}")
+    value = f.to_json(f.struct(*frame.columns)).cast("binary").alias("value")
+    if key is None:
+        return frame.select(value)
+    return frame.select(f.col(key).cast("string").cast("binary").alias("key"), value)
+
+
+def run_all(
+    queries: Mapping[str, StreamingQuery], on_progress: Callable[[Mapping[str, Progress]], None] = lambda _: None
+) -> dict[str, Progress]:
+    """Wait for the queries' end, or a signal. Where one fails, the others are stopped. Raises `PipelineError`."""
+    progress = {name: Progress() for name in queries}
+    began = time.monotonic()
+    with stop_signals() as stopped:
+        while True:
+            active = [name for name, query in queries.items() if query.isActive]
+            for name, query in queries.items():
+                for report in query.recentProgress:
+                    progress[name].add(as_dict(report))
+                progress[name].seconds = time.monotonic() - began
+            on_progress(progress)
+            failed = {name: error for name, query in queries.items() if (error := _error(query)) is not None}
+            if failed or stopped.is_set():
+                for query in queries.values():
+                    query.stop()
+            if failed:
+                raise PipelineError("; ".join(f"{name} has failed: {error}" for name, error in failed.items()))
+            if not active:
+                return progress
+            stopped.wait(POLL_S)
+
+
+def _error(query: Any) -> str | None:
+    error = query.exception()
+    return None if error is None else first_line(error)

@@ -1,0 +1,144 @@
+"""A directory that `load` fills: a table of records, the offsets up to which it has them, one load at a time.
+
+    LAKE/table=events/topic=T/date=D/*.parquet      records with a value of the declared format
+    LAKE/table=quarantine/topic=T/date=D/*.parquet  all others, as bytes and with the reason
+    LAKE/_spark_metadata                            the files that are committed (Spark's file sink)
+    LAKE/_kalda/load.json                           what the load was started with
+    LAKE/_kalda/checkpoint                          Spark's checkpoint: the offsets of each batch
+
+A batch's good and bad records are one commit of the file sink: a reader of the lake sees both or neither. Files of a
+batch that was not committed are no part of the table; Spark's reader passes them over, and the next load deletes them,
+so after a load the directory has exactly the table's files, for any other reader too.
+
+The sink's list of files has all files in its latest entry (spark.sql.streaming.fileSink.log.compactInterval=1), which
+one rename replaces: so compaction is atomic.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlparse
+
+from kalda.pipeline.session import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EVENTS: Final = "events"
+QUARANTINE: Final = "quarantine"
+PARTITIONED_BY: Final = ("table", "topic", "date")
+_OWN: Final = "_kalda"
+_SINK_LOG: Final = "_spark_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFile:
+    """A committed file, as the file sink lists it."""
+
+    path: Path
+    size_bytes: int
+    entry: Mapping[str, Any]
+
+
+class Lake:
+    """One lake. Its directory is made by the first load."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / _OWN / "checkpoint"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / _OWN / "load.json"
+
+    def settings(self) -> dict[str, Any] | None:
+        """What the lake's load was started with; None before the first."""
+        try:
+            found: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        replace_text(self.settings_file, json.dumps(settings, indent=1, sort_keys=True) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held while the lake is written. Raises `PipelineError` where another process holds it."""
+        (self.path / _OWN).mkdir(parents=True, exist_ok=True)
+        with open(self.path / _OWN / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise PipelineError(f"{self.path}: another process is loading it; wait for its end") from None
+            yield
+
+    # -- files
+
+    def last_entry(self) -> Path | None:
+        """The latest entry of the file sink's log."""
+        try:
+            names = os.listdir(self.path / _SINK_LOG)
+        except FileNotFoundError:
+            return None
+        numbered = [(int(digits), name) for name in names if (digits := name.removesuffix(".compact")).isdigit()]
+        return self.path / _SINK_LOG / max(numbered)[1] if numbered else None
+
+    def files(self) -> list[SinkFile]:
+        """The committed files."""
+        entry = self.last_entry()
+        if entry is None:
+            return []
+        if not entry.name.endswith(".compact"):
+            raise PipelineError(f"{entry}: this list of files was written by another query than a load of Kalda")
+        lines = entry.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines[1:]]
+        return [SinkFile(_path_of(each["path"]), int(each["size"]), each) for each in found]
+
+    def uncommitted(self) -> list[Path]:
+        """Data files that are no part of the table: a batch that did not end wrote them, or compaction replaced them.
+        Only while the lake is locked."""
+        committed = {each.path for each in self.files()}
+        return [path for path in self.path.glob("table=*/**/*.parquet") if path not in committed]
+
+    def remove_uncommitted(self) -> int:
+        """Delete them, and return how many there were."""
+        paths = self.uncommitted()
+        for path in paths:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        return len(paths)
+
+    def frame(self, spark: SparkSession, table: str = EVENTS) -> DataFrame:
+        """One of the lake's two tables."""
+        return spark.read.parquet(str(self.path)).where(f"table = '{table}'").drop("table")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _path_of(uri: str) -> Path:
+    return Path(unquote(urlparse(uri).path))

@@ -1,0 +1,324 @@
+"""Topics into a lake, exactly once.
+
+One streaming query reads the topics and writes Spark's file sink (or Delta, or Iceberg). The checkpoint is in the lake:
+a batch's offsets are written there before it is read, and its files are committed in one step, so a load that ends at
+any moment continues with the batch that was not committed. Each row has its topic, partition and offset.
+
+What a load was started with (topics, format, schema, bounds) is kept in the lake; a later load of it may leave these
+out and may not change them. A load with an end is complete when each partition has reached it; it cannot be continued
+then, because records behind the end were passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kalda.base.ids import TopicPartition
+from kalda.pipeline.compact import TARGET_BYTES, Compacted, compact
+from kalda.pipeline.lake import EVENTS, PARTITIONED_BY, QUARANTINE, Lake
+from kalda.pipeline.running import Progress, run
+from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.topics import Topics
+from kalda.pipeline.values import INFER, SAMPLE_RECORDS, ValueFormat, infer_schema, with_values
+from kalda.protocol.messages.fetch import OffsetSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FILE_FORMATS: Final = ("parquet", "delta", "iceberg")
+ROWS_A_BATCH: Final = 2_000_000
+SOURCE: Final = "kalda"
+_KEPT: Final = ("topics", "format", "value", "schema", "message", "descriptor", "key", "until")
+"""Settings that a later load may not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What is loaded, from where to where."""
+
+    topics: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the source: `kafka.bootstrap.servers` and the like."""
+    format: str = "parquet"
+    value: str = "bytes"
+    schema: str | None = None
+    message: str | None = None
+    descriptor: str | None = None
+    key: str = "bytes"
+    """bytes or string."""
+    since: str = "earliest"
+    """earliest, latest, a time, or offsets as {"topic": {"0": 12}}; only of the first load."""
+    until: str | None = None
+    """A time, or offsets; None: the ends of the topics."""
+    rows_a_batch: int = ROWS_A_BATCH
+    follow: bool = False
+    """Wait for new records, until the process is stopped."""
+    every: str = "10 seconds"
+    """With `follow`, how often a batch begins."""
+    compacts: bool = True
+    target_bytes: int = TARGET_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What one load has done."""
+
+    progress: Progress
+    removed: int
+    """Files of a batch that an earlier load had not committed."""
+    compacted: Compacted
+
+
+def load(
+    spark: SparkSession,
+    lake: Lake,
+    settings: LoadSettings,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Loaded:
+    """Load until the topics' ends of now, `settings.until`, or with `follow` until stopped. Raises `PipelineError`."""
+    if settings.format not in FILE_FORMATS:
+        raise PipelineError(f"format {settings.format}: {', '.join(FILE_FORMATS)} are possible")
+    with lake.locked():
+        settings, until = _agree(spark, lake, settings)
+        is_files = settings.format == "parquet"
+        removed = lake.remove_uncommitted() if is_files else 0
+        query = _start(spark, lake, settings, until)
+        progress = run(query, on_progress, lambda so_far: _has_reached(so_far, until))
+        _complete(lake, progress, until)
+        compacted = Compacted()
+        if is_files and settings.compacts:
+            compacted = compact(spark, lake, settings.target_bytes)
+        return Loaded(progress, removed, compacted)
+
+
+def _agree(
+    spark: SparkSession, lake: Lake, settings: LoadSettings
+) -> tuple[LoadSettings, dict[TopicPartition, int] | None]:
+    """The settings with which the lake was begun, and the offsets at which the load ends."""
+    known = lake.settings()
+    given = {name: getattr(settings, name) for name in _KEPT} | {"topics": list(settings.topics)}
+    if known is None:
+        if not settings.topics:
+            raise PipelineError(f"{lake.path} is not a lake yet: name the topics to load")
+        if settings.value == "json" and settings.schema in (None, INFER):
+            settings = _replace(settings, schema=infer_schema(_sample(spark, settings)))
+        with Topics(settings.options) as topics:
+            until = _until(topics, settings)
+            since = starting_options(settings.since, topics, settings.topics)
+        given |= {
+            "schema": settings.schema,
+            "since": since,
+            "bootstrap": settings.options.get("kafka.bootstrap.servers"),
+            "ends": None if until is None else to_json(until),
+            "complete": False,
+        }
+        lake.write_settings(given)
+        return settings, until
+    if known.get("complete"):
+        raise PipelineError(
+            f"{lake.path} was loaded until {known['until']} and is complete: load what comes later into another lake"
+        )
+    changed = [
+        f"{name} is {known.get(name)!r}, not {given[name]!r}"
+        for name in _KEPT
+        if given[name] not in (known.get(name), None, [], _default(name)) and given[name] != INFER
+    ]
+    if changed:
+        raise PipelineError(f"{lake.path} was begun with other settings: {'; '.join(changed)}")
+    merged = {name: known.get(name) for name in _KEPT} | {"topics": tuple(known["topics"])}
+    ends = known.get("ends")
+    return _replace(settings, **merged), None if ends is None else from_json(ends)
+
+
+def _default(name: str) -> object:
+    return next((each.default for each in LoadSettings.__dataclass_fields__.values() if each.name == name), None)
+
+
+def _replace(settings: LoadSettings, **changes: Any) -> LoadSettings:
+    from dataclasses import replace
+
+    return replace(settings, **changes)
+
+
+def _sample(spark: SparkSession, settings: LoadSettings) -> DataFrame:
+    """Some records of each partition, to infer a schema from."""
+    with Topics(settings.options) as topics:
+        ends = topics.ends(settings.topics)
+    upto = {partition: min(each.end, each.start + SAMPLE_RECORDS) for partition, each in ends.items()}
+    reader = spark.read.format(SOURCE).options(**settings.options).option("subscribe", ",".join(settings.topics))
+    return reader.option("endingOffsets", json.dumps(to_json(upto))).load()
+
+
+def source_options(settings: LoadSettings, known: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the streaming source."""
+    return {
+        **settings.options,
+        "subscribe": ",".join(settings.topics),
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": str(settings.rows_a_batch),
+        **known.get("since", {}),
+    }
+
+
+def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPartition, int] | None) -> DataFrame:
+    """The lake's rows from the source's records."""
+    from pyspark.sql import functions as f
+
+    if until is not None:
+        records = _before(records, until)
+    value_format = ValueFormat(settings.value, settings.schema, settings.message, settings.descriptor)
+    rows = with_values(records, value_format)
+    return rows.select(
+        f.when(f.col("reason").isNull(), EVENTS).otherwise(QUARANTINE).alias("table"),
+        "topic",
+        f.to_date("timestamp").alias("date"),
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        f.col("key").cast("string").alias("key") if settings.key == "string" else f.col("key"),
+        "value",
+        "headers",
+        "reason",
+        "raw",
+    )
+
+
+def _before(records: DataFrame, until: Mapping[TopicPartition, int]) -> DataFrame:
+    """The records before the end of their partition. A join: there may be ten thousand partitions."""
+    from pyspark.sql import functions as f
+
+    ends = records.sparkSession.createDataFrame(
+        [(topic, partition, offset) for (topic, partition), offset in until.items()],
+        "topic string, partition int, _end long",
+    )
+    return records.join(f.broadcast(ends), ["topic", "partition"]).where("offset < _end").drop("_end")
+
+
+def _start(
+    spark: SparkSession, lake: Lake, settings: LoadSettings, until: dict[TopicPartition, int] | None
+) -> StreamingQuery:
+    options = source_options(settings, lake.settings() or {})
+    records = spark.readStream.format(SOURCE).options(**options).load()
+    # One task a core writes: else each of the topics' partitions would make a file in each batch.
+    rows = rows_of(records, settings, until).coalesce(spark.sparkContext.defaultParallelism)
+    writer = rows.writeStream.option("checkpointLocation", lake.checkpoint.as_uri()).queryName(lake.path.name)
+    if settings.follow:
+        writer = writer.trigger(processingTime=settings.every)
+    else:
+        writer = writer.trigger(availableNow=True)
+    writer = writer.format(settings.format).partitionBy(*PARTITIONED_BY)
+    if settings.format == "iceberg":
+        writer = writer.option("fanout-enabled", "true")
+    try:
+        return writer.start(str(lake.path))
+    except Exception as error:
+        raise PipelineError(f"{lake.path}: the load cannot start: {first_line(error)}") from error
+
+
+def _has_reached(progress: Progress, until: Mapping[TopicPartition, int] | None) -> bool:
+    return until is not None and all(progress.ends.get(partition, 0) >= end for partition, end in until.items())
+
+
+def _complete(lake: Lake, progress: Progress, until: Mapping[TopicPartition, int] | None) -> None:
+    """Mark the lake of a load with an end that has reached it."""
+    from kalda.pipeline.checkpoints import Checkpoint
+
+    reached = Checkpoint(lake.checkpoint).committed()
+    if until is not None and all(reached.get(partition, 0) >= end for partition, end in until.items()):
+        lake.write_settings((lake.settings() or {}) | {"complete": True})
+
+
+# -- bounds
+
+_TIME: Final = re.compile(r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?$")
+
+
+def parse_time_ms(text: str) -> int | None:
+    """A time in milliseconds, from ISO 8601 (UTC where it has no zone) or a number; None where it is neither."""
+    if text.isdigit():
+        return int(text)
+    if not _TIME.match(text):
+        return None
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict[str, str]:
+    """The source's options for the start. Raises `PipelineError`."""
+    if since in ("earliest", "latest"):
+        return {"startingOffsets": since}
+    if since.lstrip().startswith("{"):
+        return {"startingOffsets": _every_partition(since, topics, names)}
+    milliseconds = parse_time_ms(since)
+    if milliseconds is None:
+        raise PipelineError(
+            f"start {since!r}: earliest, latest, a time such as 2026-01-31T12:00 or offsets as JSON are possible"
+        )
+    return {"startingTimestamp": str(milliseconds), "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def _every_partition(text: str, topics: Topics, names: tuple[str, ...]) -> str:
+    """Offsets as JSON, with the earliest of each partition that they do not name."""
+    given = _offsets(text)
+    return json.dumps(to_json({one: given.get(one, int(OffsetSpec.EARLIEST)) for one in topics.partitions(names)}))
+
+
+def _offsets(text: str) -> dict[TopicPartition, int]:
+    try:
+        return from_json(json.loads(text))
+    except (ValueError, AttributeError, TypeError):
+        raise PipelineError(f'offsets {text!r}: JSON such as {{"topic": {{"0": 12}}}} is expected') from None
+
+
+def _until(topics: Topics, settings: LoadSettings) -> dict[TopicPartition, int] | None:
+    if settings.until is None:
+        return None
+    ends = topics.ends(settings.topics)
+    if settings.until.lstrip().startswith("{"):
+        given = _offsets(settings.until)
+        return {partition: min(given.get(partition, each.end), each.end) for partition, each in ends.items()}
+    milliseconds = parse_time_ms(settings.until)
+    if milliseconds is None:
+        raise PipelineError(f"end {settings.until!r}: a time such as 2026-01-31T12:00 or offsets as JSON are possible")
+    found = topics.offsets_at(list(ends), milliseconds)
+    return {partition: found[partition] if found[partition] >= 0 else each.end for partition, each in ends.items()}
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): int(offset)
+        for topic, partitions in offsets.items()
+        for partition, offset in partitions.items()
+    }
+
+
+def totals(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
+    """For each topic and table of a Parquet lake: partitions, offsets, rows, files and bytes."""
+    from pyspark.sql import functions as f
+
+    files = lake.files()
+    if not files:
+        return []
+    frame = spark.read.parquet(str(lake.path))
+    rows = frame.groupBy("topic", "table", "partition").agg(
+        f.count("*").alias("rows"), f.min("offset").alias("first"), f.max("offset").alias("last")
+    )
+    found = [row.asDict() for row in rows.orderBy("topic", "table", "partition").collect()]
+    for row in found:
+        mine = [each for each in files if f"/table={row['table']}/topic={row['topic']}/" in str(each.path)]
+        row["files"], row["bytes"] = len(mine), sum(each.size_bytes for each in mine)
+    return found

@@ -1,0 +1,179 @@
+"""A table or files into a topic, in order, resumable.
+
+The rows are spread over lanes, as many as the topic has partitions: a row's lane is its own partition, or is computed
+from its key. Each lane is written by one task, in order, with a transactional producer of its own. A transaction has
+some thousand rows and commits how many rows of the lane are written, as an offset of the replay's group. So a replay
+that is run again under the same name continues behind the last committed row of each lane: no row is lost or written
+twice, provided that the table has not changed.
+
+Within a lane rows are in the order of the columns that are given, by default partition and offset; equal ones in the
+order of a hash of key and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kalda.pipeline.session import PipelineError
+from kalda.pipeline.topics import Topics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+_SENT: Final = ("key", "value", "timestamp", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """Where rows go, and in which order."""
+
+    topic: str
+    name: str
+    """Of this replay: its group is `kalda-replay-NAME`."""
+    options: Mapping[str, str]
+    """Of the source: `kafka.bootstrap.servers` and the like."""
+    order_by: tuple[str, ...] = ("partition", "offset")
+    keeps_partitions: bool = True
+    """A row goes to the partition that it names; else to that of its key."""
+
+    @property
+    def group(self) -> str:
+        return f"kalda-replay-{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a run has written."""
+
+    written: int
+    skipped: int
+    """Rows that an earlier run had written."""
+
+
+def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
+    """Write the rows: columns value, and where there are any key, timestamp, headers, partition. Raises
+    `PipelineError`."""
+    from pyspark.sql import functions as f
+
+    missing = [name for name in ("value", *settings.order_by) if name not in rows.columns]
+    if missing:
+        raise PipelineError(f"the table has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
+    with Topics(settings.options) as topics:
+        count = len(topics.partitions([settings.topic]))
+    if settings.keeps_partitions:
+        if "partition" not in rows.columns:
+            raise PipelineError("the table has no column partition: let the keys choose the partitions")
+        largest = rows.agg(f.max("partition")).collect()[0][0]
+        if largest is not None and largest >= count:
+            raise PipelineError(
+                f"the table has rows of partition {largest}, and topic {settings.topic} has {count} partitions: add "
+                f"partitions, or let the keys choose"
+            )
+        lane = f.col("partition").cast("int")
+    else:
+        lane = f.expr(f"pmod(xxhash64(key), {count})").cast("int") if "key" in rows.columns else f.lit(0)
+    sent = [name for name in _SENT if name in rows.columns]
+    tie = f.xxhash64(*[name for name in ("key", "value") if name in rows.columns])
+    chosen = rows.select(*sent, *(f.col(name).alias(f"_by_{name}") for name in settings.order_by), lane.alias("_lane"))
+    order = [f"_by_{name}" for name in settings.order_by]
+    ordered = chosen.repartitionByRange(count, "_lane").sortWithinPartitions("_lane", *order, tie)
+    write = _writer(settings, _client_options(settings.options))
+    done = ordered.select(*sent, "_lane").mapInArrow(write, "lane int, written long, skipped long").collect()
+    return Replayed(sum(row["written"] for row in done), sum(row["skipped"] for row in done))
+
+
+def _client_options(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def _writer(
+    settings: ReplaySettings, config: Mapping[str, str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that a task runs over its rows."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        lane: _Lane | None = None
+        try:
+            for batch in batches:
+                for number, part in _by_lane(batch):
+                    if lane is None or lane.number != number:
+                        if lane is not None:
+                            yield lane.result(pa)
+                            lane.close()
+                        lane = _Lane(settings, config, number)
+                    lane.write(part)
+            if lane is not None:
+                yield lane.result(pa)
+        finally:
+            if lane is not None:
+                lane.close()
+
+    return write
+
+
+def _by_lane(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each lane in a batch that is sorted by lane."""
+    lanes: Sequence[int] = batch.column("_lane").to_pylist()
+    start = 0
+    while start < len(lanes):
+        end = start
+        while end < len(lanes) and lanes[end] == lanes[start]:
+            end += 1
+        yield lanes[start], batch.slice(start, end - start).drop_columns(["_lane"])
+        start = end
+
+
+class _Lane:
+    """One lane's producer, in a task."""
+
+    def __init__(self, settings: ReplaySettings, config: Mapping[str, str], number: int) -> None:
+        from kalda.client.producer import Producer
+
+        self.number = number
+        self._settings = settings
+        self._config = dict(config)
+        transactional_id = f"{settings.group}-{settings.topic}-{number}"
+        self._producer = Producer(self._config | {"transactional.id": transactional_id})
+        # Ends a transaction that a dead task has left, and fences a task that still runs. After that the offset stands.
+        self._producer.init_transactions()
+        self._done = self._committed()
+        self._skipped = self._written = 0
+
+    def _committed(self) -> int:
+        from kalda.base.ids import TopicPartition
+        from kalda.client.admin_client import Admin
+
+        partition = TopicPartition(self._settings.topic, self.number)
+        with Admin(self._config) as admin:
+            found = admin.list_group_offsets(self._settings.group, [partition])
+        committed = found.get(partition)
+        offset = getattr(committed, "offset", -1)
+        return max(0, offset)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write the rows that are not written yet, in one transaction."""
+        skip = min(rows.num_rows, self._done - self._skipped)
+        self._skipped += skip
+        rows = rows.slice(skip)
+        if not rows.num_rows:
+            return
+        topic = self._settings.topic
+        place: dict[str, Any] = {"partition": self.number} if self._settings.keeps_partitions else {}
+        with self._producer.transaction():
+            self._producer.send_batch(topic, rows, **place)
+            offset = self._done + self._written + rows.num_rows
+            self._producer.send_offsets_to_transaction({(topic, self.number): offset}, self._settings.group)
+        self._written += rows.num_rows
+
+    def result(self, pa: Any) -> pa.RecordBatch:
+        types = {"lane": pa.int32(), "written": pa.int64(), "skipped": pa.int64()}
+        row = {"lane": self.number, "written": self._written, "skipped": self._skipped}
+        return pa.RecordBatch.from_pylist([row], schema=pa.schema(list(types.items())))
+
+    def close(self) -> None:
+        self._producer.close()

@@ -1,0 +1,115 @@
+"""The Spark session of a command: `local[*]` unless spark-submit gave another master, with quiet output.
+
+A table format whose jars are not on the class path is resolved by Spark from Maven when the session is made; where
+that fails, the message names the jars.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGES: Final[dict[str, str]] = {
+    "delta": "io.delta:delta-spark_{scala}:4.0.0",
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_{scala}:1.10.0",
+    "avro": "org.apache.spark:spark-avro_{scala}:{spark}",
+    "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
+}
+"""Maven coordinates of what is not part of PySpark."""
+_SCALA: Final = "2.13"
+_EXTENSIONS: Final[dict[str, dict[str, str]]] = {
+    "delta": {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    },
+    "iceberg": {"spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"},
+}
+_SETTINGS: Final = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+_OF_QUERIES: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.fileSink.log.compactInterval": "1",  # see `lake`
+}
+
+
+class PipelineError(Exception):
+    """A pipeline cannot run; the message has the value and the remedy."""
+
+
+def packages_of(needs: Iterable[str]) -> list[str]:
+    """The Maven coordinates of these formats."""
+    import pyspark
+
+    return [PACKAGES[name].format(scala=_SCALA, spark=pyspark.__version__) for name in needs if name in PACKAGES]
+
+
+def make_session(
+    name: str, needs: Iterable[str] = (), settings: Mapping[str, str] | None = None, master: str | None = None
+) -> SparkSession:
+    """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. Raises `PipelineError`."""
+    if not shutil.which("java") and not os.environ.get("JAVA_HOME") and not os.environ.get("SPARK_REMOTE"):
+        raise PipelineError(
+            "Spark needs Java 17, and there is no java command: apt-get install openjdk-17-jre-headless, or set "
+            "JAVA_HOME"
+        )
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise PipelineError(f"pipelines run on PySpark ({error}): pip install 'kalda[spark]'") from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    chosen = dict(_SETTINGS)
+    if master is not None:
+        builder = builder.master(master)
+    elif "SPARK_REMOTE" not in os.environ:
+        builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    needed = [one for one in dict.fromkeys(needs) if one in PACKAGES]
+    if needed and "SPARK_JARS_PROVIDED" not in os.environ:
+        chosen["spark.jars.packages"] = ",".join(packages_of(needed))
+    for one in needed:
+        chosen |= _EXTENSIONS.get(one, {})
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        if not needed:
+            raise
+        raise PipelineError(
+            f"Spark could not be started with {', '.join(packages_of(needed))} from Maven: {first_line(error)}. Put "
+            f"these jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
+        ) from error
+    prepare(spark)
+    return spark
+
+
+def prepare(spark: SparkSession) -> None:
+    """Kalda's formats, and the settings of queries, for a session that was made elsewhere."""
+    from kalda.spark import register
+    from kalda.spark.segments import register_segments
+
+    register(spark)
+    register_segments(spark)
+    for name, value in _OF_QUERIES.items():
+        spark.conf.set(name, value)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of Spark says, without the Java stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("at ", "Caused by", "Traceback", "File "))]
+    return (said or lines or [type(error).__name__])[0][:500]

@@ -1,0 +1,173 @@
+"""The latest value of each key of a topic as a table, as a compacted log would have it.
+
+A record without a value deletes its key.
+
+    TABLE/v=N/*.parquet        one version of the table: partition, key, value, offset, timestamp, headers
+    TABLE/current              a link to the latest version
+    TABLE/_kalda/snapshot.json which version that is, and the offsets up to which it has the topic
+
+A run reads only the records since the last one and merges them into a new version, then one rename makes it the
+current one. The topic is read from its start instead where the difference would not be whole: the topic was made anew,
+records since the last run were deleted, or the last run is longer ago than the topic's delete.retention.ms, after which
+compaction removes the records that delete keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kalda.base.ids import TopicPartition
+from kalda.pipeline.lake import replace_text
+from kalda.pipeline.load import SOURCE, from_json, to_json
+from kalda.pipeline.session import PipelineError
+from kalda.pipeline.topics import Ends, Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DELETE_RETENTION_MS: Final = 24 * 60 * 60 * 1000
+"""Kafka's default of delete.retention.ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a run has made."""
+
+    version: int
+    keys: int
+    records: int
+    """Records that were read."""
+    without_key: int
+    """Of these, records that have no key: they are no part of the table."""
+    rebuilt: str | None
+    """Why the topic was read from its start; None where the last version was extended."""
+
+
+class SnapshotTable:
+    """One table. Its directory is made by the first run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._file = self.path / "_kalda" / "snapshot.json"
+
+    def state(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def version(self, number: int) -> Path:
+        return self.path / f"v={number}"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The current version. Raises `PipelineError` before the first run."""
+        state = self.state()
+        if state is None:
+            raise PipelineError(f"{self.path}: there is no snapshot yet")
+        return spark.read.parquet(str(self.version(state["version"])))
+
+    def commit(self, state: Mapping[str, Any]) -> None:
+        """Make a version the current one, and delete those before its predecessor."""
+        replace_text(self._file, json.dumps(state, indent=1, sort_keys=True) + "\n")
+        link = self.path / ".current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"v={state['version']}")
+        os.replace(link, self.path / "current")
+        for old in self.path.glob("v=*"):
+            if old.name[2:].isdigit() and int(old.name[2:]) < state["version"] - 1:
+                shutil.rmtree(old)
+
+
+def take_snapshot(
+    spark: SparkSession, table: SnapshotTable, topic: str, options: Mapping[str, str], now_ms: int | None = None
+) -> Snapshot:
+    """Bring the table up to the topic's end of now. Raises `PipelineError`."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    state = table.state()
+    if state is not None and state["topic"] != topic:
+        raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
+    with Topics(options) as topics:
+        topic_id, ends = topics.topic_id(topic), topics.ends([topic])
+        retention = topics.config(topic, "delete.retention.ms")
+    done = {} if state is None else from_json(state["offsets"])
+    reason = _reason(state, topic_id, ends, done, now_ms, int(retention or DELETE_RETENTION_MS))
+    upto = {partition: each.end for partition, each in ends.items()}
+    version = 0 if state is None else state["version"]
+    if reason is None and done == upto:
+        return Snapshot(version, state["keys"] if state else 0, 0, 0, None)
+    since = {one: each.start if reason is not None else done.get(one, each.start) for one, each in ends.items()}
+    records = (
+        spark.read.format(SOURCE)
+        .options(**options)
+        .option("subscribe", topic)
+        .option("includeHeaders", "true")
+        .option("kafka.isolation.level", "read_committed")
+        .option("startingOffsets", json.dumps(to_json(since)))
+        .option("endingOffsets", json.dumps(to_json(upto)))
+        .load()
+    )
+    counts = Observation()
+    records = records.observe(counts, f.count("*").alias("records"), f.count_if(f.col("key").isNull()).alias("without"))
+    rows = records.where("key IS NOT NULL").select(*_COLUMNS)
+    if reason is None:
+        rows = rows.unionByName(table.frame(spark).select(*_COLUMNS))
+    target = table.version(version + 1)
+    latest(rows).write.mode("overwrite").parquet(str(target))
+    counted = counts.get
+    keys = spark.read.parquet(str(target)).count()
+    table.commit(
+        {
+            "topic": topic,
+            "topic_id": topic_id,
+            "version": version + 1,
+            "offsets": to_json(upto),
+            "read_ms": now_ms,
+            "keys": keys,
+        }
+    )
+    return Snapshot(version + 1, keys, counted["records"], counted["without"], reason)
+
+
+_COLUMNS: Final = ("partition", "key", "value", "offset", "timestamp", "headers")
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """Of each partition and key the row with the largest offset, unless that has no value."""
+    from pyspark.sql import functions as f
+
+    kept = f.struct("value", "offset", "timestamp", "headers")
+    newest = rows.groupBy("partition", "key").agg(f.max_by(kept, "offset").alias("newest"))
+    return newest.select("partition", "key", "newest.*").where("value IS NOT NULL").select(*_COLUMNS)
+
+
+def _reason(
+    state: Mapping[str, Any] | None,
+    topic_id: str,
+    ends: Mapping[TopicPartition, Ends],
+    done: Mapping[TopicPartition, int],
+    now_ms: int,
+    retention_ms: int,
+) -> str | None:
+    """Why the table cannot be extended."""
+    if state is None:
+        return "it is the first run"
+    if state["topic_id"] != topic_id:
+        return "the topic was deleted and made again"
+    if now_ms - int(state["read_ms"]) > retention_ms:
+        return f"the last run is longer ago than delete.retention.ms ({retention_ms})"
+    for partition, each in ends.items():
+        offset = done.get(partition, each.start)
+        if not each.start <= offset <= each.end:
+            return f"{partition} has offsets {each.start} to {each.end}, the table has those before {offset}"
+    return None

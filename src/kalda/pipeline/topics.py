@@ -1,0 +1,82 @@
+"""Partitions of topics and their first and last offsets, from a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
+from kalda.client.admin.configs import Resource
+from kalda.client.admin_client import Admin
+from kalda.pipeline.session import PipelineError
+from kalda.protocol.messages.fetch import OffsetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """First offset of a partition, and the one after its last record that consumers get."""
+
+    start: int
+    end: int
+
+
+class Topics:
+    """Questions about topics of one cluster; a context manager that closes the connections."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """`options` of the source: those that begin with `kafka.` are the client's."""
+        config = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
+        names = ("bootstrap.servers", "client.id", "request.timeout.ms", "default.api.timeout.ms")
+        self._admin = Admin(
+            {
+                name: value
+                for name, value in config.items()
+                if name in names or name.startswith(("security.", "sasl.", "ssl."))
+            }
+        )
+
+    def __enter__(self) -> Topics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admin.close()
+
+    def partitions(self, topics: Collection[str]) -> list[TopicPartition]:
+        """All partitions of the topics. Raises `PipelineError` where there is no such topic."""
+        outcomes = self._admin.describe_topics(topics)
+        _refuse(outcomes.errors)
+        return [
+            TopicPartition(name, one.partition)
+            for name, topic in outcomes.succeeded.items()
+            for one in topic.partitions
+        ]
+
+    def ends(self, topics: Collection[str]) -> dict[TopicPartition, Ends]:
+        """The first offset and the end of each partition."""
+        partitions = self.partitions(topics)
+        first, last = (self.offsets_at(partitions, spec) for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST))
+        return {partition: Ends(first[partition], last[partition]) for partition in partitions}
+
+    def offsets_at(self, partitions: Collection[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        """In each partition the first record at or after a time, -1 where all are older; or one of `OffsetSpec`."""
+        outcomes = self._admin.list_offsets(dict.fromkeys(partitions, int(timestamp_ms)))
+        _refuse(outcomes.errors)
+        return {partition: found.offset for partition, found in outcomes.succeeded.items()}
+
+    def config(self, topic: str, name: str) -> str | None:
+        """One config of a topic; None where this user may not see it."""
+        resource = Resource(ConfigResourceType.TOPIC, topic)
+        entry = self._admin.describe_configs([resource]).succeeded.get(resource, {}).get(name)
+        return None if entry is None else entry.value
+
+    def topic_id(self, topic: str) -> str:
+        """The topic's id: another one where a topic was deleted and made again."""
+        return self._admin.describe_topics([topic]).value(topic).topic_id.hex()
+
+
+def _refuse(errors: Mapping[Any, ApiError]) -> None:
+    if errors:
+        raise PipelineError("; ".join(f"{item}: {error.message or error.code.name}" for item, error in errors.items()))

@@ -1,0 +1,146 @@
+"""Values of records as columns of a table, and a reason for each that cannot be one.
+
+Every record becomes a row. One whose value has the declared format has it in `value`; any other one has null there,
+its bytes in `raw`, and in `reason` what is wrong. A record without a value (a tombstone) is good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kalda.pipeline.session import PipelineError, first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf")
+INFER: Final = "infer"
+SAMPLE_RECORDS: Final = 10_000
+"""How many records of each partition a schema is inferred from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFormat:
+    """How values are read."""
+
+    name: str = "bytes"
+    schema: str | None = None
+    """json: columns as in `CREATE TABLE`; avro: the schema as JSON."""
+    message: str | None = None
+    """protobuf: the message's name."""
+    descriptor: str | None = None
+    """protobuf: the file that `protoc --descriptor_set_out` made."""
+
+    def __post_init__(self) -> None:
+        if self.name not in FORMATS:
+            raise PipelineError(f"value format {self.name}: {', '.join(FORMATS)} are possible")
+        if self.name in ("json", "avro") and not self.schema:
+            raise PipelineError(f"value format {self.name} needs a schema, or with json: {INFER}")
+        if self.name == "protobuf" and not (self.message and self.descriptor):
+            raise PipelineError("value format protobuf needs the name of the message and the file of descriptors")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Which of `session.PACKAGES` it needs."""
+        return (self.name,) if self.name in ("avro", "protobuf") else ()
+
+
+def schema_text(given: str | None) -> str | None:
+    """The schema itself, or what the file of that name has."""
+    if given is not None and given.strip().endswith((".ddl", ".avsc", ".sql", ".txt", ".json")):
+        path = Path(given.strip())
+        if not path.exists():
+            raise PipelineError(f"schema {given}: there is no such file")
+        return path.read_text(encoding="utf-8").strip()
+    return given
+
+
+def infer_schema(records: DataFrame) -> str:
+    """A JSON schema of the values, as columns of `CREATE TABLE`. Raises `PipelineError` where no value is an object."""
+    from pyspark.sql import functions as f
+
+    texts = records.where("value IS NOT NULL").select(f.expr("try_validate_utf8(CAST(value AS STRING))").alias("value"))
+    spark = records.sparkSession
+    found = spark.read.option("columnNameOfCorruptRecord", "_corrupt").json(texts.where("value IS NOT NULL"))
+    fields = [field for field in found.schema.fields if field.name != "_corrupt"]
+    if not fields:
+        raise PipelineError("no value of the topic is a JSON object: give the schema, or value format string or bytes")
+    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in fields)
+
+
+def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
+    """The frame with the column `value` of its format, `raw` and `reason`."""
+    from pyspark.sql import functions as f
+
+    value, wrong = _decoded(records.sparkSession, value_format)
+    bad = f.col("value").isNotNull() & wrong
+    reason = f.when(bad, f.lit(_REASONS[value_format.name]))
+    if value_format.name == "json":
+        reason = f.when(bad & ~_is_text(), f.lit(_REASONS["string"])).otherwise(reason)
+    return records.withColumns(
+        {
+            "reason": reason,
+            "raw": f.when(bad, f.col("value")),
+            "value": f.when(~bad, value) if value_format.name != "bytes" else f.col("value"),
+        }
+    )
+
+
+_REASONS: Final = {
+    "bytes": "",
+    "string": "the value is not UTF-8",
+    "json": "the value is not a JSON object of the schema",
+    "avro": "the value is not Avro of the schema",
+    "protobuf": "the value is not a message of this type",
+}
+
+
+def _is_text() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.expr("is_valid_utf8(CAST(value AS STRING))")
+
+
+def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, Any]:
+    """The decoded value, and whether it cannot be decoded."""
+    from pyspark.sql import functions as f
+
+    match value_format.name:
+        case "string":
+            return f.col("value").cast("string"), ~_is_text()
+        case "json":
+            from pyspark.sql.types import StructType
+
+            assert value_format.schema is not None
+            schema = f"{value_format.schema}, `_corrupt` string"
+            names = cast(StructType, StructType.fromDDL(value_format.schema)).names
+            parsed = f.from_json(f.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": "_corrupt"})
+            good = f.struct(*(parsed[name].alias(name) for name in names))
+            return good, parsed.isNull() | parsed["_corrupt"].isNotNull() | ~_is_text()
+        case "avro":
+            from pyspark.sql.avro.functions import from_avro
+
+            assert value_format.schema is not None
+            parsed = _of_jar(lambda: from_avro(f.col("value"), value_format.schema, {"mode": "PERMISSIVE"}), "avro")
+            return parsed, parsed.isNull()
+        case "protobuf":
+            from pyspark.sql.protobuf.functions import from_protobuf
+
+            message = str(value_format.message)
+            parsed = _of_jar(
+                lambda: from_protobuf(f.col("value"), message, value_format.descriptor, {"mode": "PERMISSIVE"}),
+                "protobuf",
+            )
+            return parsed, parsed.isNull()
+    return f.col("value"), f.lit(False)
+
+
+def _of_jar(make: Any, name: str) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        raise PipelineError(
+            f"value format {name} needs Spark's jar for it, which is not in this session: {first_line(error)}"
+        ) from error

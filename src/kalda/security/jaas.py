@@ -1,0 +1,148 @@
+"""Login lines, `sasl.jaas.config`, parsed as Kafka parses them.
+
+    org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="secret";
+
+A line names a login module, a control flag and options, and ends with a semicolon. There is no Java class to load here:
+each of Kafka's login modules is a mechanism of this package, and any other module is refused with its name, so that no
+line can have a class of its author's choice loaded (CVE-2023-25194, CVE-2025-27818).
+
+No error message contains the value of an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_PACKAGE = "org.apache.kafka.common.security."
+PLAIN_MODULE = _PACKAGE + "plain.PlainLoginModule"
+SCRAM_MODULE = _PACKAGE + "scram.ScramLoginModule"
+OAUTHBEARER_MODULE = _PACKAGE + "oauthbearer.OAuthBearerLoginModule"
+MODULES = (PLAIN_MODULE, SCRAM_MODULE, OAUTHBEARER_MODULE)
+_FLAGS = ("REQUIRED", "REQUISITE", "SUFFICIENT", "OPTIONAL")
+_SEPARATORS = "=;{}"
+
+
+class BadJaas(ValueError):
+    """A login line that cannot be used."""
+
+
+class JaasEntry(NamedTuple):
+    """One login module with its options."""
+
+    module: str
+    flag: str
+    options: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"JaasEntry({self.module}, {self.flag}, options {sorted(self.options)})"
+
+
+def module_of(mechanism: str) -> str | None:
+    """The login module of a mechanism; None for a mechanism that has none here."""
+    if mechanism == "PLAIN":
+        return PLAIN_MODULE
+    if mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        return SCRAM_MODULE
+    return OAUTHBEARER_MODULE if mechanism == "OAUTHBEARER" else None
+
+
+def parse_jaas(text: str, mechanism: str, key: str = "sasl.jaas.config") -> JaasEntry:
+    """The only entry of `text`, which must be of the mechanism's login module. Raises `BadJaas`."""
+    entries = parse_entries(text, key)
+    if len(entries) != 1:
+        raise BadJaas(f"JAAS config property {key} contains {len(entries)} login modules, should be 1 module")
+    entry = entries[0]
+    if entry.module not in MODULES:
+        raise BadJaas(f"{key}: the login module {entry.module} is not allowed; there are {', '.join(MODULES)}")
+    if entry.module != module_of(mechanism):
+        raise BadJaas(f"{key}: {entry.module} is not the login module of {mechanism}")
+    return entry
+
+
+def parse_entries(text: str, key: str = "sasl.jaas.config") -> list[JaasEntry]:
+    """All entries of `text`, in order. Raises `BadJaas`."""
+    if not text.strip():
+        raise BadJaas(f"{key}: Login module not specified in JAAS config")
+    tokens = list(_tokens(text, key))
+    entries: list[JaasEntry] = []
+    at = 0
+    while at < len(tokens):
+        module = tokens[at].text
+        if tokens[at].is_separator:
+            raise BadJaas(f"{key}: a login module is expected where there is {module!r}")
+        flag = tokens[at + 1] if at + 1 < len(tokens) else None
+        if flag is None or flag.text.upper() not in _FLAGS:
+            raise BadJaas(f"{key}: the control flag of {module} is missing or not one of {', '.join(_FLAGS).lower()}")
+        at += 2
+        options: dict[str, str] = {}
+        while True:
+            if at >= len(tokens):
+                raise BadJaas(f"{key}: JAAS config entry of {module} not terminated by semi-colon")
+            if tokens[at].is_separator and tokens[at].text == ";":
+                at += 1
+                break
+            name = tokens[at]
+            has_value = at + 2 < len(tokens) and tokens[at + 1].is_separator and tokens[at + 1].text == "="
+            if name.is_separator or not has_value or tokens[at + 2].is_separator:
+                raise BadJaas(f"{key}: Value not specified for a key of {module} in JAAS config")
+            options[name.text] = tokens[at + 2].text
+            at += 3
+        entries.append(JaasEntry(module, flag.text.upper(), options))
+    return entries
+
+
+class _Token(NamedTuple):
+    text: str
+    is_separator: bool
+
+
+def _tokens(text: str, key: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text):
+        character = text[at]
+        if character.isspace():
+            at += 1
+        elif text.startswith("//", at) or character == "#":
+            end = text.find("\n", at)
+            at = len(text) if end < 0 else end
+        elif text.startswith("/*", at):
+            end = text.find("*/", at)
+            at = len(text) if end < 0 else end + 2
+        elif character in _SEPARATORS:
+            yield _Token(character, True)
+            at += 1
+        elif character in "\"'":
+            value, at = _quoted(text, at, key)
+            yield _Token(value, False)
+        else:
+            start = at
+            while at < len(text) and not text[at].isspace() and text[at] not in _SEPARATORS + "\"'":
+                at += 1
+            yield _Token(text[start:at], False)
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\x07", "v": "\x0b"}
+
+
+def _quoted(text: str, at: int, key: str) -> tuple[str, int]:
+    """The value of a quoted text and the index behind it."""
+    quote, found = text[at], []
+    at += 1
+    while at < len(text) and text[at] != quote:
+        if text[at] == "\\" and at + 1 < len(text):
+            at += 1
+            digits = 0
+            while digits < 3 and at + digits < len(text) and text[at + digits] in "01234567":
+                digits += 1
+            if digits:
+                found.append(chr(int(text[at : at + digits], 8) & 0xFF))
+                at += digits
+                continue
+            found.append(_ESCAPES.get(text[at], text[at]))
+        else:
+            found.append(text[at])
+        at += 1
+    if at >= len(text):
+        raise BadJaas(f"{key}: a quoted value has no end")
+    return "".join(found), at + 1

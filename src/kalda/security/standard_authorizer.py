@@ -1,0 +1,314 @@
+"""Kafka's StandardAuthorizer: allow or deny by the access control entries of the metadata.
+
+The rules, in order: a principal of `super.users` may do everything. Otherwise an entry that denies the operation
+decides, whatever others allow. Otherwise an entry that allows it decides. Otherwise the operation is denied where any
+entry applies to the resource, also one for another principal, and else as `allow.everyone.if.no.acl.found` says.
+
+An entry that allows READ, WRITE, DELETE or ALTER also allows DESCRIBE, and one that allows ALTER_CONFIGS also allows
+DESCRIBE_CONFIGS. An entry that denies implies nothing. A host of an entry is `*` or one address.
+
+Decisions are kept by principal, host, operation and resource, until an entry changes. Invariant: no decision that is
+kept was made without an entry of the newest image. Their number is bounded: requests may name resources that do not
+exist.
+
+Each decision is a line of the logger `kafka.authorizer.logger`: at INFO where a request is denied, at DEBUG where it is
+allowed. A decision that only filters what a response lists is not logged.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.printable import printable
+from kalda.metadata.acl_filters import PATTERN_LITERAL, PATTERN_PREFIXED, PERMISSION_ALLOW, PERMISSION_DENY, WILDCARD
+from kalda.metadata.acls import StandardAcl
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.security.acl_index import AclIndex, IndexedAcl, in_order
+
+log = logging.getLogger("kalda.security")
+audit = logging.getLogger("kafka.authorizer.logger")
+"""Kafka's name, so that a configuration of logs written for Kafka applies."""
+
+_MAX_KEPT = 10_000
+"""Decisions in one of the two tables that hold them."""
+_IMPLIES: Mapping[int, frozenset[int]] = {
+    AclOperation.DESCRIBE: frozenset(
+        (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)
+    ),
+    AclOperation.DESCRIBE_CONFIGS: frozenset((AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS)),
+}
+"""The operations of entries that allow an operation, where these are several."""
+_PATTERNS = {PATTERN_LITERAL: "LITERAL", PATTERN_PREFIXED: "PREFIXED"}
+_PERMISSIONS = {PERMISSION_DENY: "DENY", PERMISSION_ALLOW: "ALLOW"}
+_OPERATIONS = {each.value: each.name for each in AclOperation}
+_TYPES = {each.value: each.name for each in AclResourceType}
+_TYPE_NAMES = {
+    AclResourceType.TOPIC: "Topic",
+    AclResourceType.GROUP: "Group",
+    AclResourceType.CLUSTER: "Cluster",
+    AclResourceType.TRANSACTIONAL_ID: "TransactionalId",
+    AclResourceType.DELEGATION_TOKEN: "DelegationToken",
+    AclResourceType.USER: "User",
+}
+
+
+class Rule(Enum):
+    """Why a decision was made."""
+
+    SUPER_USER = "SuperUser"
+    ENTRY = "MatchingAcl"
+    DEFAULT_ALLOW = "DefaultAllow"
+    DEFAULT_DENY = "DefaultDeny"
+
+
+class Decision(NamedTuple):
+    """Whether an operation is allowed, and why."""
+
+    is_allowed: bool
+    rule: Rule
+    acl: IndexedAcl | None = None
+    """For `Rule.ENTRY`."""
+
+
+_SUPER_USER = Decision(True, Rule.SUPER_USER)
+_DENIED = Decision(False, Rule.DEFAULT_DENY)
+_ALLOWED = Decision(True, Rule.DEFAULT_ALLOW)
+_Key = tuple[str, str, int, int, str]
+
+
+class Examined(NamedTuple):
+    """An entry that a decision has read, and what it says of the request."""
+
+    entry: IndexedAcl
+    skipped: str | None
+    """Why it does not apply; None where it does."""
+
+
+class StandardAuthorizer:
+    """An `Authorizer` (`kalda.protocol.caller`)."""
+
+    def __init__(self, super_users: Iterable[str] = (), *, allow_without_entries: bool = False) -> None:
+        """`super_users` in text form, `User:alice`. `allow_without_entries`: whether everyone may use a resource that
+        no entry applies to."""
+        self.super_users = frozenset(super_users)
+        self._allow_without_entries = allow_without_entries
+        self._default = _ALLOWED if allow_without_entries else _DENIED
+        self.index = AclIndex()
+        self.is_loaded = False
+        """Whether the entries are known. Before, only super users are served."""
+        self._version = 0
+        self.offset = -1
+        """Of the newest image that `load` or `apply` was called with."""
+        self._kept: dict[_Key, Decision] = {}
+        self._kept_before: dict[_Key, Decision] = {}
+        """What `_kept` held when it was full. A decision that is found here is kept again."""
+
+    # -- entries
+
+    def apply(self, changes: Mapping[Uuid, StandardAcl | None], offset: int) -> None:
+        """Take over the changes of an image; None stands for an entry that was removed."""
+        self.offset = offset
+        self.is_loaded = True
+        if changes:
+            self.index.apply(changes, offset)
+            self._version += 1
+            self._kept = {}
+            self._kept_before = {}
+
+    # -- decisions
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of entries: what was allowed at one version may be denied at the next. Negative while
+        every decision is to be logged."""
+        return -1 if audit.isEnabledFor(logging.DEBUG) else self._version
+
+    def allows(
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+    ) -> bool:
+        """Whether `caller` may do `operation` on that resource."""
+        decision = self._kept.get((caller.principal, caller.client_host, operation, resource, name))
+        if decision is None:
+            decision = self.decide(caller.principal, caller.client_host, operation, resource, name)
+        if decision.is_allowed:
+            if audit.isEnabledFor(logging.DEBUG):
+                audit.debug("%s", _audit_line(caller, operation, resource, name, decision))
+            return True
+        if logs_denial and audit.isEnabledFor(logging.INFO):
+            audit.info("%s", _audit_line(caller, operation, resource, name, decision))
+        return False
+
+    def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:
+        """Whether `caller` may do `operation` on at least one resource of that type, existing or not (KIP-679)."""
+        if self.decide(caller.principal, caller.client_host, operation, resource, "hardcode").is_allowed:
+            return True
+        key = (caller.principal, caller.client_host, -operation, resource, "")
+        decision = self._kept.get(key)
+        if decision is None:
+            allows = self._allows_on_any(caller.principal, address_text(caller.client_host), operation, resource)
+            decision = _ALLOWED if allows else _DENIED
+            self._keep(key, decision)
+        return decision.is_allowed
+
+    def operations(
+        self, caller: Caller, resource: AclResourceType, name: str, operations: Sequence[AclOperation]
+    ) -> int:
+        """The bits of those of `operations` that `caller` may do on that resource (KIP-430). Logs nothing."""
+        principal, host = caller.principal, caller.client_host
+        return AclOperation.bits(
+            *(each for each in operations if self.decide(principal, host, each, resource, name).is_allowed)
+        )
+
+    def decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> Decision:
+        """The decision about a principal at an address; logs nothing. Raises `ApiError` while the entries are not
+        known."""
+        key = (principal, host, operation, resource, name)
+        decision = self._kept.get(key)
+        if decision is not None:
+            return decision
+        decision = self._kept_before.get(key)
+        if decision is None:
+            if principal in self.super_users:
+                decision = _SUPER_USER
+            elif not self.is_loaded:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_SERVER_ERROR,
+                    "The authorizer is not ready: this node has not loaded the access control entries yet.",
+                )
+            else:
+                decision = self._decide(principal, address_text(host), operation, resource, name)
+        self._keep(key, decision)
+        return decision
+
+    def _keep(self, key: _Key, decision: Decision) -> None:
+        if len(self._kept) >= _MAX_KEPT:
+            self._kept_before = self._kept
+            self._kept = {}
+        self._kept[key] = decision
+
+    def _decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> Decision:
+        allowed: IndexedAcl | None = None
+        patterns = self.index.patterns(resource, name)
+        for _, _, pattern in patterns:
+            for entry in in_order(pattern, principal):
+                if _mismatch(entry.acl, host, operation) is None:
+                    if entry.acl.permission_type != PERMISSION_ALLOW:
+                        return Decision(False, Rule.ENTRY, entry)
+                    allowed = entry
+        if allowed is not None:
+            return Decision(True, Rule.ENTRY, allowed)
+        return _DENIED if patterns else self._default
+
+    def _allows_on_any(self, principal: str, host: str, operation: int, resource: int) -> bool:
+        """Whether an entry allows the operation on some resource on which no entry denies it."""
+        literal: dict[str, None] = {}
+        prefixed: dict[str, None] = {}
+        denied_literal: set[str] = set()
+        denied_prefixed: set[str] = set()
+        is_allowed_on_all = False
+        for acl in self.index.of_principals(resource, principal):
+            if acl.host not in (WILDCARD, host) or acl.operation not in (operation, AclOperation.ALL):
+                continue
+            is_prefix = acl.pattern_type == PATTERN_PREFIXED
+            if acl.permission_type == PERMISSION_DENY:
+                if not is_prefix and acl.resource_name == WILDCARD:
+                    return False
+                (denied_prefixed if is_prefix else denied_literal).add(acl.resource_name)
+            elif not is_prefix and acl.resource_name == WILDCARD:
+                is_allowed_on_all = True
+            else:
+                (prefixed if is_prefix else literal)[acl.resource_name] = None
+        if is_allowed_on_all:
+            return True
+        for denied in denied_literal:
+            literal.pop(denied, None)
+        sizes = sorted({len(each) for each in denied_prefixed})
+        return any(
+            not any(name[:size] in denied_prefixed for size in sizes if size <= len(name))
+            for name in (*literal, *prefixed)
+        )
+
+    # -- explanations
+
+    def examined(
+        self, principal: str, host: str, operation: int, resource: int, name: str
+    ) -> Iterator[tuple[str, int, int, list[Examined]]]:
+        """Each pattern that applies to a resource, in the order of `decide`: its name, its type, how many entries it
+        has, and those of them that concern the principal."""
+        address = address_text(host)
+        for pattern_name, pattern_type, pattern in self.index.patterns(resource, name):
+            entries = [
+                Examined(entry, _mismatch(entry.acl, address, operation)) for entry in in_order(pattern, principal)
+            ]
+            yield pattern_name, pattern_type, sum(map(len, pattern.values())), entries
+
+
+def _mismatch(acl: StandardAcl, host: str, operation: int) -> str | None:
+    """Why an entry for the caller's principal does not apply to an operation; None where it does."""
+    if acl.host not in (WILDCARD, host):
+        return "another host"
+    if acl.operation in (AclOperation.ALL, operation):
+        return None
+    if acl.permission_type == PERMISSION_ALLOW and acl.operation in _IMPLIES.get(operation, ()):
+        return None
+    return "another operation"
+
+
+def address_text(host: str) -> str:
+    """An address as Java writes it, and so as entries have it: that of IPv6 with all eight numbers, an IPv4 address in
+    IPv6 as IPv4."""
+    if ":" not in host:
+        return host
+    address, percent, zone = host.partition("%")
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return host
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return ":".join(f"{int(part, 16):x}" for part in parsed.exploded.split(":")) + percent + zone
+
+
+def acl_text(acl: StandardAcl) -> str:
+    """As Kafka's logs have it."""
+    return (
+        f"StandardAcl[resourceType={_TYPES.get(acl.resource_type, 'UNKNOWN')}, "
+        f"resourceName={printable(acl.resource_name)}, patternType={_PATTERNS.get(acl.pattern_type, 'UNKNOWN')}, "
+        f"principal={printable(acl.principal)}, host={printable(acl.host)}, "
+        f"operation={_OPERATIONS.get(acl.operation, 'UNKNOWN')}, "
+        f"permissionType={_PERMISSIONS.get(acl.permission_type, 'UNKNOWN')}]"
+    )
+
+
+def _audit_line(
+    caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, decision: Decision
+) -> str:
+    """Kafka's text: tools that read audit logs take it apart."""
+    rule = decision.rule.value if decision.acl is None else f"MatchingAcl(acl={acl_text(decision.acl.acl)})"
+    return (
+        f"Principal = {printable(caller.principal)} is {'Allowed' if decision.is_allowed else 'Denied'} "
+        f"operation = {operation.name} from host = {address_text(caller.client_host)} "
+        f"on resource = {_TYPE_NAMES[resource]}:LITERAL:{printable(name)} for request = {caller.request_name} "
+        f"with resourceRefCount = 1 based on rule {rule}"
+    )
+
+
+def parse_super_users(text: str) -> list[str]:
+    """The principals of `super.users`, separated by semicolons. Raises `ValueError`."""
+    principals = [each.strip() for each in text.split(";")]
+    for each in principals:
+        if each and ":" not in each:
+            raise ValueError(f"super.users: {each!r} is not TYPE:NAME, as in User:alice")
+    return [each for each in principals if each]

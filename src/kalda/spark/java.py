@@ -1,0 +1,64 @@
+"""The Java that Spark needs: found before a session is made, so that its absence is one clear sentence.
+
+Without Java, PySpark reports that its gateway process has exited.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OLDEST: Final = 17
+_ADVICE: Final = (
+    "Spark runs on Java 17 or 21. Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf "
+    "install java-21-openjdk-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one that is there"
+)
+
+
+def java_advice() -> str | None:
+    """What to do where there is no Java that Spark can use; else None."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if program is None:
+        return f"there is no java on the PATH, and JAVA_HOME is not set. {_ADVICE}"
+    if not os.access(program, os.X_OK):
+        return f"JAVA_HOME is {home}, which has no bin/java. {_ADVICE}"
+    done = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if done.returncode or found is None:
+        return f"{program} -version fails: {(done.stderr or done.stdout).strip()[:200]}. {_ADVICE}"
+    if int(found[1]) < _OLDEST:
+        return f"{program} is Java {found[1]}. {_ADVICE}"
+    return None
+
+
+def new_session(app_name: str, master: str | None, settings: Mapping[str, object]) -> SparkSession:
+    """See `kalda.spark.session`."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise RuntimeError(f"Spark is not installed ({error}): pip install 'kalda[spark]'") from error
+    from kalda.spark.source import register_in
+
+    advice = java_advice()
+    if advice is not None:
+        raise RuntimeError(advice)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        builder = builder.config(name.replace("_", ".") if name.startswith("spark_") else name, text)
+    spark: SparkSession = builder.getOrCreate()
+    register_in(spark)
+    return spark

@@ -1,0 +1,190 @@
+"""The batches of a piece of a segment: runs of good ones, and the damage between them.
+
+A batch is good where its header has a possible size, its base offset is not below the end of the one before it, and its
+CRC is right. Behind a damaged batch reading continues at the next batch: the one behind it where its length leads to a
+good header, else the first position at which a whole batch with a right CRC begins. So a damaged batch never hides the
+good ones behind it, and every byte of a file is in a good batch or in a `Damage`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kalda.base.errors import CorruptRecord
+from kalda.records.batch import HEADER_SIZE, MAGIC, MAGIC_POSITION, BatchHeader, check_crc, read_header
+from kalda.spark.segment_files import Piece
+
+CHUNK_BYTES = 8 * 1024 * 1024
+MAX_BATCH_BYTES = 1 << 30
+"""A longer one is damage: brokers accept a megabyte by default, and no client makes more than this."""
+_SECTOR_BYTES = 4096
+_MAGIC = bytes((MAGIC,))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whole good batches, one behind the other."""
+
+    position: int
+    """In the file."""
+    buffer: memoryview
+    headers: list[BatchHeader]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are no good batch."""
+
+    position: int
+    size_bytes: int
+    offset: int
+    """The first offset that the bytes may have held."""
+    reason: str
+
+
+def read_piece(piece: Piece, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | Damage]:
+    """The batches that begin within the piece. Raises `OSError` only where the file cannot be opened: bytes that the
+    disk cannot read are `Damage`."""
+    with open(piece.path, "rb") as file:
+        walk = _Walk(file.fileno(), piece)
+        while walk.position < walk.end:
+            yield from walk.chunk(chunk_bytes)
+
+
+class _Walk:
+    def __init__(self, fd: int, piece: Piece) -> None:
+        self.fd = fd
+        self.position = piece.start
+        self.size = os.fstat(fd).st_size
+        self.end = min(piece.end, self.size)
+        """Batches that begin here or later belong to the next piece."""
+        self.next_offset = piece.base_offset
+
+    def chunk(self, chunk_bytes: int) -> Iterator[Run | Damage]:
+        """The batches of the next chunk of the file, at least one, or one damage."""
+        data = self._read(self.position, min(chunk_bytes, self.size - self.position))
+        if data is None:
+            yield self._unreadable(chunk_bytes)
+            return
+        at = 0
+        headers: list[BatchHeader] = []
+        problem = ""
+        while self.position + at < self.end:
+            if len(data) - at < HEADER_SIZE:
+                problem = "the file ends within a batch's header"
+                break
+            try:
+                header = read_header(data, at)
+                if at + header.size_bytes > len(data):
+                    problem = "the file ends within the batch"
+                    break
+                check_crc(data, at, header)
+            except CorruptRecord as error:
+                problem = _in_file(error.message, at, self.position)
+                break
+            if header.base_offset < self.next_offset or header.last_offset_delta < 0:
+                problem = f"the batch has offset {header.base_offset}, offset {self.next_offset} or later is expected"
+                break
+            headers.append(header)
+            self.next_offset = header.next_offset
+            at += header.size_bytes
+        if headers:
+            yield Run(self.position, memoryview(data)[:at], headers)
+            self.position += at
+        elif problem:
+            yield from self._pass_over(problem, data)
+
+    def _read(self, position: int, size: int) -> bytes | None:
+        """The bytes, fewer at the end of the file and before bytes that the disk cannot read; None where it cannot read
+        the first one."""
+        try:
+            return os.pread(self.fd, size, position)
+        except OSError:
+            parts: list[bytes] = []
+            while size > 0:
+                step = min(size, _SECTOR_BYTES - position % _SECTOR_BYTES)
+                try:
+                    parts.append(os.pread(self.fd, step, position))
+                except OSError:
+                    break
+                position, size = position + step, size - step
+            return b"".join(parts) or None
+
+    def _unreadable(self, size: int) -> Damage:
+        """Bytes that the disk cannot read, from the position on, up to those that it can read again."""
+        start = at = self.position
+        end = start + min(size, self.size - start)
+        while at < end and self._read(at, 1) is None:
+            at += _SECTOR_BYTES - at % _SECTOR_BYTES
+        self.position = min(at, self.size)
+        return self._damage(start, "the disk cannot read these bytes")
+
+    def _damage(self, start: int, reason: str) -> Damage:
+        return Damage(start, self.position - start, self.next_offset, reason)
+
+    def _pass_over(self, problem: str, data: bytes) -> Iterator[Run | Damage]:
+        """At a position where no good batch begins within `data`: a batch that is longer than `data`, or damage."""
+        start = self.position
+        try:
+            header: BatchHeader | None = read_header(data)
+        except CorruptRecord:
+            header = None
+        if header is not None and header.size_bytes > len(data) and start + header.size_bytes <= self.size:
+            whole = self._read(start, header.size_bytes) if header.size_bytes <= MAX_BATCH_BYTES else None
+            problem = "the batch cannot be read whole"
+            if whole is not None and len(whole) == header.size_bytes:
+                try:
+                    check_crc(whole, 0, header)
+                    if header.base_offset >= self.next_offset and header.last_offset_delta >= 0:
+                        self.next_offset, self.position = header.next_offset, start + header.size_bytes
+                        yield Run(start, memoryview(whole), [header])
+                        return
+                    problem = f"the batch has offset {header.base_offset}, {self.next_offset} or later is expected"
+                except CorruptRecord as error:
+                    problem = _in_file(error.message, 0, start)
+        self.position = self._next_batch(start + 1, start + header.size_bytes if header is not None else None)
+        yield self._damage(start, problem if data.strip(b"\0") or self.position < self.end else "zeros: never written")
+
+    def _next_batch(self, start: int, likely: int | None) -> int:
+        """The first position from `start` on at which a good batch begins; the end where there is none."""
+        if likely is not None and likely < self.end and self._is_good(likely):
+            return likely
+        position = start
+        while position < self.end:
+            data = self._read(position, min(CHUNK_BYTES, self.size - position))
+            if data is None:
+                position += _SECTOR_BYTES - position % _SECTOR_BYTES
+                continue
+            at = data.find(_MAGIC, MAGIC_POSITION)
+            while at >= 0 and position + at - MAGIC_POSITION < self.end:
+                if self._is_possible(data, at - MAGIC_POSITION) and self._is_good(position + at - MAGIC_POSITION):
+                    return position + at - MAGIC_POSITION
+                at = data.find(_MAGIC, at + 1)
+            if position + len(data) >= self.size:
+                break
+            position += len(data) - MAGIC_POSITION
+        return self.end
+
+    def _is_possible(self, data: bytes, at: int) -> bool:
+        """Whether offset and length at this place may be those of the next batch."""
+        offset = int.from_bytes(data[at : at + 8], "big", signed=True)
+        length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
+        return self.next_offset <= offset < self.next_offset + 2**31 and HEADER_SIZE - 12 <= length < MAX_BATCH_BYTES
+
+    def _is_good(self, position: int) -> bool:
+        head = self._read(position, HEADER_SIZE)
+        try:
+            header = read_header(head or b"")
+            if header.base_offset < self.next_offset or position + header.size_bytes > self.size:
+                return False
+            check_crc(self._read(position, header.size_bytes) or b"", 0, header)
+        except CorruptRecord:
+            return False
+        return True
+
+
+def _in_file(message: str, at: int, start: int) -> str:
+    """The message with the position in the file, where it has that in a buffer."""
+    return message.replace(f"at position {at}", f"at position {start + at}")

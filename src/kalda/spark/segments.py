@@ -1,0 +1,283 @@
+"""`spark.read.format("kalda-segments")`: the files of log directories as rows, without a node.
+
+    spark.read.format("kalda-segments").load("/var/lib/kalda")
+
+Options: `path` (or `load`'s argument; several with commas between), `view`, `topics`, `isolationLevel`, `mode`,
+`includeHeaders`, `replicas`, `includeDeletedRecords`, `maxSplitBytes`; see `read_segment_options`. Directories of Kalda
+and of Apache Kafka are the same. The columns of records are those of the source `kalda`, and `corrupt`; a schema may
+name more (`EXTRA_TYPES`) or fewer.
+
+Conditions of a query do not reduce what is read: PySpark keeps the reader that a condition has narrowed for later
+queries of the same frame that have none. The option `topics` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
+
+from kalda.base.ids import TopicPartition
+from kalda.spark.filters import Narrowing
+from kalda.spark.options import OptionError
+from kalda.spark.segment_files import Piece, find_replicas, plan_tasks
+from kalda.spark.source import ALL_COLUMNS, COLUMNS, one_sentence
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from kalda.spark.segment_batches import Damage
+    from kalda.spark.segment_isolation import Isolation
+
+RECORDS: Final = "records"
+VIEW_NAMES: Final = (
+    RECORDS, "batches", "control", "offsets", "groups", "transactions", "metadata", "producers", "aborted",
+)  # fmt: skip
+MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_CORRUPT: Final = StructField("corrupt", StringType())
+EXTRAS: Final = StructType(
+    [
+        _CORRUPT,
+        StructField("logDir", StringType()),
+        StructField("segment", StringType()),
+        StructField("position", LongType()),
+        StructField("producerId", LongType()),
+        StructField("producerEpoch", IntegerType()),
+        StructField("baseSequence", IntegerType()),
+        StructField("leaderEpoch", IntegerType()),
+        StructField("transactional", BooleanType()),
+        StructField("compression", StringType()),
+    ]
+)
+MAX_SPLIT_BYTES: Final = 128 * 1024 * 1024
+_ROWS: Final = 10_000
+_OPTIONS: Final = (
+    "path", "paths", "view", "topics", "isolationLevel", "mode", "includeHeaders", "replicas",
+    "includeDeletedRecords", "maxSplitBytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOptions:
+    paths: tuple[str, ...]
+    view: str = RECORDS
+    topics: frozenset[str] | None = None
+    read_committed: bool = False
+    """Leave out aborted transactions, and what begins at or after the first open one."""
+    mode: str = MODES[0]
+    """What damage becomes: a row, nothing, or a failure of the query."""
+    include_headers: bool = False
+    all_replicas: bool = False
+    """Each replica of a partition that several of the directories have, instead of the longest one."""
+    deleted_records: bool = False
+    """Also records before the log start offset, which a client has deleted, as long as the files have them."""
+    max_split_bytes: int = MAX_SPLIT_BYTES
+
+
+def read_segment_options(given: Mapping[str, str]) -> SegmentOptions:
+    """Parse the options; upper and lower case of names are equal. Raises `OptionError`."""
+    values = {name.lower(): value for name, value in given.items()}
+    known = {name.lower(): name for name in _OPTIONS}
+    for name, value in values.items():
+        if name not in known:
+            raise OptionError(name, value, f"there is no such option; there are {', '.join(_OPTIONS)}")
+
+    def choice(name: str, choices: Sequence[str]) -> str:
+        text = values.get(name.lower(), choices[0])
+        found = next((one for one in choices if one.lower() == text.strip().lower()), None)
+        if found is None:
+            raise OptionError(name, text, f"{', '.join(choices)} are possible")
+        return found
+
+    text = values.get("maxsplitbytes", str(MAX_SPLIT_BYTES))
+    if not text.strip().isdigit() or int(text) < 1:
+        raise OptionError("maxSplitBytes", text, "a whole number from 1 is expected")
+    topics = [name.strip() for name in values.get("topics", "").split(",") if name.strip()]
+    return SegmentOptions(
+        paths=_paths(values),
+        view=choice("view", VIEW_NAMES),
+        topics=frozenset(topics) if topics else None,
+        read_committed=choice("isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
+        mode=choice("mode", MODES),
+        include_headers=choice("includeHeaders", ("false", "true")) == "true",
+        all_replicas=choice("replicas", ("longest", "all")) == "all",
+        deleted_records=choice("includeDeletedRecords", ("false", "true")) == "true",
+        max_split_bytes=int(text),
+    )
+
+
+def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
+    several = json.loads(values["paths"]) if "paths" in values else []
+    paths = [*several, *values.get("path", "").split(",")]
+    found = tuple(path.strip().removeprefix("file://").removeprefix("file:") for path in paths if path.strip())
+    if not found:
+        raise OptionError("path", values.get("path"), "a log directory is expected, or several with commas between")
+    return found
+
+
+def register_segments(spark: SparkSession) -> None:
+    """Register the format in this session."""
+    spark.dataSource.register(SegmentSource)
+
+
+class SegmentSource(DataSource):
+    """Files of log directories as a table."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kalda-segments"
+
+    def schema(self) -> StructType:
+        with one_sentence():
+            options = read_segment_options(self.options)
+            if options.view == RECORDS:
+                return StructType([*(ALL_COLUMNS if options.include_headers else COLUMNS).fields, _CORRUPT])
+            from kalda.spark.segment_views import VIEWS
+
+            return VIEWS[options.view].schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with one_sentence():
+            options = read_segment_options(self.options)
+            return SegmentReader(options, _check_schema(options, schema))
+
+
+def _check_schema(options: SegmentOptions, schema: StructType) -> StructType:
+    if options.view == RECORDS:
+        known = StructType([*ALL_COLUMNS.fields, *EXTRAS.fields])
+    else:
+        from kalda.spark.segment_views import VIEWS
+
+        known = VIEWS[options.view].schema
+    for one in schema:
+        if one.name not in known.names:
+            raise ValueError(
+                f"schema: view {options.view} has no column {one.name}; there are {', '.join(known.names)}"
+            )
+        if known[one.name].dataType != one.dataType:
+            raise ValueError(f"schema: column {one.name} is {known[one.name].dataType.simpleString()}; cast it later")
+    return schema
+
+
+class SegmentReader(DataSourceReader):
+    """`partitions` plans, once in one process; `read` is called in the tasks."""
+
+    def __init__(self, options: SegmentOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = schema
+        self.narrowing = Narrowing(topics=options.topics)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with one_sentence():
+            options = self.options
+            narrowing = self.narrowing
+            if options.view != RECORDS:
+                from kalda.spark.segment_views import VIEWS
+
+                view = VIEWS[options.view]
+                if view.topic is not None:
+                    narrowing = Narrowing(topics=frozenset((view.topic,)))
+            replicas = find_replicas(
+                options.paths,
+                narrowing,
+                all_replicas=options.all_replicas,
+                deleted_records=options.deleted_records or options.view != RECORDS,
+            )
+            if options.view != RECORDS and view.suffix != ".log":
+                directories = [(one.partition, one.log_dir, one.path) for one in replicas]
+                return [InputPartition(tuple(map(tuple, _files(directories, view.suffix))))]
+            tasks = plan_tasks(replicas, narrowing, options.max_split_bytes)
+            if options.view == "metadata":
+                directories = [(one.partition, one.log_dir, one.path) for one in replicas]
+                tasks += [[snapshot] for snapshot in _files(directories, ".checkpoint")]
+            return [InputPartition(tuple(map(tuple, pieces))) for pieces in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        pieces = [Piece(*piece) for piece in partition.value or ()]
+        kept = _Kept(self.options.read_committed)
+        yield from self._records(pieces, kept) if self.options.view == RECORDS else self._rows(pieces, kept)
+
+    def _records(self, pieces: list[Piece], kept: _Kept) -> Iterator[pa.RecordBatch]:
+        from kalda.spark.segment_batches import Damage, read_piece
+        from kalda.spark.segment_columns import RecordColumns
+
+        columns = RecordColumns([(one.name, one.nullable) for one in self.columns])
+        for piece in pieces:
+            first = piece.log_start_offset
+            keeps = kept.of(piece)
+            keep = keeps.keeps if keeps is not None else None
+            for found in read_piece(piece):
+                for batch in (found,) if isinstance(found, Damage) else columns.of(found, piece, first, None, keep):
+                    if not isinstance(batch, Damage):
+                        yield batch
+                    elif batch.offset >= first and self._reports(batch, piece):
+                        yield columns.damage(batch, piece)
+
+    def _reports(self, damage: Damage, piece: Piece) -> bool:
+        """Whether damage becomes a row. Raises `ValueError` in the mode FAILFAST."""
+        from kalda.spark.segment_columns import describe
+
+        if self.options.mode == "FAILFAST":
+            raise ValueError(f"{describe(damage, piece)}. Mode PERMISSIVE reads what is not damaged")
+        return self.options.mode == "PERMISSIVE"
+
+    def _rows(self, pieces: list[Piece], kept: _Kept) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from kalda.spark.segment_views import VIEWS
+
+        schema = to_arrow_schema(self.columns, timezone="UTC")
+        view = VIEWS[self.options.view]
+        for piece in pieces:
+            keeps = kept.of(piece)
+            rows = view.rows(piece, keeps.keeps if keeps is not None else None)
+            while some := list(islice(rows, _ROWS)):
+                wrong = [row["corrupt"] for row in some if row.get("corrupt")]
+                if wrong and self.options.mode == "FAILFAST":
+                    raise ValueError(f"{wrong[0]}. Mode PERMISSIVE reads what is not damaged")
+                if wrong and self.options.mode == "DROPMALFORMED":
+                    some = [row for row in some if not row.get("corrupt")]
+                yield pa.RecordBatch.from_pylist(some, schema=schema)
+
+
+class _Kept:
+    """The isolation of the partitions of one task, each found once."""
+
+    def __init__(self, read_committed: bool) -> None:
+        self._read_committed = read_committed
+        self._found: dict[str, Isolation] = {}
+
+    def of(self, piece: Piece) -> Isolation | None:
+        if not self._read_committed:
+            return None
+        from kalda.spark.segment_isolation import Isolation
+
+        directory = os.path.dirname(piece.path)
+        if directory not in self._found:
+            self._found = {directory: Isolation(directory)}
+        return self._found[directory]
+
+
+def _files(directories: list[tuple[TopicPartition, str, str]], suffix: str) -> list[Piece]:
+    """The files of one kind in partitions' directories."""
+    from kalda.storage.naming import offset_of
+
+    found = []
+    for partition, log_dir, directory in directories:
+        for name in sorted(os.listdir(directory)):
+            path = f"{directory}/{name}"
+            if suffix == ".checkpoint":  # OFFSET-EPOCH.checkpoint; the offsets of its batches begin at 0
+                base = 0 if offset_of(name.partition("-")[0]) is not None else None
+            else:
+                base = offset_of(name)
+            if base is not None and name.endswith(suffix):
+                found.append(Piece(*partition, log_dir, path, base, 0, os.path.getsize(path), 0))
+    return found

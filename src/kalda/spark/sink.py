@@ -1,0 +1,118 @@
+"""The classes that Spark calls to write: a batch writer and a streaming one, and what both share.
+
+Spark makes a writer in the driver's Python process for each batch, and pickles it for the tasks. `write` runs in the
+tasks; `commit` and `abort` run in the driver when all tasks have ended.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kalda.spark.sink_options import NAME, WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kalda.spark.exactly_once import Identity
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+"""Properties that Spark sets for the jobs of a streaming query's batch, and hands on to tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """A task without a transaction has written its rows."""
+
+    rows: int
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """`df.write`: in transactions, all rows of a task are committed at the end of the job, or none is."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+        self.name = options.name or str(uuid.uuid4())
+        """Of the transactions. A name that the user gives is found again when the job is run again."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if not self.options.is_exactly_once:
+            return _write_plainly(self.options, iterator)
+        from kalda.spark.exactly_once import Identity
+
+        batch = None if self.options.name is None else self.options.batch or 0
+        return _write_in_transaction(self.options, Identity(self.name, _context().partitionId(), batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _commit(self.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _abort(self.options, messages)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream`."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if not self.options.is_exactly_once:
+            return _write_plainly(self.options, iterator)
+        from kalda.spark.exactly_once import Identity
+
+        context = _context()
+        name = self.options.name or context.getLocalProperty(_QUERY_ID)
+        batch = context.getLocalProperty(_BATCH_ID)
+        if name is None or batch is None:
+            raise RuntimeError(
+                f"this version of Spark does not give a task the ids of its query and batch, which exactly-once "
+                f"writing needs. Set option {NAME}, and write in foreachBatch with the batch's number"
+            )
+        return _write_in_transaction(self.options, Identity(name, context.partitionId(), int(batch)), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        _commit(self.options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        _abort(self.options, messages)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "Spark calls write in a task"
+    return context
+
+
+def _write_plainly(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+    from kalda.spark.writing import write_rows
+
+    return Written(write_rows(options, batches))
+
+
+def _write_in_transaction(
+    options: WriteOptions, identity: Identity, batches: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
+    from kalda.spark.exactly_once import write_in_transaction
+
+    return write_in_transaction(options, identity, batches)
+
+
+def _commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    if options.is_exactly_once:
+        from kalda.spark.exactly_once import commit_batch
+
+        commit_batch(options, messages)
+
+
+def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    if options.is_exactly_once:
+        from kalda.spark.exactly_once import abort_batch
+
+        abort_batch(options, messages)

@@ -1,0 +1,105 @@
+"""Rows of Arrow record batches to a producer, by topic and partition, without a Python object for a row.
+
+A producer is kept in Spark's worker process from task to task, except for transactions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kalda.client.producer import Producer
+from kalda.spark.sink_options import WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kalda.client.delivery import TableFuture
+
+_idle: dict[tuple[tuple[str, str], ...], Producer] = {}
+"""Producers that no task uses, by configuration; of this process only."""
+_owner_pid = os.getpid()
+
+
+class Part(NamedTuple):
+    """Rows of one topic, and of one partition, or of None where their keys choose it."""
+
+    topic: str
+    partition: int | None
+    rows: pa.RecordBatch
+
+
+class RowWriter:
+    """The rows of one task."""
+
+    def __init__(self, producer: Producer, options: WriteOptions) -> None:
+        self._producer = producer
+        self._options = options
+        self._sent: deque[TableFuture] = deque()
+        """Not known to be acknowledged."""
+        self.rows = 0
+        self.topic: str | None = None
+        """Of the first row."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Send rows. Waits while the producer's memory is full. Raises what earlier rows have failed with."""
+        self.rows += rows.num_rows
+        for part in parts_of(rows, self._options.topic):
+            self.topic = self.topic or part.topic
+            self._sent.append(self._producer.send_batch(part.topic, part.rows, partition=part.partition))
+        while self._sent and self._sent[0].done():
+            self._sent.popleft().result()
+
+    def finish(self) -> None:
+        """Wait until all rows are acknowledged. Raises the first error."""
+        while self._sent:
+            self._sent.popleft().result()
+
+
+def parts_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[Part]:
+    """The rows by topic and partition, in their order. Raises `ValueError` for a row without a topic."""
+    names = rows.schema.names
+    for name, of_topic in [(topic, rows)] if topic is not None else _groups(rows, "topic"):
+        if name is None:
+            raise ValueError("null topic present in the data. Use the topic option for setting a default topic")
+        if "partition" not in names:
+            yield Part(name, None, of_topic)
+            continue
+        for partition, of_partition in _groups(of_topic, "partition"):
+            yield Part(name, partition, of_partition)
+
+
+def _groups(rows: pa.RecordBatch, name: str) -> Iterable[tuple[Any, pa.RecordBatch]]:
+    """The rows of each value of a column, in the order in which values appear; None where it is null."""
+    import pyarrow.compute as pc
+
+    column = rows.column(name)
+    values = column.unique().to_pylist()
+    if len(values) < 2:
+        return [(value, rows) for value in values]
+    return ((value, rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))) for value in values)
+
+
+def write_rows(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write rows with an idempotent producer of this worker process; returns their number when all are acknowledged.
+
+    A task that fails and is run again writes its rows again."""
+    global _owner_pid
+    if _owner_pid != os.getpid():
+        _idle.clear()
+        _owner_pid = os.getpid()
+    key = tuple(sorted(options.kafka.items()))
+    producer = _idle.pop(key, None) or Producer(dict(options.kafka))
+    try:
+        writer = RowWriter(producer, options)
+        for batch in batches:
+            writer.write(batch)
+        producer.flush()
+        writer.finish()
+    except BaseException:
+        producer.close(timeout=0)
+        raise
+    _idle[key] = producer
+    return writer.rows

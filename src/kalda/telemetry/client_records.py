@@ -1,0 +1,100 @@
+"""Data points of clients as records of the topic `__client_metrics`: one record a data point, keyed by the client's
+instance id in text form.
+
+The value is a JSON object with the fields of `SPARK_SCHEMA`, or an OTLP `MetricsData` with that one data point, whose
+resource has the client's properties. The timestamp of a record is the broker's time: a client's clock may be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import isfinite
+from typing import Final, NamedTuple
+
+from kalda.base.ids import Uuid, uuid_to_text
+from kalda.base.topic_names import CLIENT_METRICS_TOPIC
+from kalda.telemetry.client_instances import Client
+from kalda.telemetry.otlp import Attributes, DataPoint, Kind, Temporality, encode
+
+TOPIC: Final = CLIENT_METRICS_TOPIC
+JSON: Final = "json"
+PROTOBUF: Final = "protobuf"
+MAX_RECORD_BYTES: Final = 64 * 1024
+"""A larger record is left out."""
+SPARK_SCHEMA: Final = (
+    "time_ms BIGINT, start_ms BIGINT, client_instance_id STRING, client_id STRING, client_software_name STRING, "
+    "client_software_version STRING, client_address STRING, client_port INT, principal STRING, broker_id INT, "
+    "name STRING, kind STRING, temporality STRING, is_monotonic BOOLEAN, unit STRING, value DOUBLE, "
+    "value_count BIGINT, attributes MAP<STRING, STRING>, resource MAP<STRING, STRING>"
+)
+"""The fields of a JSON record, as the schema of Spark's `from_json`."""
+_NS_PER_MS = 1_000_000
+_KINDS = {Kind.GAUGE: "gauge", Kind.SUM: "sum", Kind.HISTOGRAM: "histogram"}
+_TEMPORALITIES = {Temporality.UNSPECIFIED: None, Temporality.DELTA: "delta", Temporality.CUMULATIVE: "cumulative"}
+
+
+class Source(NamedTuple):
+    """Where data points came from."""
+
+    instance_id: Uuid
+    client: Client
+    principal: str
+    broker_id: int
+    """The broker that they were pushed to."""
+
+
+def to_records(source: Source, points: Sequence[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
+    """Key and value of a record for each data point, in the form `JSON` or `PROTOBUF`."""
+    key = uuid_to_text(source.instance_id).encode()
+    values = _protobuf_values(source, points) if form == PROTOBUF else _json_values(source, points)
+    return [(key, value) for value in values if len(value) <= MAX_RECORD_BYTES]
+
+
+def _json_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
+    client = source.client
+    common = {
+        "client_instance_id": uuid_to_text(source.instance_id),
+        "client_id": client.client_id,
+        "client_software_name": client.software_name,
+        "client_software_version": client.software_version,
+        "client_address": client.address,
+        "client_port": client.port,
+        "principal": source.principal,
+        "broker_id": source.broker_id,
+    }
+    return [
+        json.dumps(
+            {
+                "time_ms": point.time_ns // _NS_PER_MS,
+                "start_ms": point.start_ns // _NS_PER_MS if point.start_ns else None,
+                **common,
+                "name": point.name,
+                "kind": _KINDS[point.kind],
+                "temporality": _TEMPORALITIES[point.temporality],
+                "is_monotonic": point.is_monotonic,
+                "unit": point.unit,
+                "value": point.value if isfinite(point.value) else None,
+                "value_count": point.value_count,
+                "attributes": dict(point.attributes),
+                "resource": dict(point.resource),
+            },
+            separators=(",", ":"),
+        ).encode()
+        for point in points
+    ]
+
+
+def _protobuf_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
+    client = source.client
+    properties: Attributes = (
+        ("client_instance_id", uuid_to_text(source.instance_id)),
+        ("client_id", client.client_id),
+        ("client_software_name", client.software_name),
+        ("client_software_version", client.software_version),
+        ("client_source_address", client.address),
+        ("client_source_port", str(client.port)),
+        ("principal", source.principal),
+        ("broker_id", str(source.broker_id)),
+    )
+    return [encode((point,), point.resource + properties) for point in points]

@@ -1,0 +1,128 @@
+"""The newest values of the metrics that clients push, as OpenMetrics text for Prometheus.
+
+Sums of which clients push the difference to the last push are added up, so that Prometheus reads counters. What clients
+push is made up by them: series are bounded in number and in bytes, for one client and for all. Where there is no room
+for another, the clients that pushed least recently are removed. A store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import Final
+
+from kalda.base.ids import Uuid, uuid_to_text
+from kalda.telemetry.client_instances import Client
+from kalda.telemetry.names import value_of
+from kalda.telemetry.otlp import DataPoint, Kind, Temporality
+
+MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_CLIENT_BYTES: Final = 1024 * 1024
+MAX_LABELS: Final = 16
+_SERIES_BYTES: Final = 300
+"""Of a series, besides its labels."""
+_PIECE_LINES: Final = 500
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class _ClientValues:
+    """What one client has pushed."""
+
+    __slots__ = ("label", "size_bytes", "values")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        """The labels that all its series have."""
+        self.values: dict[tuple[str, bool, str], float] = {}
+        """By family, whether it is a counter, and own labels."""
+        self.size_bytes = len(label) + _SERIES_BYTES
+
+
+class ClientSeries:
+    """The series of all clients of a broker."""
+
+    def __init__(self) -> None:
+        self._clients: dict[Uuid, _ClientValues] = {}
+        """The one that pushed least recently first."""
+        self._size_bytes = 0
+        self.left_out = 0
+        """Data points so far for which their client had no more room."""
+
+    def __len__(self) -> int:
+        return sum(len(client.values) for client in self._clients.values())
+
+    def take(self, instance_id: Uuid, client: Client, points: Sequence[DataPoint]) -> None:
+        """Replace the values of these metrics."""
+        found = self._clients.pop(instance_id, None)
+        if found is None:
+            found = _ClientValues(_labels_of(instance_id, client))
+            self._size_bytes += found.size_bytes
+        self._clients[instance_id] = found
+        before = found.size_bytes
+        for point in points:
+            self._put(found, point)
+        self._size_bytes += found.size_bytes - before
+        while self._size_bytes > MAX_BYTES and len(self._clients) > 1:
+            self.remove(next(iter(self._clients)))
+
+    def remove(self, instance_id: Uuid) -> None:
+        """A client is not connected any more."""
+        found = self._clients.pop(instance_id, None)
+        if found is not None:
+            self._size_bytes -= found.size_bytes
+
+    def _put(self, client: _ClientValues, point: DataPoint) -> None:
+        if not isfinite(point.value):
+            return
+        is_counter = point.kind is Kind.SUM and point.is_monotonic
+        labels = ",".join(
+            f'{name}="{value}"'
+            for name, value in {_name(key): value_of(value) for key, value in point.attributes[:MAX_LABELS]}.items()
+        )
+        key = _name(point.name).removesuffix("_total"), is_counter, labels
+        former = client.values.get(key)
+        if former is None:
+            size = len(key[0]) + len(labels) + _SERIES_BYTES
+            if client.size_bytes + size > MAX_CLIENT_BYTES:
+                self.left_out += 1
+                return
+            client.size_bytes += size
+            former = 0.0
+        adds = point.kind is not Kind.GAUGE and point.temporality is Temporality.DELTA
+        client.values[key] = former + point.value if adds else point.value
+
+    def openmetrics(self) -> Iterator[str]:
+        """All series, a piece at a time. Of two clients that use one name for a counter and for a gauge, the first one
+        is shown."""
+        families: dict[str, tuple[bool, list[tuple[_ClientValues, str, float]]]] = {}
+        for client in self._clients.values():
+            for (family, is_counter, labels), value in client.values.items():
+                kept = families.setdefault(family, (is_counter, []))
+                if kept[0] is is_counter:
+                    kept[1].append((client, labels, value))
+        lines: list[str] = []
+        for family, (is_counter, members) in families.items():
+            lines.append(f"# TYPE {family} {'counter' if is_counter else 'gauge'}")
+            suffix = "_total" if is_counter else ""
+            for client, labels, value in members:
+                own = f",{labels}" if labels else ""
+                lines.append(f"{family}{suffix}{{{client.label}{own}}} {value!r}")
+                if len(lines) >= _PIECE_LINES:
+                    yield "\n".join(lines) + "\n"
+                    lines = []
+        lines.append("# EOF")
+        yield "\n".join(lines) + "\n"
+
+
+def _labels_of(instance_id: Uuid, client: Client) -> str:
+    return (
+        f'client_instance_id="{uuid_to_text(instance_id)}",client_id="{value_of(client.client_id)}",'
+        f'client_software="{value_of(client.software_name)}"'
+    )
+
+
+def _name(text: str) -> str:
+    """A name that OpenMetrics allows, and that is none of the labels of all series."""
+    name = _NOT_IN_NAMES.sub("_", text).strip("_") or "unnamed"
+    return f"_{name}" if name[0].isdigit() or name in ("client_instance_id", "client_id", "client_software") else name

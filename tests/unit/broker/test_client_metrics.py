@@ -1,0 +1,235 @@
+"""Metrics that clients push to a running broker: requests, the topic, the page, the operator's class, bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import queue
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
+from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
+from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
+from kalda.cli.commands import cli
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.cluster import ClusterClient
+from kalda.client.consumer import Consumer
+from kalda.client.producer import Producer
+from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
+from kalda.records.compression import Compression, compress
+from kalda.telemetry.client_records import Source
+from kalda.telemetry.otlp import DataPoint, Kind, Temporality, encode
+from kalda.testing import Cluster
+
+POINTS = [
+    DataPoint("org.apache.kafka.producer.record.queue.time.avg", Kind.GAUGE, 1.5, 5_000_000, attributes=(("t", "x"),)),
+    DataPoint("a.total", Kind.SUM, 3, 5_000_000, 0, temporality=Temporality.DELTA, is_monotonic=True),
+]
+PUSHED: queue.Queue[Push] = queue.Queue()
+
+
+class Plugin:
+    """What `kalda.client.metrics.plugins` of these tests names."""
+
+    def export(self, push: Push) -> None:
+        PUSHED.put(push)
+        raise RuntimeError("the plugin fails each time")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    config = {
+        "kalda.metrics.listener": "127.0.0.1:0",
+        "kalda.client.metrics.plugins": f"{__name__}:Plugin",
+        "num.partitions": 2,
+    }
+    with Cluster(brokers=1, config=config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def connected(cluster: Cluster) -> Iterator[ClusterClient]:
+    with ClusterClient(cluster.bootstrap_servers, client_id="loader\x1b[2J" + "x" * 30_000) as client:
+        resource = Resource(ConfigResourceType.CLIENT_METRICS, "all")
+        set_configs(client, resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
+        yield client
+
+
+class Pusher:
+    """A client of telemetry."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self.client = client
+        got = client.any_broker(GetTelemetrySubscriptionsRequest(), check=_refuse)
+        self.instance_id: Uuid = got.client_instance_id
+        self.subscription_id: int = got.subscription_id
+        self.got = got
+
+    def push(self, metrics: bytes, codec: int = 0, *, terminating: bool = False, **changes: Any) -> ErrorCode:
+        fields = {
+            "client_instance_id": self.instance_id,
+            "subscription_id": self.subscription_id,
+            "terminating": terminating,
+            "compression_type": codec,
+            "metrics": metrics,
+            **changes,
+        }
+        answer = self.client.any_broker(PushTelemetryRequest(**fields), check=lambda _: None)
+        return ErrorCode(answer.error_code)
+
+
+def _refuse(answer: Any) -> None:
+    if answer.error_code:
+        raise ApiError(ErrorCode(answer.error_code))
+
+
+@pytest.fixture
+def pusher(connected: ClusterClient) -> Pusher:
+    return Pusher(connected)
+
+
+def test_what_is_pushed_is_in_the_topic_on_the_page_and_at_the_plugin(
+    cluster: Cluster, connected: ClusterClient, pusher: Pusher
+) -> None:
+    assert pusher.got.requested_metrics == ["*"]
+    assert (pusher.got.push_interval_ms, pusher.got.telemetry_max_bytes) == (100, 1_048_576)
+    codec = Compression.ZSTD
+    assert pusher.push(bytes(compress(codec, encode(POINTS))), codec) is ErrorCode.NONE
+    address = ["--bootstrap-server", cluster.bootstrap_servers]
+    push = PUSHED.get(timeout=30)
+    assert list(push.points) == POINTS
+    assert push.source.instance_id == pusher.instance_id
+    listener = cluster.nodes[1].metrics_listener
+    assert listener is not None
+    with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/client-metrics") as page:
+        lines = page.read().decode().splitlines()
+    label = f'client_instance_id="{uuid_to_text(pusher.instance_id)}"'
+    assert any(line.startswith("a_total{" + label) and line.endswith(" 3.0") for line in lines), lines
+    _wait_for_topic(connected)
+    tail = ["client-metrics", "tail", "--from-beginning", "--max-messages", "2", "--timeout", "30", "--json", *address]
+    shown = CliRunner().invoke(cli, tail)
+    rows = [json.loads(line) for line in shown.output.splitlines()]
+    assert {(row["name"], row["value"]) for row in rows} == {(each.name, each.value) for each in POINTS}
+    assert {row["client_id"][:10] for row in rows} == {"loader\x1b[2J"[:10]}
+    assert max(len(row["client_id"]) for row in rows) == 256
+    assert "\x1b" not in shown.output
+
+
+def _wait_for_topic(client: ClusterClient) -> None:
+    client.topic("__client_metrics", timeout_ms=30_000)
+
+
+def test_clients_cannot_append_to_the_topic(connected: ClusterClient, pusher: Pusher) -> None:
+    pusher.push(encode(POINTS))
+    _wait_for_topic(connected)
+    assert connected.metadata(["__client_metrics"]).topics["__client_metrics"].is_internal
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (0, b"\x0a\xff\xff\xff\xff\x0f"),
+        (1, b"no gzip"),
+        (1, gzip.compress(bytes(MAX_DECOMPRESSED_BYTES + 1))),
+        (4, bytes(compress(Compression.ZSTD, bytes(64 * MAX_DECOMPRESSED_BYTES)))),
+        (1, zlib.compress(b"x")),
+    ],
+)
+def test_bytes_that_cannot_be_read_are_refused(pusher: Pusher, codec: int, data: bytes) -> None:
+    assert pusher.push(data, codec) is ErrorCode.INVALID_RECORD
+
+
+def test_pushes_that_are_not_allowed(pusher: Pusher) -> None:
+    assert pusher.push(b"", client_instance_id=ZERO_UUID) is ErrorCode.INVALID_REQUEST
+    assert pusher.push(b"", subscription_id=pusher.subscription_id + 1) is ErrorCode.UNKNOWN_SUBSCRIPTION_ID
+    assert pusher.push(bytes(2_000_000), terminating=True) is ErrorCode.TELEMETRY_TOO_LARGE
+    assert pusher.push(b"", terminating=True) is ErrorCode.INVALID_REQUEST
+
+
+def test_an_unknown_codec(pusher: Pusher) -> None:
+    assert pusher.push(b"", 77) is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, connected: ClusterClient) -> None:
+    with ClusterClient(cluster.bootstrap_servers, client_id="other") as other:
+        got = Pusher(other).got
+    assert (got.requested_metrics, got.push_interval_ms) == ([], 300_000)
+
+
+def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, connected: ClusterClient) -> None:
+    cluster.create_topic("pushed", partitions=1)
+    while not PUSHED.empty():
+        PUSHED.get()
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
+    with Producer(settings, transactional_id=None) as producer, Consumer(settings, group_id="g") as consumer:
+        producer.register_metric("org.acme.orders.total", lambda: 42, is_total=True)
+        consumer.subscribe(["pushed"])
+        producer.send("pushed", value=b"1").result(30)
+        seen: dict[str, Push] = {}
+        while len(seen) < 2:
+            consumer.poll(0.1)
+            while not PUSHED.empty():
+                push = PUSHED.get()
+                seen["producer" if ".producer." in push.points[0].name else "consumer"] = push
+    points = {point.name: point for push in seen.values() for point in push.points}
+    assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
+    assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
+    assert points["org.apache.kafka.consumer.coordinator.rebalance.latency.max"].kind is Kind.GAUGE
+    assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
+    last = 0
+    while last < 2:
+        last += PUSHED.get(timeout=30).is_terminating
+
+
+def test_the_command_line(cluster: Cluster, connected: ClusterClient) -> None:
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(
+            cli, ["client-metrics", *arguments, "--bootstrap-server", cluster.bootstrap_servers]
+        )
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "was altered" in run("alter", "--name", "two", "--metrics", "a.,b.", "--interval", "200")
+    found = json.loads(run("describe", "--name", "two", "--json"))
+    assert found == [{"name": "two", "interval.ms": "200", "match": "", "metrics": "a.,b."}]
+    run("alter", "--name", "two", "--delete")
+    names: list[str] = []
+    while names != ["all"]:  # the broker applies the record a moment after the controller's answer
+        names = json.loads(run("list", "--json"))
+    bad = ["client-metrics", "alter", "--name", "x", "--interval", "99", "--bootstrap-server"]
+    refused = CliRunner().invoke(cli, [*bad, cluster.bootstrap_servers])
+    assert refused.exit_code == 1
+    assert "interval must be between 100 and 3600000" in refused.output
+
+
+def test_a_plugin_that_hangs_loses_pushes_and_nothing_else() -> None:
+    runner = PluginRunner(f"{__name__}:Hanging")
+    push = Push(Source(ZERO_UUID, None, "", 1), False, [], b"")  # type: ignore[arg-type]
+    for _ in range(MAX_QUEUED + 10):
+        runner.put(push)
+    assert runner.dropped >= 9
+    runner.close()
+    Hanging.goes_on.put(None)
+
+
+class Hanging:
+    """A plugin that does not return."""
+
+    goes_on: queue.Queue[None] = queue.Queue()
+
+    def export(self, push: Push) -> None:
+        self.goes_on.get()
+
+
+@pytest.mark.parametrize("path", ["no.such:Module", "nonsense", f"{__name__}:Pusher"])
+def test_a_plugin_that_cannot_be_loaded_stops_the_start(path: str) -> None:
+    with pytest.raises(ValueError, match=r"kalda\.client\.metrics\.plugins="):
+        PluginRunner(path)

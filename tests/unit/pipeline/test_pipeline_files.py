@@ -1,0 +1,173 @@
+"""The parts of pipelines that need neither Spark nor a cluster: files, bounds, reports, pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kalda.base.ids import TopicPartition
+from kalda.pipeline.chart import Line, Panel, save_chart
+from kalda.pipeline.checkpoints import Checkpoint
+from kalda.pipeline.lake import Lake
+from kalda.pipeline.load import parse_time_ms
+from kalda.pipeline.project import read_project
+from kalda.pipeline.running import Progress
+from kalda.pipeline.session import PipelineError
+from kalda.pipeline.status import statuses
+from kalda.pipeline.values import ValueFormat, schema_text
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+
+
+def checkpoint(home: Path, ends: list[dict[str, int]], committed: int) -> Path:
+    (home / "offsets").mkdir(parents=True)
+    (home / "commits").mkdir()
+    for number, end in enumerate(ends):
+        described = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * number, "conf": {}})
+        (home / "offsets" / str(number)).write_text(f"v1\n{described}\n{json.dumps({'a': end})}")
+        if number < committed:
+            (home / "commits" / str(number)).write_text("v1\n{}")
+    (home / "offsets" / ".9.crc").write_text("")
+    return home
+
+
+def test_a_checkpoint_has_the_offsets_of_committed_batches(tmp_path: Path) -> None:
+    found = Checkpoint(checkpoint(tmp_path, [{"0": 5}, {"0": 9, "1": 2}, {"0": 20, "1": 2}], committed=2))
+    assert found.committed() == {A0: 9, A1: 2}
+    batches = found.batches()
+    assert [(batch.number, batch.committed_ms is None) for batch in batches] == [(0, False), (1, False), (2, True)]
+    assert batches[1].ends == ({A0: 9, A1: 2},)
+    assert Checkpoint(tmp_path / "none").committed() == {}
+
+
+def test_status_of_a_checkpoint_counts_the_records_of_its_batches(tmp_path: Path) -> None:
+    (found,) = statuses(checkpoint(tmp_path, [{"0": 5}, {"0": 9, "1": 2}], committed=2), {})
+    assert [batch.records for batch in found.batches] == [5, 6]
+    assert (found.kind, found.lag, sum(found.done.values())) == ("query", None, 11)
+    with pytest.raises(PipelineError, match="neither a lake"):
+        statuses(tmp_path / "offsets", {})
+
+
+def entry(path: Path, size: int) -> str:
+    return json.dumps({"path": f"file://{path}", "size": size, "isDir": False, "action": "add"})
+
+
+def test_a_lake_has_the_files_of_the_last_entry_and_removes_others(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    folder = tmp_path / "table=events" / "topic=a" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    paths = [folder / f"part-{n}.parquet" for n in range(3)]
+    for path in paths:
+        path.write_bytes(b"x")
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    (log / "9.compact").write_text("v1\n" + entry(paths[0], 1))
+    (log / "10.compact").write_text("v1\n" + entry(paths[0], 1) + "\n" + entry(paths[2], 1))
+    assert [file.path for file in lake.files()] == [paths[0], paths[2]]
+    assert lake.remove_uncommitted() == 1
+    assert [path.exists() for path in paths] == [True, False, True]
+
+
+def test_one_process_loads_a_lake(tmp_path: Path) -> None:
+    wanted = pytest.raises(PipelineError, match="another process is loading it")
+    with Lake(tmp_path).locked(), wanted, Lake(tmp_path).locked():
+        pass
+
+
+def test_a_report_is_counted_once() -> None:
+    progress = Progress()
+    source = {"numInputRows": 7, "endOffset": '{"a": {"0": 7}}', "latestOffset": '{"a": {"0": 9}}'}
+    report = {"batchId": 0, "batchDuration": 500, "sources": [source]}
+    for _ in range(3):
+        progress.add(report)
+    assert (progress.rows, progress.batches, progress.lag, progress.rows_per_second) == (7, 1, 2, 14.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-01-31", 1_769_817_600_000),
+        ("2026-01-31T12:00", 1_769_860_800_000),
+        ("2026-01-31T12:00:00+01:00", 1_769_857_200_000),
+        ("1769817600000", 1_769_817_600_000),
+        ("yesterday", None),
+    ],
+)
+def test_times(text: str, expected: int | None) -> None:
+    assert parse_time_ms(text) == expected
+
+
+def project(home: Path, text: str) -> Path:
+    path = home / "hosts.toml"
+    path.write_text(text)
+    return path
+
+
+GOOD = """
+[options]
+"kafka.bootstrap.servers" = "localhost:1"
+[topics.events]
+topic = "host-events"
+value = "json"
+schema = "kind string"
+[derived.windows]
+sql = "SELECT 1"
+topic = "out"
+key = "kind"
+"""
+
+
+def test_a_project_file(tmp_path: Path) -> None:
+    found = read_project(project(tmp_path, GOOD))
+    assert (found.name, found.topics["events"].topic, found.derived["windows"].exactly_once) == (
+        "hosts",
+        "host-events",
+        True,
+    )
+    assert found.place("x.parquet") == str(tmp_path / "x.parquet")
+    assert found.place("s3a://b/x") == "s3a://b/x"
+    assert [status.state for status in statuses(tmp_path / "hosts.toml", {}, asks=False)] == ["never started"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('sql = "SELECT 1"', "", "give one of sql and python"),
+        ('key = "kind"', 'keys = "kind"', r"\[derived.windows\] has no keys"),
+        ('topic = "out"', 'topic = "out"\npath = "x"', "give one of topic and path"),
+        ('topic = "out"', 'path = "x"\nmode = "update"', "files are only appended to"),
+        ('schema = "kind string"', "", "value format json needs a schema"),
+        ('"kafka.bootstrap.servers" = "localhost:1"', "", "lacks kafka.bootstrap.servers"),
+        ("[topics.events]", "[topics.events", r"hosts.toml: "),
+    ],
+)
+def test_a_wrong_project_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
+        read_project(project(tmp_path, GOOD.replace(before, after)))
+
+
+def test_value_formats_name_what_they_lack(tmp_path: Path) -> None:
+    for name, words in (("jsno", "are possible"), ("avro", "needs a schema"), ("protobuf", "file of descriptors")):
+        with pytest.raises(PipelineError, match=words):
+            ValueFormat(name)
+    (tmp_path / "s.ddl").write_text("a int\n")
+    assert schema_text(str(tmp_path / "s.ddl")) == "a int"
+    assert schema_text("a int") == "a int"
+    with pytest.raises(PipelineError, match="no such file"):
+        schema_text(str(tmp_path / "t.ddl"))
+
+
+def test_a_chart_is_a_png_or_one_html_file(tmp_path: Path) -> None:
+    lines = [Line("<a>", [0, 1, 2], [1, 3, 2]), Line("b", [0, 1, 2], [0, 0, 5])]
+    panels = [Panel("one", "records", lines, stacked=True), Panel("two", "seconds", lines)]
+    save_chart(tmp_path / "c.png", "title", panels)
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    save_chart(tmp_path / "c.html", "t & t", panels, (("name",), [["<script>"]]))
+    text = (tmp_path / "c.html").read_text()
+    assert "<svg" in text
+    assert "&lt;script&gt;" in text
+    assert "src=" not in text
+    with pytest.raises(PipelineError, match=r"\.png or \.html"):
+        save_chart(tmp_path / "c.gif", "t", panels)

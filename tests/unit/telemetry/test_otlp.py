@@ -1,0 +1,100 @@
+"""OpenTelemetry's metrics messages: what clients send, and what hostile ones do."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kalda.base.ids import Uuid, uuid_from_text
+from kalda.telemetry import otlp
+from kalda.telemetry.client_instances import Client
+from kalda.telemetry.client_records import MAX_RECORD_BYTES, SPARK_SCHEMA, Source, to_records
+from kalda.telemetry.otlp import BadMetrics, DataPoint, Kind, Temporality, decode, encode
+
+GAUGE = DataPoint("org.apache.kafka.producer.a.avg", Kind.GAUGE, 1.5, 2_000_000, 1_000_000, (("node.id", "1"),))
+SUM = DataPoint(
+    "org.apache.kafka.producer.b.total",
+    Kind.SUM,
+    7,
+    2_000_000,
+    unit="1",
+    temporality=Temporality.DELTA,
+    is_monotonic=True,
+)
+HISTOGRAM = DataPoint("h", Kind.HISTOGRAM, 10.0, 5, temporality=Temporality.CUMULATIVE, value_count=4)
+SOURCE = Source(Uuid(bytes(15) + b"\xff"), Client(3, "cli\n", "sw", "1", "10.0.0.1", 99), "User:a", 5)
+
+
+def test_what_is_encoded_is_decoded() -> None:
+    resource = (("client_rack", "r1"),)
+    points = [GAUGE, SUM, HISTOGRAM]
+    assert decode(encode(points, resource)) == [each._replace(resource=resource) for each in points]
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_decoded_or_refused(data: bytes) -> None:
+    with suppress(BadMetrics):
+        decode(data)
+
+
+@given(st.data())
+def test_damaged_messages_are_decoded_or_refused(data: st.DataObject) -> None:
+    message = bytearray(encode([GAUGE, SUM, HISTOGRAM], (("a", "b"),)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(BadMetrics):
+        decode(bytes(message))
+
+
+def test_the_number_of_points_attributes_and_fields_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = encode([GAUGE] * 20)
+    monkeypatch.setattr(otlp, "MAX_POINTS", 19)
+    with pytest.raises(BadMetrics, match="more than 19 data points"):
+        decode(message)
+    monkeypatch.setattr(otlp, "MAX_POINTS", 20)
+    monkeypatch.setattr(otlp, "MAX_ATTRIBUTES", 19)
+    with pytest.raises(BadMetrics, match="more than 19 attributes"):
+        decode(message)
+    monkeypatch.setattr(otlp, "MAX_ATTRIBUTES", 20)
+    monkeypatch.setattr(otlp, "MAX_FIELDS", 100)
+    with pytest.raises(BadMetrics, match="more than 100 fields"):
+        decode(message)
+
+
+def test_long_texts_are_cut_and_unknown_kinds_are_skipped() -> None:
+    long = GAUGE._replace(name="n" * 5_000)
+    assert decode(encode([long]))[0].name == "n" * otlp.MAX_TEXT
+    summary = b"\x0a\x08\x12\x06\x12\x04\x5a\x02\x0a\x00"
+    assert decode(summary) == []
+
+
+def test_records_have_the_fields_of_the_schema() -> None:
+    ((key, value), (_, second)) = to_records(SOURCE, [GAUGE, SUM._replace(value=math.nan)], "json")
+    assert uuid_from_text(key.decode()) == SOURCE.instance_id
+    found = json.loads(value)
+    assert list(found) == [column.split()[0] for column in SPARK_SCHEMA.replace("STRING, STRING", "").split(", ")]
+    assert (found["client_id"], found["value"], found["time_ms"], found["attributes"]) == (
+        "cli\n",
+        1.5,
+        2,
+        {"node.id": "1"},
+    )
+    assert json.loads(second)["value"] is None, "JSON has no such numbers"
+
+
+def test_records_in_protobuf_are_messages_of_their_own() -> None:
+    ((_, value),) = to_records(SOURCE, [SUM], "protobuf")
+    (point,) = decode(value)
+    assert point._replace(resource=()) == SUM
+    assert dict(point.resource)["principal"] == "User:a"
+
+
+def test_a_record_that_is_too_large_is_left_out() -> None:
+    attributes = tuple((f"k{number}", "v" * 1_000) for number in range(70))
+    assert to_records(SOURCE, [GAUGE._replace(attributes=attributes), SUM], "json") == to_records(SOURCE, [SUM], "json")
+    assert MAX_RECORD_BYTES < 70_000
