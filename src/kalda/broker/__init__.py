@@ -17,6 +17,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `charging.py`: the stage of the pipeline that charges answers to quotas
 - `throttling.py`: which quotas a request counts against, by how much
 - `quotas.py`: a node's client quotas, fed by the metadata
+- `authorizing.py`: a node's authorizer, fed by the metadata
+- `item_checks.py`: checks of the single items of a request
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop
@@ -27,6 +29,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
 - `client_metrics_topic.py`: appends what clients push to `__client_metrics`
 - `client_metrics_plugins.py`: the operator's own classes that receive what clients push
+- `metrics_push.py`: posts what a node measures to an OpenTelemetry collector
+- `request_metrics.py`: requests by API: counts and durations
 - `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain

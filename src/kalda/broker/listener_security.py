@@ -32,8 +32,10 @@ from kalda.security.server_login import Answer, Ask, Authenticated, Failed, Logi
 
 log = logging.getLogger("kalda.authentication")
 
+_LINGER_MS = 100
+"""Between the answer to a failed login and the end of the connection."""
 _MIN_REAUTHENTICATION_MS = 1_000
-"""A re-authentication that begins sooner after the last login is refused, as in Kafka."""
+"""A re-authentication that begins sooner after the one before is refused, as in Kafka."""
 
 
 class Answers(Protocol):
@@ -118,8 +120,10 @@ class PeerSession:
         """None once the connection is authenticated."""
         self._expires_at_ms: int | None = None
         """When the session ends, by the server's monotonic clock; None: never."""
-        self._began_ms = -_MIN_REAUTHENTICATION_MS
-        """When the last login began."""
+        self._has_failed = False
+        """Whether a login has failed: the connection is closed soon."""
+        self._renewed_ms = -_MIN_REAUTHENTICATION_MS
+        """When the last re-authentication began."""
 
     # -- without SASL
 
@@ -154,10 +158,9 @@ class PeerSession:
 
     def begin(self, before: Authenticated | None) -> ServerLogin:
         """Begin a login; `before`: the one that it renews."""
-        security, listener = self._security, self._listener
+        security = self._security
         assert security.sasl is not None
         sasl = security.sasl
-        self._began_ms = listener.now_ms()
         rules = LoginRules(
             sasl.mechanisms,
             self._principal_of,
@@ -179,13 +182,17 @@ class PeerSession:
 
     def _on_frame(self, connection: Connection, frame: memoryview) -> NetworkAnswer:
         assert self._login is not None
+        if self._has_failed:
+            return None
         return self._react(self._login.on_frame(frame), frame)
 
     def renew(self, frame: memoryview) -> list[Buffer] | Pending[list[Buffer]] | None:
         """SaslHandshake on an authenticated connection. None where it may not be renewed now."""
-        is_soon = self._listener.now_ms() - self._began_ms < _MIN_REAUTHENTICATION_MS
+        now_ms = self._listener.now_ms()
+        is_soon = now_ms - self._renewed_ms < _MIN_REAUTHENTICATION_MS
         if self._security.sasl is None or self.authenticated is None or self._login is not None or is_soon:
             return None
+        self._renewed_ms = now_ms
         reaction = self.begin(self.authenticated).on_frame(frame)
         assert isinstance(reaction, Answer), "a handshake is answered at once"
         return self._finish(reaction)
@@ -235,6 +242,7 @@ class PeerSession:
         connection, listener = self._connection, self._listener
         self.authenticated, self._login = done, None
         connection.principal = done.principal
+        connection.token_authenticated = done.outcome.is_by_token
         limits = listener.limits
         handler: FrameHandler = self._security.handler
         self._expires_at_ms = None
@@ -256,14 +264,20 @@ class PeerSession:
         return handler(connection, frame)
 
     def _fail(self, why: str, buffers: list[Buffer]) -> Pending[list[Buffer]]:
-        """Answer, then close, after the delay that slows down guessing."""
+        """Answer after the delay that slows down guessing, then close. Some clients drop an answer that comes together
+        with the end of the connection, so that comes a little later."""
         self.report(why)
+        self._has_failed = True
         answer: Pending[list[Buffer]] = Pending()
         connection = self._connection
 
         def end() -> None:
-            if not connection.closed:
-                answer.complete(buffers)
+            if connection.closed:
+                return
+            answer.complete(buffers)
+            if buffers:
+                self._listener.call_later_ms(_LINGER_MS, connection.close)
+            else:
                 connection.close()
 
         connection.answer_alone()

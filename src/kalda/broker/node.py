@@ -25,7 +25,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
@@ -42,7 +42,7 @@ from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
-from kalda.network.connection import Connection
+from kalda.network.connection import Connection, FrameHandler
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Server
 from kalda.protocol.messages.brokers import (
@@ -55,12 +55,16 @@ from kalda.protocol.messages.brokers import (
 from kalda.raft.values import Endpoint as QuorumEndpoint
 
 if TYPE_CHECKING:
+    from kalda.broker.authorizing import NodeAuthorizer
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.metrics_listener import MetricsListener
+    from kalda.broker.metrics_push import MetricsPush
     from kalda.broker.node_security import NodeSecurity
+    from kalda.broker.pipeline import RequestPipeline
     from kalda.broker.raft_driver import RaftDriver
+    from kalda.broker.request_metrics import RequestMetrics
     from kalda.network.client_security import ClientSecurity
     from kalda.replication.replica_manager import ReplicaManager
     from kalda.storage.log_manager import LogManager
@@ -114,6 +118,8 @@ class Node:
         self._security: NodeSecurity | None = None
         """None where every listener of this node, and of the controllers, is PLAINTEXT."""
         self._quotas: NodeQuotas | None = None
+        self._authorizer: NodeAuthorizer | None = None
+        """None also where the properties name none."""
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -128,6 +134,11 @@ class Node:
         """None without the controller role."""
 
         self.metrics_listener: MetricsListener | None = None
+        """None where `kalda.metrics.listener` is not set."""
+
+        self._metrics_push: MetricsPush | None = None
+        """None where `kalda.metrics.otlp.endpoint` is not set."""
+        self._request_metrics: RequestMetrics | None = None
         """None where `kalda.metrics.listener` is not set."""
 
         self._stopping = False
@@ -195,6 +206,7 @@ class Node:
         assert cluster_id is not None
         _warn_of_properties(config)
         self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
+        self._authorizer = self._make_authorizer(timers, self._jobs)
         self._security = self._make_security(timers)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
@@ -224,6 +236,9 @@ class Node:
             self._heartbeats = self._heartbeat_channel(self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
+        if self._authorizer is not None:
+            self._quorum.loader.install_publishers([self._authorizer])
+            self._authorizer.start()
         self._quorum.start()
         self._quorum.loader.install_publishers([self._quotas])
         self._quotas.start()
@@ -232,15 +247,23 @@ class Node:
         self._watchdog.start()
         if self._security is not None:
             self._security.start()
-        await self._open_metrics()
+        await self._open_metrics(cluster_id)
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
+            on_frame = self._measured(self._broker.services.pipeline)
             for endpoint in config.broker_listeners:
-                self._gates[endpoint.listener].open(self._broker.services.pipeline.on_frame)
+                self._gates[endpoint.listener].open(on_frame)
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
+
+    def _make_authorizer(self, timers: Timers, jobs: Jobs) -> NodeAuthorizer | None:
+        if not self.config["authorizer.class.name"]:
+            return None
+        from kalda.broker.authorizing import NodeAuthorizer
+
+        return NodeAuthorizer.of(self.config, timers, jobs)
 
     def _on_metadata(self) -> None:
         """The loader has applied records, or the quorum has another leader."""
@@ -350,19 +373,47 @@ class Node:
             image.offset,
         )
 
-    async def _open_metrics(self) -> None:
+    def _measured(self, pipeline: RequestPipeline) -> FrameHandler:
+        """The pipeline's frame handler; with a metrics listener, one that measures each request."""
+        if not self.config["kalda.metrics.listener"]:
+            return pipeline.on_frame
+        if self._request_metrics is None:
+            from kalda.broker.request_metrics import RequestMetrics
+
+            self._request_metrics = metrics = RequestMetrics(self._host.busy_ns)
+            self.sensors.add_source(lambda: metrics.sensors(self._clock.mono_ms()))
+        return self._request_metrics.measured(pipeline)
+
+    async def _open_metrics(self, cluster_id: str) -> None:
         """Add the gauges of the node, and serve its metrics where the configuration says so."""
         from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
 
         quorum = self._quorum
         assert quorum is not None
-        add_quorum_gauges(self.sensors, quorum)
+        add_quorum_gauges(self.sensors, quorum, self._clock)
         controller = quorum.controller
         if controller is not None:
-            add_controller_gauges(self.sensors, lambda: controller.is_active, lambda: quorum.loader.image)
+            add_controller_gauges(self.sensors, controller, lambda: quorum.loader.image, quorum, self._clock)
         if self._broker is not None:
             lifecycle = self._broker.lifecycle
             self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
+        if endpoint := self.config["kalda.metrics.otlp.endpoint"]:
+            from kalda.broker.metrics_push import MetricsPush
+
+            assert self._timers is not None
+            assert self._jobs is not None
+            interval_ms = self.config["kalda.metrics.otlp.interval.ms"]
+            self._metrics_push = MetricsPush(
+                self.config.node_id,
+                cluster_id,
+                endpoint,
+                interval_ms,
+                self.sensors,
+                self._clock,
+                self._timers,
+                self._jobs,
+            )
+            self._metrics_push.start()
         address = self.config["kalda.metrics.listener"]
         if address:
             from kalda.broker.metrics_listener import MetricsListener
@@ -375,6 +426,7 @@ class Node:
                 self._quotas.managers,
                 self._clock,
                 lambda: None if broker is None else broker.services.client_metrics.series,
+                self.config["kalda.metrics.names"],
             )
             await self.metrics_listener.open(address)
 
@@ -396,13 +448,20 @@ class Node:
             self._features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
+            authorizer=None if self._authorizer is None else self._authorizer.authorizer,
             throttle=self._quotas.throttle,
         )
         self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
+        on_frame = self._measured(pipeline)
+        early = self.config.early_start_listeners
         for name in self.config.controller_listener_names:
-            self._gates[name].open(pipeline.on_frame)
+            open_gate = partial(self._gates[name].open, on_frame)
+            if self._authorizer is None or name in early:
+                open_gate()
+            else:
+                self._authorizer.when_loaded(open_gate)
         self._registration = self._controller_registration()
         quorum.loader.install_publishers([self._registration])
 
@@ -471,6 +530,7 @@ class Node:
             heartbeats,
             self.sensors,
             self._quotas,
+            None if self._authorizer is None else self._authorizer.authorizer,
             identity,
             self._features,
             self._fatal,
@@ -538,8 +598,12 @@ class Node:
             self._security.close()
         if self.metrics_listener is not None:
             await self.metrics_listener.close()
+        if self._metrics_push is not None:
+            self._metrics_push.close()
         if self._quotas is not None:
             self._quotas.close()
+        if self._authorizer is not None:
+            self._authorizer.close()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from kalda.base.clock import Clock
 from kalda.base.sensors import Sensors
 from kalda.broker.quorum_side import QuorumSide
 from kalda.metadata.image import MetadataImage
+
+if TYPE_CHECKING:
+    from kalda.controller.quorum_controller import QuorumController
 
 CONTROLLER = "kafka.controller:type=KafkaController"
 LOADER = "kafka.server:type=MetadataLoader"
 RAFT = "kafka.server:type=raft-metrics"
 
 
-def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide) -> None:
+def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> None:
     """Of the node's replica of the metadata log, and of what is loaded from it."""
     loader, raft = quorum.loader, quorum.raft
 
@@ -35,17 +40,40 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide) -> None:
         {
             "current-leader": lambda: -1 if raft.machine.leader_id is None else raft.machine.leader_id,
             "current-epoch": lambda: raft.machine.epoch,
+            "current-vote": lambda: _voted(raft.machine.role),
+            "high-watermark": lambda: raft.machine.high_watermark,
+            "log-end-offset": lambda: raft.machine.log.end_offset,
+            "log-end-epoch": lambda: raft.machine.log.last_epoch,
+            "number-of-voters": lambda: len(list(raft.machine.voters.ids)),
         },
     )
     _add(
         sensors,
         "kafka.server:type=broker-metadata-metrics",
-        {"last-applied-record-offset": lambda: loader.image.offset},
+        {
+            "last-applied-record-offset": lambda: loader.image.offset,
+            "last-applied-record-timestamp": lambda: loader.image.provenance.last_contained_log_time_ms,
+            "last-applied-record-lag-ms": lambda: _lag_ms(loader.image, clock),
+        },
     )
 
 
-def add_controller_gauges(sensors: Sensors, is_active: Callable[[], bool], image: Callable[[], MetadataImage]) -> None:
+def _voted(role: object) -> int:
+    """The candidate that this node has voted for in its epoch; -1 where there is none."""
+    voted = getattr(role, "voted", None)
+    return -1 if voted is None else int(voted.id)
+
+
+def _lag_ms(image: MetadataImage, clock: Clock) -> float:
+    """How old the last applied record is."""
+    return max(0, clock.wall_ms() - image.provenance.last_contained_log_time_ms)
+
+
+def add_controller_gauges(
+    sensors: Sensors, controller: QuorumController, image: Callable[[], MetadataImage], quorum: QuorumSide, clock: Clock
+) -> None:
     """Of the cluster, as a controller counts it. Counts of partitions visit all of them."""
+    machine = quorum.raft.machine
 
     def brokers(fenced: bool) -> float:
         return sum(broker.fenced is fenced for broker in image().cluster.brokers.values())
@@ -61,7 +89,12 @@ def add_controller_gauges(sensors: Sensors, is_active: Callable[[], bool], image
         sensors,
         CONTROLLER,
         {
-            "ActiveControllerCount": lambda: int(is_active()),
+            "ActiveControllerCount": lambda: int(controller.is_active),
+            "MetadataErrorCount": lambda: controller.faults.count,
+            "LastAppliedRecordOffset": lambda: image().offset,
+            "LastAppliedRecordTimestamp": lambda: image().provenance.last_contained_log_time_ms,
+            "LastAppliedRecordLagMs": lambda: _lag_ms(image(), clock),
+            "LastCommittedRecordOffset": lambda: machine.high_watermark - 1,
             "ActiveBrokerCount": lambda: brokers(False),
             "FencedBrokerCount": lambda: brokers(True),
             "GlobalTopicCount": lambda: len(image().topics.by_id),

@@ -77,9 +77,15 @@ class Services:
             features,
             lambda step: context.timers.call_later_ms(0, step),
             unstable_versions=context.config["unstable.api.versions.enable"],
+            authorizer=context.authorizer,
             throttle=context.quotas.throttle,
         )
         context.quotas.add_pipeline(self.pipeline)
+        context.sensors.gauge(
+            "kafka.server:type=broker-metadata-metrics",
+            "metadata-apply-error-count",
+            read=lambda: context.faults.count,
+        )
         self._cache = context.cache
         self._config_publisher = DynamicConfigPublisher(
             context.dynamic_configs, [module.on_config for module in self.modules], context.faults

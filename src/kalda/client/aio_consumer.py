@@ -117,6 +117,7 @@ class Consumer(ConsumerCalls):
             now_ms=monotonic_ms(),
             wall_ms=lambda: int(time.time() * 1000),
         )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
         self._security = security_of(settings.values)
@@ -378,6 +379,8 @@ class Consumer(ConsumerCalls):
             with contextlib.suppress(ApiError):
                 await self._revoke_all()
             await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
+            if not self._core.metrics_have_ended(monotonic_ms()):
+                await self._run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])

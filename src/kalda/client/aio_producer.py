@@ -12,7 +12,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ class _Driven:
                 waiting.set_result(None)
 
     def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.sender.is_idle)
+        return self.is_forced or (self.is_closing and self.core.has_ended(monotonic_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
         self.is_closing = True
@@ -114,6 +114,7 @@ class Producer:
             lock=nullcontext(),
             now_ms=monotonic_ms(),
         )
+        self._core.push_metrics(lambda: int(time.time() * 1000))
         self._driven = _Driven(self._core, self._outgoing)
         self._security = security_of(self._config.values)
         self._io: IoLoop | None = None
@@ -427,6 +428,18 @@ class Producer:
     def metrics(self) -> dict[str, float]:
         """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
         return self._core.metrics.snapshot(monotonic_ms())
+
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
+        `enable.metrics.push` is false."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.unregister(name)
 
     async def __aenter__(self) -> Producer:
         self._start()

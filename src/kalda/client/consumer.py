@@ -87,6 +87,7 @@ class Consumer(ConsumerCalls):
             now_ms=monotonic_ms(),
             wall_ms=lambda: int(time.time() * 1000),
         )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
         self._driven = ConsumerDriven(self._core)
         self._lock = self._driven.lock
         security: ClientSecurity | None = security_of(settings.values)
@@ -398,6 +399,7 @@ class Consumer(ConsumerCalls):
                 operation = self._begin().begin_leave(leave_group)
             self._finish_quietly(operation, due_ms)
             self._io.turn_at_once()
+            self._push_last_metrics(due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -405,6 +407,12 @@ class Consumer(ConsumerCalls):
             self._io.stop()
             self._io.join()
             _open.discard(self._driven)
+
+    def _push_last_metrics(self, due_ms: int) -> None:
+        with self._lock:
+            if self._core.metrics_have_ended(monotonic_ms()):
+                return
+        self._io.run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
 
     def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
         if operation is None:

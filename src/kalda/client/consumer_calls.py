@@ -224,6 +224,18 @@ class ConsumerCalls:
         with self._lock:
             return consumer_metrics(self._core, self._now_ms())
 
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
+        `enable.metrics.push` is false."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.unregister(name)
+
     # -- inside
 
     def _begin(self) -> ConsumerCore:

@@ -22,7 +22,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ class _Driven:
                 self.changed.notify_all()
 
     def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.sender.is_idle)
+        return self.is_forced or (self.is_closing and self.core.has_ended(monotonic_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
         self.appenders.clear()
@@ -160,6 +160,7 @@ class Producer:
             lock=threading.Lock(),
             now_ms=monotonic_ms(),
         )
+        core.push_metrics(lambda: int(time.time() * 1000))
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
@@ -504,6 +505,18 @@ class Producer:
     def metrics(self) -> dict[str, float]:
         """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
         return self._core.metrics.snapshot(monotonic_ms())
+
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
+        `enable.metrics.push` is false."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.unregister(name)
 
     def __enter__(self) -> Producer:
         return self

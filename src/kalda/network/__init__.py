@@ -14,6 +14,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes
+- `certificate_files`: certificates of a test cluster, as files
 - `oauth`: OAuth tokens: validation of signed ones, and where clients get theirs
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read

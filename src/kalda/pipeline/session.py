@@ -31,11 +31,13 @@ _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "iceberg": {"spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"},
 }
 _SETTINGS: Final = {
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+}
+_OF_QUERIES: Final = {
+    "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -67,9 +69,6 @@ def make_session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError(f"pipelines run on PySpark ({error}): pip install 'kalda[spark]'") from None
-    from kalda.spark import register
-    from kalda.spark.segments import register_segments
-
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     chosen = dict(_SETTINGS)
@@ -94,9 +93,19 @@ def make_session(
             f"Spark could not be started with {', '.join(packages_of(needed))} from Maven: {first_line(error)}. Put "
             f"these jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
         ) from error
+    prepare(spark)
+    return spark
+
+
+def prepare(spark: SparkSession) -> None:
+    """Kalda's formats, and the settings of queries, for a session that was made elsewhere."""
+    from kalda.spark import register
+    from kalda.spark.segments import register_segments
+
     register(spark)
     register_segments(spark)
-    return spark
+    for name, value in _OF_QUERIES.items():
+        spark.conf.set(name, value)
 
 
 def first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -167,7 +168,9 @@ class TransactionVerifier:
         self._send = send
         self._coordinators: dict[int, _Coordinator] = {}
         """By broker id; those with something queued or in flight."""
-        self._failures = (Sensors() if sensors is None else sensors).counter(_METRICS, "VerificationFailureRate")
+        sensors = Sensors() if sensors is None else sensors
+        self._failures = sensors.counter(_METRICS, "VerificationFailureRate")
+        self._times = sensors.average(_METRICS, "VerificationTimeMs")
 
     def applies_to(self, support: ClientSupport) -> bool:
         """Whether transactions of such clients are verified."""
@@ -183,7 +186,7 @@ class TransactionVerifier:
     ) -> Pending[Errors]:
         """Completes with the errors of the partitions that were not confirmed."""
         caller = _Caller(partitions, support)
-        caller.pending.then(self._count)
+        caller.pending.then(partial(self._count, self.mono_ms()))
         broker_id = self._coordinator_of(transactional_id)
         if broker_id is None:
             caller.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -209,7 +212,9 @@ class TransactionVerifier:
         self._send_queued(broker_id, coordinator)
         return caller.pending
 
-    def _count(self, errors: Errors | None, _: ApiError | None) -> None:
+    def _count(self, began_ms: int, errors: Errors | None, _: ApiError | None) -> None:
+        now_ms = self.mono_ms()
+        self._times.record(now_ms - began_ms, now_ms)
         if errors:
             self._failures.value += len(errors)
 

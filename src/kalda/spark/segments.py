@@ -6,25 +6,28 @@ Options: `path` (or `load`'s argument; several with commas between), `view`, `to
 `includeHeaders`, `replicas`, `includeDeletedRecords`, `maxSplitBytes`; see `read_segment_options`. Directories of Kalda
 and of Apache Kafka are the same. The columns of records are those of the source `kalda`, and `corrupt`; a schema may
 name more (`EXTRA_TYPES`) or fewer.
+
+Conditions of a query do not reduce what is read: PySpark keeps the reader that a condition has narrowed for later
+queries of the same frame that have none. The option `topics` does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
 from kalda.base.ids import TopicPartition
-from kalda.spark.filters import Narrowing, narrow
+from kalda.spark.filters import Narrowing
 from kalda.spark.options import OptionError
-from kalda.spark.segment_files import MAX_OFFSET, Piece, find_replicas, plan_tasks
-from kalda.spark.source import ALL_COLUMNS, COLUMNS, FILTER_PUSHDOWN, one_sentence
+from kalda.spark.segment_files import Piece, find_replicas, plan_tasks
+from kalda.spark.source import ALL_COLUMNS, COLUMNS, one_sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,9 +123,8 @@ def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def register_segments(spark: SparkSession) -> None:
-    """Register the format in this session, and allow Spark to pass the conditions of queries to it."""
-    spark.conf.set(FILTER_PUSHDOWN, "true")
-    spark.dataSource.register(FilteringSegmentSource)
+    """Register the format in this session."""
+    spark.dataSource.register(SegmentSource)
 
 
 class SegmentSource(DataSource):
@@ -145,15 +147,6 @@ class SegmentSource(DataSource):
         with one_sentence():
             options = read_segment_options(self.options)
             return SegmentReader(options, _check_schema(options, schema))
-
-
-class FilteringSegmentSource(SegmentSource):
-    """The source for sessions that allow filter pushdown."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        with one_sentence():
-            options = read_segment_options(self.options)
-            return FilteringSegmentReader(options, _check_schema(options, schema))
 
 
 def _check_schema(options: SegmentOptions, schema: StructType) -> StructType:
@@ -216,16 +209,15 @@ class SegmentReader(DataSourceReader):
         from kalda.spark.segment_columns import RecordColumns
 
         columns = RecordColumns([(one.name, one.nullable) for one in self.columns])
-        last = None if self.narrowing.end_offset == MAX_OFFSET else self.narrowing.end_offset
         for piece in pieces:
-            first = max(self.narrowing.start_offset, piece.log_start_offset)
+            first = piece.log_start_offset
             keeps = kept.of(piece)
             keep = keeps.keeps if keeps is not None else None
             for found in read_piece(piece):
-                for batch in (found,) if isinstance(found, Damage) else columns.of(found, piece, first, last, keep):
+                for batch in (found,) if isinstance(found, Damage) else columns.of(found, piece, first, None, keep):
                     if not isinstance(batch, Damage):
                         yield batch
-                    elif first <= batch.offset < (last or MAX_OFFSET) and self._reports(batch, piece):
+                    elif batch.offset >= first and self._reports(batch, piece):
                         yield columns.damage(batch, piece)
 
     def _reports(self, damage: Damage, piece: Piece) -> bool:
@@ -254,23 +246,6 @@ class SegmentReader(DataSourceReader):
                 if wrong and self.options.mode == "DROPMALFORMED":
                     some = [row for row in some if not row.get("corrupt")]
                 yield pa.RecordBatch.from_pylist(some, schema=schema)
-
-
-class FilteringSegmentReader(SegmentReader):
-    """Reads only the records that the query's conditions allow. Other views have other columns of these names, so
-    Spark applies the conditions on them."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        if self.options.view != RECORDS:
-            return filters
-        pushed, left = narrow(filters)
-        topics = self.options.topics
-        if topics is not None:
-            topics = topics if pushed.topics is None else topics & pushed.topics
-        else:
-            topics = pushed.topics
-        self.narrowing = Narrowing(topics, pushed.partitions, pushed.start_offset, pushed.end_offset)
-        return left
 
 
 class _Kept:

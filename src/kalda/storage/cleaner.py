@@ -118,6 +118,10 @@ class LogCleaner:
         self.uncleanable: dict[TopicPartition, Uncleanable] = {}
         """Partitions whose logs are not chosen until the node starts again, their replica is made anew, or the memory
         is raised where that was too little."""
+        self.last_run_ms = -1
+        """When `choose` was called last; -1: never."""
+        self.max_dirty_ratio = 0.0
+        """Of the logs that the last call of `choose` found to be cleaned."""
         self._secret = secret
         self._under_way: dict[TopicPartition, Cleaning] = {}
         self._retry_ms: dict[TopicPartition, int] = {}
@@ -127,15 +131,18 @@ class LogCleaner:
         """The cleaning to do next, of a log that is not being cleaned; None for none, and while another writes the
         checkpoints with which a cleaning begins."""
         self._forget(now_ms)
+        self.last_run_ms = now_ms
         if not self.config.enabled or any(cleaning.is_preparing for cleaning in self._under_way.values()):
             return None
         best: Cleanable | None = None
+        self.max_dirty_ratio = 0.0
         for log in self._manager:
             found = self._cleanable(log, now_ms)
             if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
                 best = found
         if best is None:
             return None
+        self.max_dirty_ratio = best.dirty_ratio
         topic_partition = best.log.topic_partition
         directory = self._manager.dir_of(topic_partition)
         assert directory is not None

@@ -28,6 +28,11 @@ another one, and follows it when the network is healed:
 
 `cluster.network` also delays (`delay`), stalls (`stall`) and cuts (`cut`) what two nodes send each other.
 
+A cluster whose listeners need TLS and a login; `client_config` has the keys of a client:
+
+    with Cluster(security="SASL_SSL") as cluster:
+        producer = kalda.Producer(cluster.client_config(user="alice", mechanism="SCRAM-SHA-512"))
+
 The installed pytest plugin provides one cluster for the session, with a new topic for each test, and makes other
 clusters for a test:
 
@@ -40,6 +45,7 @@ clusters for a test:
 
 - `cluster`: the cluster, on a thread and a loop of its own
 - `network`: links between the nodes, and their faults
+- `security`: certificates, users and configuration of a cluster that is not PLAINTEXT
 - `layout`: ports, properties and formatted directories of its nodes
 - `plugin`: the fixtures
 """

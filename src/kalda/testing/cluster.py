@@ -14,7 +14,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
@@ -23,6 +23,9 @@ from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import ClusterClient
 from kalda.testing import layout
 from kalda.testing.network import Network
+
+if TYPE_CHECKING:
+    from kalda.testing.security import ClusterSecurity
 
 T = TypeVar("T")
 _READY_S = 30.0
@@ -45,9 +48,14 @@ class Cluster:
         node_configs: Mapping[int, Mapping[str, object]] | None = None,
         directory: str | Path | None = None,
         network_faults: bool = False,
+        security: str = "PLAINTEXT",
+        users: Mapping[str, str] | None = None,
     ) -> None:
-        """`config` overrides properties of all nodes, `node_configs` those of one. A given `directory` is kept; without
-        one, the data is deleted by `stop`. With `network_faults`, the nodes reach each other through `network`."""
+        """`config` overrides properties of all nodes, `node_configs` those of one. A given `directory` is kept;
+        without one, the data is deleted by `stop`. With `network_faults`, the nodes reach each other
+        through `network`. `security` is the protocol of all listeners: PLAINTEXT, SSL, SASL_PLAINTEXT or
+        SASL_SSL. `users`: passwords by name; by default `admin`, who may do everything, and `alice`, with
+        the passwords `admin-secret` and `alice-secret`."""
         if brokers < 1:
             raise ValueError(f"a cluster has at least one broker, not {brokers}")
         self.brokers = brokers
@@ -60,6 +68,12 @@ class Cluster:
         self._temporary_directory: str | None = None
         """Made by `start` and deleted by `stop`, where no directory was given."""
         self._places: list[layout.Place] = []
+        self._security: ClusterSecurity | None = None
+        """None for PLAINTEXT."""
+        if security.upper() != "PLAINTEXT":
+            from kalda.testing.security import ClusterSecurity
+
+            self._security = ClusterSecurity(security.upper(), users)
         self._has_network = network_faults
         self._network: Network | None = None
         """Between `start` and `stop`, with `network_faults`."""
@@ -75,6 +89,8 @@ class Cluster:
             self._temporary_directory = tempfile.mkdtemp(prefix="kalda-")
         home = self._given_directory or Path(str(self._temporary_directory))
         self._places = layout.lay_out(self.brokers, home)
+        if self._security is not None:
+            self._security.prepare(home / "certificates", (layout.HOST, "localhost"))
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kalda-cluster", daemon=True)
         self._thread.start()
@@ -155,6 +171,17 @@ class Cluster:
         """One node's log directory."""
         return Path(self._place(node_id).directory)
 
+    def client_config(
+        self, user: str = "admin", mechanism: str = "PLAIN", password: str | None = None
+    ) -> dict[str, object]:
+        """The keys of a client that is that user: `bootstrap.servers`, and those of TLS and SASL where the cluster has
+        them. `password`: another than the user's."""
+        more = {} if self._security is None else self._security.client_properties(user, mechanism, password)
+        return {"bootstrap.servers": self.bootstrap_servers, **more}
+
+    def _client(self) -> ClusterClient:
+        return ClusterClient(self.bootstrap_servers, config=self.client_config())
+
     def create_topic(
         self,
         name: str,
@@ -170,14 +197,14 @@ class Cluster:
             topic = NewTopic(name, configs=texts, assignment=assignment)
         else:
             topic = NewTopic(name, partitions, replication_factor, texts)
-        with ClusterClient(self.bootstrap_servers) as client:
+        with self._client() as client:
             topic_id = create_topics(client, [topic])[0].topic_id
         self._run(self._until(lambda node: _has(node, topic_id), f"every node has topic {name}"))
         return topic_id
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and wait until no running node has it in its metadata. Raises `ApiError`."""
-        with ClusterClient(self.bootstrap_servers) as client:
+        with self._client() as client:
             topic_id = client.topic(name).topic_id
             delete_topics(client, [name])
         self._run(self._until(lambda node: topic_id not in node.image.topics.by_id, f"no node has topic {name}"))
@@ -218,7 +245,8 @@ class Cluster:
         disk = RealDisk()
         for place in self._places:
             config = self._config_of(place)
-            layout.format_place(place, self._places, config, self.cluster_id, disk)
+            scram = () if self._security is None else self._security.scram_arguments
+            layout.format_place(place, self._places, config, self.cluster_id, disk, scram)
         await asyncio.gather(*(self._start(place) for place in self._places))
         await self._wait_until_all_unfenced()
 
@@ -271,7 +299,7 @@ class Cluster:
 
     def _config_of(self, place: layout.Place) -> Any:
         overrides = {**self._config, **self._node_configs.get(place.node_id, {})}
-        return layout.config_of(place, self._places, overrides)
+        return layout.config_of(place, self._places, overrides, self._security)
 
     def _place(self, node_id: int) -> layout.Place:
         if not 1 <= node_id <= len(self._places):

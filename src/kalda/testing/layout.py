@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
@@ -14,6 +15,9 @@ from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import LOOPBACK, free_ports
 from kalda.raft.values import Endpoint
+
+if TYPE_CHECKING:
+    from kalda.testing.security import ClusterSecurity
 
 HOST = LOOPBACK
 _REPLICAS = 3
@@ -44,10 +48,13 @@ def lay_out(brokers: int, directory: Path) -> list[Place]:
     ]
 
 
-def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]) -> ServerConfig:
+def config_of(
+    place: Place, places: list[Place], overrides: Mapping[str, object], security: ClusterSecurity | None = None
+) -> ServerConfig:
     """A combined broker and controller that starts fast: internal topics of one partition, short timeouts."""
     replicas = min(_REPLICAS, len(places))
-    listeners = f"{CLIENTS}://{HOST}:{place.port},{CONTROLLER}://{HOST}:{place.controller_port}"
+    clients = CLIENTS if security is None else security.protocol
+    listeners = f"{clients}://{HOST}:{place.port},{CONTROLLER}://{HOST}:{place.controller_port}"
     properties: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": place.node_id,
@@ -55,6 +62,8 @@ def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]
         "listeners": listeners,
         "advertised.listeners": listeners,
         **PLAIN_LISTENERS,
+        **({} if security is None else security.node_properties(clients)),
+        "inter.broker.listener.name": clients,
         "log.dirs": place.directory,
         "default.replication.factor": replicas,
         "offsets.topic.num.partitions": 1,
@@ -76,7 +85,14 @@ def config_of(place: Place, places: list[Place], overrides: Mapping[str, object]
     return ServerConfig({name: str(value) for name, value in properties.items()})
 
 
-def format_place(place: Place, places: list[Place], config: ServerConfig, cluster_id: str, disk: Disk) -> None:
+def format_place(
+    place: Place,
+    places: list[Place],
+    config: ServerConfig,
+    cluster_id: str,
+    disk: Disk,
+    scram_arguments: Sequence[str] = (),
+) -> None:
     """Format the log directory of one node; all nodes are voters of the quorum."""
     request = FormatRequest(
         cluster_id=cluster_id,
@@ -90,6 +106,7 @@ def format_place(place: Place, places: list[Place], config: ServerConfig, cluste
             f"{other.node_id}@{HOST}:{other.controller_port}:{uuid_to_text(other.directory_id)}" for other in places
         ),
         ignore_formatted=True,
+        scram_arguments=scram_arguments,
     )
     now_ms = 1
     format_storage(disk, request, new_id=new_id, entropy=os.urandom, now_ms=now_ms, say=lambda _: None)

@@ -76,13 +76,14 @@ def _final_offset(
 
 
 def _outputs(view: View, committed: dict[Input, int]) -> Iterator[Finding]:
-    """Visible outputs by the input record that they were made from."""
-    outputs: dict[str, list[tuple[Place, Append, Transaction]]] = {}
+    """Visible outputs by the group and the input record that they were made from."""
+    outputs: dict[tuple[str, str], list[tuple[Place, Append, Transaction]]] = {}
     for value, places in view.visible.items():
         writer = view.writers.get(value)
         if writer is not None and writer[1].source is not None:
             transaction, append = writer
-            outputs.setdefault(append.source or "", []).append((places[0], append, transaction))
+            group = transaction.consumed[0].group if transaction.consumed else ""
+            outputs.setdefault((group, append.source or ""), []).append((places[0], append, transaction))
     latest: dict[tuple[TopicPartition, TopicPartition], tuple[int, str]] = {}
     for (group, partition), end in sorted(committed.items()):
         log = view.history.logs.get(partition)
@@ -91,7 +92,7 @@ def _outputs(view: View, committed: dict[Input, int]) -> Iterator[Finding]:
         for offset, value in log.visible:
             if offset >= end:
                 break
-            place, found = Place(partition, offset), outputs.get(value, [])
+            place, found = Place(partition, offset), outputs.get((group, value), [])
             if not found:
                 text = f"group {group!r} has committed an offset beyond input {value!r} at {place}, which has no output"
                 yield Finding(Rule.INPUT_LOST, text, None, value, place)

@@ -21,6 +21,8 @@ from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster import ClusterClient
+from kalda.client.consumer import Consumer
+from kalda.client.producer import Producer
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.records.compression import Compression, compress
 from kalda.telemetry.client_records import Source
@@ -55,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def connected(cluster: Cluster) -> Iterator[ClusterClient]:
-    with ClusterClient(cluster.bootstrap_servers, client_id="loader\x1b[2J" + "x" * 30_000) as client:
+    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "loader\x1b[2J" + "x" * 30_000}) as client:
         resource = Resource(ConfigResourceType.CLIENT_METRICS, "all")
         set_configs(client, resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
         yield client
@@ -157,9 +159,34 @@ def test_an_unknown_codec(pusher: Pusher) -> None:
 
 
 def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, connected: ClusterClient) -> None:
-    with ClusterClient(cluster.bootstrap_servers, client_id="other") as other:
+    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "other"}) as other:
         got = Pusher(other).got
     assert (got.requested_metrics, got.push_interval_ms) == ([], 300_000)
+
+
+def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, connected: ClusterClient) -> None:
+    cluster.create_topic("pushed", partitions=1)
+    while not PUSHED.empty():
+        PUSHED.get()
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
+    with Producer(settings, transactional_id=None) as producer, Consumer(settings, group_id="g") as consumer:
+        producer.register_metric("org.acme.orders.total", lambda: 42, is_total=True)
+        consumer.subscribe(["pushed"])
+        producer.send("pushed", value=b"1").result(30)
+        seen: dict[str, Push] = {}
+        while len(seen) < 2:
+            consumer.poll(0.1)
+            while not PUSHED.empty():
+                push = PUSHED.get()
+                seen["producer" if ".producer." in push.points[0].name else "consumer"] = push
+    points = {point.name: point for push in seen.values() for point in push.points}
+    assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
+    assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
+    assert points["org.apache.kafka.consumer.coordinator.rebalance.latency.max"].kind is Kind.GAUGE
+    assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
+    last = 0
+    while last < 2:
+        last += PUSHED.get(timeout=30).is_terminating
 
 
 def test_the_command_line(cluster: Cluster, connected: ClusterClient) -> None:

@@ -91,6 +91,7 @@ class ConsumerConfig(NamedTuple):
     assignors: tuple[object, ...]
     """Names, or objects that assign."""
     session_timeout_ms: int
+    enable_metrics_push: bool
     metadata_max_age_ms: int
     rebootstrap_trigger_ms: int
     may_rebootstrap: bool
@@ -146,6 +147,7 @@ def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         max_poll_records=at["max.poll.records"],
         assignors=_assignors(at["partition.assignment.strategy"] if strategy is None else strategy),
         session_timeout_ms=at["session.timeout.ms"],
+        enable_metrics_push=at["enable.metrics.push"],
         metadata_max_age_ms=at["metadata.max.age.ms"],
         rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
         may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",

@@ -74,6 +74,7 @@ class ProducerConfig(NamedTuple):
     max_block_ms: int
     max_in_flight: int
     max_request_size: int
+    enable_metrics_push: bool
     metadata_max_age_ms: int
     metadata_max_idle_ms: int
     rebootstrap_trigger_ms: int
@@ -124,6 +125,7 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         max_block_ms=at["max.block.ms"],
         max_in_flight=at["max.in.flight.requests.per.connection"],
         max_request_size=at["max.request.size"],
+        enable_metrics_push=at["enable.metrics.push"],
         metadata_max_age_ms=at["metadata.max.age.ms"],
         metadata_max_idle_ms=at["metadata.max.idle.ms"],
         rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],

@@ -6,15 +6,19 @@ it: the module `partitions` calls the table of coordinators when this broker sta
 
 from __future__ import annotations
 
+from functools import partial
+
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.rows import Row
+from kalda.coordinator.groups.classic_group import GroupState
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.internal_topics import GROUPS
@@ -23,6 +27,15 @@ from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
 from kalda.storage.producer_state import Verification
+
+_MANAGER = "kafka.coordinator.group:type=GroupMetadataManager"
+_COUNTED_STATES = {
+    GroupState.PREPARING_REBALANCE: "NumGroupsPreparingRebalance",
+    GroupState.COMPLETING_REBALANCE: "NumGroupsCompletingRebalance",
+    GroupState.STABLE: "NumGroupsStable",
+    GroupState.EMPTY: "NumGroupsEmpty",
+    GroupState.DEAD: "NumGroupsDead",
+}
 
 
 class GroupsModule(Module):
@@ -50,7 +63,8 @@ class GroupsModule(Module):
         self._replicas = replicas
         self._verifier = verifier
         self._shell = shell = coordinators.add(GROUPS, coordinator.runtime)
-        self._handlers = GroupHandlers(coordinator, clock, shell.arm)
+        self._handlers = GroupHandlers(coordinator, clock, shell.arm, context.cache.topic_name)
+        _add_gauges(context.sensors, coordinator)
 
     def rows(self) -> list[Row]:
         """The group APIs."""
@@ -83,6 +97,21 @@ class GroupsModule(Module):
 
         self._verifier.verify(request.transactional_id, producer_id, epoch, [at], support).then(on_verified)
         return verified
+
+
+def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
+    """Groups that this broker coordinates, in all and by state. Reading a count by state visits all groups."""
+
+    def count(state: GroupState | None = None) -> float:
+        return sum(
+            len(shard.groups) if state is None else sum(group.state is state for group in shard.groups.values())
+            for shard in coordinator.runtime.active_shards()
+        )
+
+    sensors.gauge(_MANAGER, "NumGroups", read=count)
+    sensors.gauge("kafka.server:type=group-coordinator-metrics", "group-count", (("protocol", "classic"),), count)
+    for state, name in _COUNTED_STATES.items():
+        sensors.gauge(_MANAGER, name, read=partial(count, state))
 
 
 class TopicNames:

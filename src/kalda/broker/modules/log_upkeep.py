@@ -26,6 +26,22 @@ class LogUpkeepModule(Module):
         self._loop = asyncio.get_running_loop()
         self._releasing = False
         """Files are being closed, or were a moment ago."""
+        cleaner, clock = self._cleaner, context.host.clock
+        sensors = context.sensors
+        sensors.gauge("kafka.log:type=LogCleaner", "max-dirty-percent", read=lambda: cleaner.max_dirty_ratio * 100)
+        manager = "kafka.log:type=LogCleanerManager"
+        sensors.gauge(manager, "uncleanable-partitions-count", read=lambda: len(cleaner.uncleanable))
+        sensors.gauge(
+            manager,
+            "time-since-last-run-ms",
+            read=lambda: -1 if cleaner.last_run_ms < 0 else clock.wall_ms() - cleaner.last_run_ms,
+        )
+        logs = context.logs
+        sensors.gauge(
+            "kafka.log:type=LogManager",
+            "OfflineLogDirectoryCount",
+            read=lambda: sum(not directory.online for directory in logs.dirs),
+        )
         self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:

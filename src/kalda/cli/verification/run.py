@@ -13,12 +13,14 @@ from kalda.base.configs.producer import PRODUCER
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
+from kalda.cli.verification.members import MemberLoop, MemberSource
 from kalda.cli.verification.observers import CommittedReader, GroupSource, read_of, sample
 from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
-from kalda.cli.verification.settling import final_logs, final_offsets, wait_until_stable
+from kalda.cli.verification.settling import final_logs, final_offsets, has_records, wait_until_stable
 from kalda.cli.verification.transactional import TransactionalProducer
 from kalda.cli.verification.writers import Ledger, Writer
+from kalda.client.admin.groups import committed_offsets
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import ClusterClient
 from kalda.client.config_files import keys_of
@@ -67,6 +69,19 @@ class Plan:
         return f"{self.name}-loops"
 
     @property
+    def member_outputs(self) -> dict[TopicPartition, TopicPartition]:
+        """Likewise, of the loops that are members of a group."""
+        return {each: TopicPartition(f"{self.name}-members-out", index) for index, each in enumerate(self.inputs)}
+
+    @property
+    def all_outputs(self) -> list[TopicPartition]:
+        return [*self.outputs.values(), *self.member_outputs.values()]
+
+    @property
+    def member_group(self) -> str:
+        return f"{self.name}-members"
+
+    @property
     def loops(self) -> int:
         """Loops; each has at least one input partition."""
         return min(max(1, self.producers // 2), len(self.inputs))
@@ -84,7 +99,8 @@ class Clients:
         writers = [Role(f"writer-{n}", self.write, Phase.RUN, True) for n in range(self._plan.producers)]
         loops = [Role(f"loop-{n}", self.loop, Phase.DRAIN, True) for n in range(self._plan.loops)]
         readers = [Role(f"reader-{n}", self.read, Phase.DRAIN, False) for n in range(_READERS)]
-        return [*writers, *loops, *readers, Role("sampler", self.sample, Phase.DRAIN, False)]
+        members = [Role(f"loop-member-{n}", self.member, Phase.DRAIN, True) for n in range(max(2, self._plan.loops))]
+        return [*writers, *loops, *members, *readers, Role("sampler", self.sample, Phase.DRAIN, False)]
 
     def _cluster(self, name: str) -> ClusterClient:
         return ClusterClient(self._plan.bootstrap, client_id=name, timeout_ms=_CLIENT_TIMEOUT_MS)
@@ -129,8 +145,34 @@ class Clients:
                         break
         finish()
 
+    def member(self, name: str, incarnation: int, ready: Ready) -> None:
+        rng, plan = self._rng(name, incarnation), self._plan
+        own = f"{name}+{incarnation}"
+        with Recorder(self._directory, own) as recorder, self._cluster(own) as cluster:
+            ledger = self._ledger(cluster, own, 0, recorder)
+            source = MemberSource(cluster.config, plan.member_group, sorted({each.topic for each in plan.inputs}))
+            loop = MemberLoop(ledger, source, recorder.add, rng, plan.member_group, plan.member_outputs)
+            ready.set()
+            while self._shared.phase < Phase.STOP:
+                if loop.step() is None and self._shared.phase is Phase.DRAIN and self._are_drained(cluster):
+                    break
+            source.close()
+        finish()
+
+    def _are_drained(self, cluster: ClusterClient) -> bool:
+        """Whether the members' group has no input left: no record follows its committed offsets."""
+        plan = self._plan
+        found = committed_offsets(cluster, plan.member_group, plan.inputs, require_stable=True)
+        for each in sample(cluster, plan.inputs):
+            start = found[each.partition].offset if each.partition in found else 0
+            if each.last_stable_offset < each.high_watermark:
+                return False
+            if has_records(cluster, each.partition, start, each.high_watermark):
+                return False
+        return True
+
     def read(self, name: str, incarnation: int, ready: Ready) -> None:
-        starts = dict.fromkeys([*self._plan.inputs, *self._plan.outputs.values()], 0)
+        starts = dict.fromkeys([*self._plan.inputs, *self._plan.all_outputs], 0)
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
             reader = CommittedReader(cluster.config, starts)
             while self._shared.phase < Phase.STOP:
@@ -140,7 +182,7 @@ class Clients:
         finish()
 
     def sample(self, name: str, incarnation: int, ready: Ready) -> None:
-        partitions = [*self._plan.inputs, *self._plan.outputs.values()]
+        partitions = [*self._plan.inputs, *self._plan.all_outputs]
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
             while self._shared.phase < Phase.STOP:
                 for each in sample(cluster, partitions):
@@ -157,7 +199,7 @@ def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]
     shared, rng = Shared(), Random(f"{plan.seed}/faults")
     settings = Settings(plan.transaction_timeout_ms, _SLACK_MS)
     settle_s = (plan.transaction_timeout_ms + _SLACK_MS) / 1_000
-    partitions = [*plan.inputs, *plan.outputs.values()]
+    partitions = [*plan.inputs, *plan.all_outputs]
     began_s = time.monotonic()
     with Recorder(directory, "run") as recorder:
         recorder.add(settings)
@@ -191,8 +233,9 @@ def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]
             report("reading the final logs")
             for log in final_logs(cluster, partitions):
                 recorder.add(log)
-            for offset in final_offsets(cluster, plan.group, plan.inputs):
-                recorder.add(offset)
+            for group in (plan.group, plan.member_group):
+                for offset in final_offsets(cluster, group, plan.inputs):
+                    recorder.add(offset)
     return list(chain([FIRST_LINE], recorded_lines(directory)))
 
 
@@ -205,7 +248,7 @@ def _create_topics(cluster: ClusterClient, plan: Plan) -> None:
     replicas = plan.replication_factor
     configs = {"min.insync.replicas": str(max(1, replicas - 1))}
     names = {partition.topic: plan.partitions for partition in plan.inputs}
-    names |= {partition.topic: len(plan.inputs) for partition in plan.outputs.values()}
+    names |= {partition.topic: len(plan.inputs) for partition in plan.all_outputs}
     create_topics(
         cluster,
         [
@@ -219,7 +262,7 @@ def _create_topics(cluster: ClusterClient, plan: Plan) -> None:
 
 def remove_topics(plan: Plan) -> None:
     """Delete the plan's topics. A failure is ignored: nothing depends on it."""
-    names = {partition.topic for partition in (*plan.inputs, *plan.outputs.values())}
+    names = {partition.topic for partition in (*plan.inputs, *plan.all_outputs)}
     try:
         with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
             delete_topics(cluster, sorted(names))

@@ -86,6 +86,11 @@ def _read(
     return tuple(found)
 
 
+def has_records(cluster: ClusterClient, partition: TopicPartition, start: int, end: int) -> bool:
+    """Whether a read_committed consumer gets any record of [start, end). Raises `ApiError`."""
+    return bool(_read(cluster, partition, start, end, True))
+
+
 def final_offsets(cluster: ClusterClient, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:
     """The group's committed offsets. Raises `ApiError`."""
     found = committed_offsets(cluster, group, partitions, require_stable=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
 from kalda.client.delivery import DeliveryFuture
 from kalda.client.producer import Producer
@@ -79,9 +80,12 @@ class TransactionalProducer:
         self._sent.clear()
         return offsets
 
-    def send_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit a group's offsets within the transaction. Raises `ApiError`."""
-        self._in_time(lambda: self._producer.send_offsets_to_transaction(offsets, group_id))
+    def send_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMetadata | None = None
+    ) -> None:
+        """Commit a group's offsets within the transaction, as the member that has read the input where it is one.
+        Raises `ApiError`."""
+        self._in_time(lambda: self._producer.send_offsets_to_transaction(offsets, member or group_id))
 
     def commit(self) -> None:
         """Commit. Raises `ApiError`; REQUEST_TIMED_OUT: it may be committed or not, and a second call has the

@@ -7,6 +7,9 @@ Of all clients:
 - `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
 
+- `own_metrics`: when a client pushes its own metrics
+- `pushing`: which of them, and how (KIP-714)
+
 Of the producer, from `send` to the acknowledgement:
 
 - `outgoing`: interceptors, serializers, the partition and the size of a record

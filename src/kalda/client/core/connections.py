@@ -275,6 +275,11 @@ class Connections:
                 self._give_up(peer, disconnected("the client is closed"), now_ms)
 
     @property
+    def made(self) -> int:
+        """How many connections were begun so far."""
+        return self._last_connection_id
+
+    @property
     def in_flight(self) -> int:
         """Requests without a response."""
         return sum(len(peer.in_flight) for peer in self._peers.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.configs.definition import InvalidConfig
@@ -32,6 +32,7 @@ from kalda.client.core.deserializers import deserializer_of
 from kalda.client.core.fetching import FetchConfig, Fetcher, Taken
 from kalda.client.core.membership import Callback, Membership, MembershipConfig, MembershipCounters
 from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.positions import Positions
 from kalda.client.core.requests import Requests, all_topics_request
 from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
@@ -40,6 +41,9 @@ from kalda.client.errors import refused
 from kalda.client.metadata import Topic, parse_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.records.consuming import Record
+
+if TYPE_CHECKING:
+    from kalda.client.core.pushing import Measured
 
 _MAX_IN_FLIGHT = 100
 """Requests of one connection without a response: a consumer sends few, and none that must keep an order."""
@@ -60,6 +64,10 @@ class SubscriptionPattern(NamedTuple):
 
 class ConsumerCore:
     """The machines of one consumer."""
+
+    own_metrics: OwnMetrics | None = None
+    """What pushes the consumer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
+    false."""
 
     def __init__(
         self,
@@ -183,6 +191,8 @@ class ConsumerCore:
         self.fetcher.run()
         for lookup in list(self._lookups):
             lookup.run(self)
+        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
+            self.own_metrics.run(now_ms)
 
     def deadline_ms(self, now_ms: int, is_polling: bool) -> int | None:
         """When `run` is due, if nothing happens before; None: not before an event."""
@@ -197,6 +207,8 @@ class ConsumerCore:
             times.append(self._membership.deadline_ms(is_polling))
         if self.subscription.pattern is not None:
             times.append(self._next_topics_ms)
+        if self.own_metrics is not None:
+            times.append(self.own_metrics.due_ms)
         times += [lookup.operation.deadline_ms for lookup in self._lookups]
         return min((time for time in times if time is not None and time > now_ms), default=None)
 
@@ -405,6 +417,32 @@ class ConsumerCore:
         self.fetcher.close()
         self.is_closed = True
         return operation
+
+    # -- its own metrics
+
+    def push_metrics(self, wall_ms: Callable[[], int], random: Random) -> None:
+        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
+        config = self.config
+        if config.enable_metrics_push:
+            labels = {"group_id": config.group_id, "group_instance_id": config.group_instance_id}
+            self.own_metrics = OwnMetrics(
+                self.connections,
+                self._measured,
+                tuple((name, value) for name, value in labels.items() if value),
+                wall_ms=wall_ms,
+                now_ms=lambda: self.requests.now_ms,
+                random=random,
+            )
+
+    def _measured(self, now_ms: int) -> Iterable[Measured]:
+        from kalda.client.core.consumer_metrics import consumer_metrics
+        from kalda.client.core.pushing import consumer_measured
+
+        return consumer_measured(consumer_metrics(self, now_ms), self.connections.made)
+
+    def metrics_have_ended(self, now_ms: int) -> bool:
+        """Whether the last metrics are sent, so that the connections may be closed. The first call begins that."""
+        return self.own_metrics is None or self.own_metrics.has_ended(now_ms)
 
     # -- topics
 

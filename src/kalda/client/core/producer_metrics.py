@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kalda.base.sensors import Counter, Gauge, Sensors, Tags
@@ -126,6 +126,13 @@ class ProducerMetrics:
             prefix = f"{tags['topic']}." if "topic" in tags else ""
             found[prefix + name.name] = sensor.measure(now_ms)
         return found
+
+    def measured(self, now_ms: int, connections: int) -> Iterator[tuple[str, str, dict[str, str], float]]:
+        """Group, name, tags and value of every metric."""
+        self._sample(now_ms)
+        yield GROUP, "connection-creation-total", {}, connections
+        for name, sensor in self.sensors:
+            yield name.group, name.name, dict(name.tags), sensor.measure(now_ms)
 
     # -- events
 

@@ -8,6 +8,7 @@ The caller's thread uses `metadata.want` and `accumulator.append` only; all else
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from kalda.client.core.buffer_pool import BufferPool
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.row_batches import table_batch_bytes
@@ -28,11 +30,16 @@ from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
 
 if TYPE_CHECKING:
+    from kalda.client.core.pushing import Measured
     from kalda.client.core.transactions import TransactionDriver
 
 
 class ProducerCore:
     """The machines of one producer."""
+
+    own_metrics: OwnMetrics | None = None
+    """What pushes the producer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
+    false."""
 
     def __init__(
         self,
@@ -114,6 +121,8 @@ class ProducerCore:
         self.sender.run(now_ms)
         if self.transactions is not None:
             self.transactions.run(now_ms, self.sender.has_in_flight)
+        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
+            self.own_metrics.run(now_ms)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
@@ -122,6 +131,8 @@ class ProducerCore:
             return now_ms
         if self.transactions is not None:
             times.append(self.transactions.deadline_ms(now_ms))
+        if self.own_metrics is not None:
+            times.append(self.own_metrics.due_ms)
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def take_actions(self) -> list[Action]:
@@ -131,6 +142,31 @@ class ProducerCore:
     def take_finished(self) -> list[ProducerBatch]:
         """Batches that are done, in order."""
         return self.sender.take_finished()
+
+    # -- its own metrics
+
+    def push_metrics(self, wall_ms: Callable[[], int]) -> None:
+        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
+        if not self.config.enable_metrics_push:
+            return
+        transactional_id = self.config.transactional_id
+        self.own_metrics = OwnMetrics(
+            self.connections,
+            self._measured,
+            () if transactional_id is None else (("transactional_id", transactional_id),),
+            wall_ms=wall_ms,
+            now_ms=self.now_ms,
+            random=self._retry.random,
+        )
+
+    def _measured(self, now_ms: int) -> Iterable[Measured]:
+        from kalda.client.core.pushing import producer_measured
+
+        return producer_measured(self.metrics.measured(now_ms, self.connections.made))
+
+    def has_ended(self, now_ms: int) -> bool:
+        """Whether everything is sent, the last metrics included: the connections may be closed."""
+        return self.sender.is_idle and (self.own_metrics is None or self.own_metrics.has_ended(now_ms))
 
     # -- metadata
 

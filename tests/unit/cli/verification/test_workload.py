@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
-from toy_cluster import ToyCluster, ToyProducer, ToySource
+from toy_cluster import ToyCluster, ToyMember, ToyProducer, ToySource
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
+from kalda.cli.verification.members import MemberLoop
 from kalda.cli.verification.writers import Ledger, Writer
 from kalda.client.core.transaction_errors import AbortableTransactionError, ProducerFencedError
 from kalda.verify.findings import Rule
-from kalda.verify.history import History, Operation, Outcome, Transaction
+from kalda.verify.history import Append, History, Operation, Outcome, Transaction
 from kalda.verify.judge import Verdict, judge
 
 INPUTS = [TopicPartition("in", index) for index in range(3)]
@@ -172,3 +174,53 @@ def test_a_loop_that_forgets_its_offsets_is_found() -> None:
         if not incarnation:
             workload.cluster.offsets.clear()
     assert {Rule.LOST_UPDATE, Rule.INPUT_TWICE} <= set(workload.verdict().violations)
+
+
+def member_of(workload: Workload, number: int, producer: ToyProducer) -> tuple[MemberLoop, ToyMember]:
+    ledger, source = workload.ledger(f"member-{number}", producer), ToyMember(workload.cluster, INPUTS[:1])
+    return MemberLoop(ledger, source, workload.recorded.append, Random(2), GROUP, OUTPUTS), source
+
+
+def written_input(workload: Workload) -> None:
+    workload.cluster.logs.pop(INPUTS[0], None)
+    ledger = workload.ledger("writer-9", workload.producer)
+    transaction = replace(ledger.next_transaction(), appends=(Append(INPUTS[0], "input"),))
+    ledger.run(transaction, lambda: None, commits=True)
+
+
+@pytest.mark.parametrize("fences", [True, False])
+def test_a_member_whose_partitions_belong_to_another(fences: bool) -> None:
+    """Two members have read the same input. Where the group refuses the offsets of the one that it has removed, its
+    transaction is aborted; where it does not, the input is processed twice, which is found."""
+    workload = Workload()
+    written_input(workload)
+    removed_producer = ToyProducer(workload.cluster)
+    removed, source = member_of(workload, 0, removed_producer)
+    successor, _ = member_of(workload, 1, ToyProducer(workload.cluster))
+    done = successor.step()
+    assert done is not None
+    assert done.outcome is Outcome.COMMITTED
+    if fences:
+        removed_producer.failures["send_offsets"] = [ABORTABLE]
+    ended = removed.step()
+    assert ended is not None
+    assert ended.outcome is (Outcome.ABORTED if fences else Outcome.COMMITTED)
+    assert source.rewinds == int(fences)
+    found = set(workload.verdict().violations)
+    assert found == (set() if fences else {Rule.INPUT_TWICE, Rule.LOST_UPDATE})
+    assert removed.step() is None
+
+
+def test_an_input_of_two_groups_has_an_output_of_each() -> None:
+    workload = Workload()
+    written_input(workload)
+    for group, number in ((GROUP, 0), ("other", 1)):
+        producer = ToyProducer(workload.cluster)
+        source = ToyMember(workload.cluster, INPUTS[:1])
+        source.rewind()
+        outputs = {each: TopicPartition(f"out-{number}", 0) for each in INPUTS}
+        ledger = workload.ledger(f"member-{number}", producer)
+        loop = MemberLoop(ledger, source, workload.recorded.append, Random(2), group, outputs)
+        assert loop.step() is not None
+        workload.cluster.offsets.clear()
+    assert Rule.INPUT_TWICE not in workload.verdict().violations

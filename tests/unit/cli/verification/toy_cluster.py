@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Batch
+from kalda.client.core.commits import GroupMetadata
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Seen
 
@@ -69,7 +70,9 @@ class ToyProducer:
         self._buffered = {}
         return written
 
-    def send_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def send_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMetadata | None = None
+    ) -> None:
         self._may_fail("send_offsets")
         self._offsets |= offsets
 
@@ -120,3 +123,26 @@ class ToySource:
                 )
                 return Batch(partition, start, end, records, cluster.clock(), cluster.clock())
         return None
+
+
+class ToyMember:
+    """A member of a group: all input of a partition from the group's offset on."""
+
+    def __init__(self, cluster: ToyCluster, partitions: Sequence[TopicPartition]) -> None:
+        self._source = ToySource(cluster, partitions)
+        self._committed = self._source.rewind()
+        self.rewinds = 0
+
+    def poll(self) -> tuple[list[Batch], GroupMetadata]:
+        batch = self._source.poll()
+        return ([batch] if batch is not None and batch.records else []), GroupMetadata("g", 1, "member")
+
+    def rewind(self) -> None:
+        self.rewinds += 1
+        self._committed = self._source.rewind()
+
+    def committed(self, partition: TopicPartition) -> int:
+        return self._committed[partition]
+
+    def on_committed(self, ends: Mapping[TopicPartition, int]) -> None:
+        self._committed |= ends

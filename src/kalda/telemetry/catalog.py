@@ -1,0 +1,235 @@
+"""The metrics of a node, by Kafka's names, and which of Kafka's there are not, with the reason.
+
+`docs/metrics.md` is made from these tables: `python -m kalda.telemetry.catalog > docs/metrics.md`. A test compares it
+with them, and them with what a running node has.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kalda.telemetry.names import family_of
+
+
+class Metric(NamedTuple):
+    """A metric of a node."""
+
+    name: str
+    meaning: str
+    tags: str = ""
+    """Names of its tags, with commas."""
+    is_counter: bool = False
+
+
+_BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
+_REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
+
+METRICS: Final[dict[str, tuple[Metric, ...]]] = {
+    _BROKER_TOPIC: (
+        Metric("BytesInPerSec", "bytes of batches that producers sent; of all topics, and of each", "topic", True),
+        Metric("BytesOutPerSec", "bytes of records sent to consumers", "topic", True),
+        Metric("MessagesInPerSec", "records that producers sent", "topic", True),
+        Metric("TotalProduceRequestsPerSec", "partitions in Produce requests", "topic", True),
+        Metric("FailedProduceRequestsPerSec", "of these, those that failed by a fault of the broker", "topic", True),
+        Metric("TotalFetchRequestsPerSec", "partitions that Fetch requests read", "topic", True),
+        Metric("FailedFetchRequestsPerSec", "of these, those that failed by a fault of the broker", "topic", True),
+        Metric("ReplicationBytesInPerSec", "bytes copied from leaders", "", True),
+        Metric("ReplicationBytesOutPerSec", "bytes sent to followers", "", True),
+    ),
+    "kafka.network:type=RequestMetrics": (
+        Metric("RequestsPerSec", "requests by API and version", "request,version", True),
+        Metric("RequestBytes", "mean size of requests; of one in seventeen, as the times", "request"),
+        Metric("LocalTimeMs", "for how long a request holds the event loop", "request,quantile"),
+        Metric("RemoteTimeMs", "for how long its answer waits for others", "request,quantile"),
+        Metric("TotalTimeMs", "both", "request,quantile"),
+    ),
+    "kafka.server:type=socket-server-metrics": (
+        Metric("connection-accept-rate", "new connections a second, by listener or address", "listener,ip"),
+        Metric("broker-connection-accept-rate", "new connections a second, of all listeners that are not protected"),
+    ),
+    _REPLICA_MANAGER: (
+        Metric("PartitionCount", "replicas of this broker"),
+        Metric("LeaderCount", "partitions that it leads"),
+        Metric("OfflineReplicaCount", "replicas in log directories that have failed"),
+        Metric("UnderReplicatedPartitions", "partitions led here of which a replica is not in sync"),
+        Metric("UnderMinIsrPartitionCount", "partitions led here with fewer replicas in sync than min.insync.replicas"),
+        Metric("AtMinIsrPartitionCount", "partitions led here with just as many"),
+        Metric("PartitionsWithLateTransactionsCount", "partitions with a transaction that is open for too long"),
+        Metric("IsrExpandsPerSec", "replicas that came into sync", "", True),
+        Metric("IsrShrinksPerSec", "replicas that fell out of sync", "", True),
+        Metric("FailedIsrUpdatesPerSec", "in-sync sets that the controller has refused", "", True),
+    ),
+    "kafka.server:type=DelayedOperationPurgatory": (
+        Metric("PurgatorySize", "partitions that waiting requests watch", "delayedOperation"),
+        Metric("NumDelayedOperations", "waiting requests", "delayedOperation"),
+    ),
+    "kafka.server:type=LeaderReplication": (Metric("byte-rate", "bytes a second to throttled followers"),),
+    "kafka.server:type=FollowerReplication": (Metric("byte-rate", "bytes a second of throttled followers"),),
+    "kafka.server:type=Produce": (
+        Metric("byte-rate", "bytes a second, as the quota counts them", "user,client-id"),
+        Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),
+    ),
+    "kafka.server:type=Fetch": (
+        Metric("byte-rate", "bytes a second, as the quota counts them", "user,client-id"),
+        Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),
+    ),
+    "kafka.server:type=Request": (
+        Metric("request-time", "percent of the event loop's time, as the quota counts it", "user,client-id"),
+        Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),
+        Metric("exempt-request-time", "percent of the event loop's time for requests that count for no quota"),
+    ),
+    "kafka.server:type=ControllerMutation": (
+        Metric("tokens", "mutations that the quota allows at once", "user,client-id"),
+        Metric("mutation-rate", "partitions created and deleted a second", "user,client-id"),
+        Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),
+    ),
+    "kafka.server:type=ClientMetrics": (
+        Metric("ClientMetricsInstanceCount", "clients that push metrics, or have read what they are to push"),
+        Metric("ClientMetricsUnknownSubscriptionRequestCount", "pushes under an id that is not the client's"),
+        Metric("ClientMetricsThrottleCount", "requests of telemetry that came too early"),
+        Metric("ClientMetricsPluginExportCount", "pushes whose metrics were handed to the sinks"),
+        Metric("ClientMetricsPluginErrorCount", "pushes that could not be read, or that a plugin lost"),
+        Metric("TopicRecordCount", "Kalda's own: records appended to __client_metrics"),
+        Metric("TopicDroppedCount", "Kalda's own: records for it that were lost"),
+    ),
+    "kafka.server:type=KafkaServer": (Metric("BrokerState", "1 starting, 2 recovery, 3 running, 6, 7 shutting down"),),
+    "kafka.server:type=MetadataLoader": (
+        Metric("CurrentMetadataVersion", "the level of metadata.version"),
+        Metric("CurrentControllerId", "the active controller, -1 where there is none"),
+    ),
+    "kafka.server:type=broker-metadata-metrics": (
+        Metric("last-applied-record-offset", "of the metadata log"),
+        Metric("last-applied-record-timestamp", "its time"),
+        Metric("last-applied-record-lag-ms", "how old it is"),
+        Metric("metadata-apply-error-count", "faults while metadata was applied"),
+    ),
+    "kafka.server:type=raft-metrics": (
+        Metric("current-leader", "of the metadata quorum, -1 where there is none"),
+        Metric("current-epoch", "of the quorum"),
+        Metric("current-vote", "the candidate that this node has voted for, -1 where there is none"),
+        Metric("high-watermark", "of the metadata log"),
+        Metric("log-end-offset", "of this node's replica"),
+        Metric("log-end-epoch", "of its last record"),
+        Metric("number-of-voters", "of the quorum"),
+    ),
+    "kafka.controller:type=KafkaController": (
+        Metric("ActiveControllerCount", "1 on the active controller"),
+        Metric("ActiveBrokerCount", "brokers that are not fenced"),
+        Metric("FencedBrokerCount", "brokers that are"),
+        Metric("GlobalTopicCount", "topics"),
+        Metric("GlobalPartitionCount", "partitions"),
+        Metric("OfflinePartitionsCount", "partitions without a leader"),
+        Metric("PreferredReplicaImbalanceCount", "partitions that are not led by their first replica"),
+        Metric("MetadataErrorCount", "faults of the controller"),
+        Metric("LastAppliedRecordOffset", "of the metadata log"),
+        Metric("LastAppliedRecordTimestamp", "its time"),
+        Metric("LastAppliedRecordLagMs", "how old it is"),
+        Metric("LastCommittedRecordOffset", "of the metadata log"),
+    ),
+    "kafka.coordinator.group:type=GroupMetadataManager": (
+        Metric("NumGroups", "groups that this broker coordinates"),
+        *(
+            Metric(f"NumGroups{state}", f"of these, those that are {state}")
+            for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
+        ),
+    ),
+    "kafka.server:type=group-coordinator-metrics": (Metric("group-count", "the same as NumGroups", "protocol"),),
+    "kafka.coordinator.transaction:type=TransactionMarkerChannelManager": (
+        Metric("UnknownDestinationQueueSize", "markers that failed, or whose partitions have no leader"),
+        Metric("LogAppendRetryQueueSize", "transactions that are complete, but could not be recorded as such yet"),
+    ),
+    "kafka.server:type=AddPartitionsToTxnManager": (
+        Metric("VerificationTimeMs", "mean time of a verification of a transaction"),
+        Metric("VerificationFailureRate", "partitions that were not confirmed", "", True),
+    ),
+    "kafka.log:type=LogManager": (Metric("OfflineLogDirectoryCount", "log directories that have failed"),),
+    "kafka.log:type=LogCleaner": (Metric("max-dirty-percent", "of the logs that are to be compacted"),),
+    "kafka.log:type=LogCleanerManager": (
+        Metric("uncleanable-partitions-count", "logs that cannot be compacted"),
+        Metric("time-since-last-run-ms", "since the cleaner last searched for a log; -1 before the first time"),
+    ),
+    "kalda.server:type=EventLoop": (
+        Metric("MaxDelayMs", "Kalda's own: the longest time for which no request was served"),
+        Metric("DelaysOver100Ms", "Kalda's own: how often that was more than 100 ms", "", True),
+    ),
+}
+"""By domain and type."""
+
+ABSENT: Final[dict[str, str]] = {
+    "RequestMetrics: RequestQueueTimeMs, ResponseQueueTimeMs, ResponseSendTimeMs, ThrottleTimeMs": (
+        "one event loop reads, handles and answers; there are no queues between threads. What waits for the loop is in "
+        "EventLoop MaxDelayMs; pauses of clients are in throttle-time"
+    ),
+    "RequestMetrics: ErrorsPerSec, MessageConversionsTimeMs, TemporaryMemoryBytes": (
+        "answers are not searched for errors after they were encoded; batches are never converted or copied"
+    ),
+    "RequestChannel, SocketServer: queue sizes, NetworkProcessorAvgIdlePercent, RequestHandlerAvgIdlePercent": (
+        "there are no such threads; request-time of all clients and exempt-request-time add up to the busy part"
+    ),
+    "BrokerTopicMetrics: ...MessageConversionsPerSec, Invalid...RecordsPerSec, ReassignmentBytes...PerSec, Remote...": (
+        "old formats are not written and nothing is converted; there is no tiered storage; the others are not counted"
+    ),
+    "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager": (
+        "not measured: `kalda reassign status` and `kalda topics describe` show them"
+    ),
+    "kafka.log:type=Log: Size, NumLogSegments, LogStartOffset, LogEndOffset; LogFlushStats": (
+        "four metrics for each of a hundred thousand partitions: DescribeLogDirs and ListOffsets have them"
+    ),
+    "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent; uncleanable-bytes": (
+        "not measured: the log line of each compaction has them"
+    ),
+    "KafkaController: EventQueueTimeMs, EventQueueProcessingTimeMs, TimedOutBrokerHeartbeatCount, ElectionRate...": (
+        "the periodic message of controller.performance.sample.period.ms has the times of events; elections are logged"
+    ),
+    "raft-metrics: commit-latency, election-latency, poll-idle-ratio, append- and fetch-records-rate": (
+        "not measured; DescribeQuorum has the lag of each replica"
+    ),
+    "coordinators: partition-load-time, event-queue, thread-idle-ratio, rebalance and offset-commit rates": (
+        "coordinators have no threads and no queues of their own; loads are logged; RequestsPerSec counts requests"
+    ),
+    "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
+        "ZooKeeper, the pool of handler threads and the JVM do not exist here"
+    ),
+    "ClientMetrics: counts by client_instance_id": (
+        "clients make these ids up, so a node has the sums; the topic __client_metrics has each client"
+    ),
+}
+"""Of Kafka's documented metrics, those that a node does not have, and why."""
+
+
+def page() -> str:
+    """The text of `docs/metrics.md`."""
+    lines = [
+        "# Metrics of a node",
+        "",
+        "<!-- Made by `python -m kalda.telemetry.catalog`; a test compares it with the code. -->",
+        "",
+        "Set `kalda.metrics.listener=HOST:PORT`. Prometheus reads `/metrics`, and what clients push at",
+        "`/client-metrics`; `kalda metrics` shows the same as a table. Names, groups and tags are Kafka's. In",
+        "OpenMetrics a name is of lower case letters, digits and underscores, as the JMX exporter makes it for Kafka's",
+        "usual dashboards; a counter ends in `_total`, without `PerSec`. Requests are measured only where the listener",
+        "is set.",
+        "",
+    ]
+    for group in sorted(METRICS):
+        lines += [f"## {group}", "", "| name | tags | Prometheus | what it is |", "| --- | --- | --- | --- |"]
+        for metric in METRICS[group]:
+            family = family_of_metric(group, metric)
+            tags = metric.tags.replace(",", ", ")
+            lines.append(f"| {metric.name} | {tags} | `{family}` | {metric.meaning} |")
+        lines.append("")
+    lines += ["## Kafka's that a node does not have", "", "| metrics | why |", "| --- | --- |"]
+    lines += [f"| {names} | {why} |" for names, why in ABSENT.items()]
+    return "\n".join(lines) + "\n"
+
+
+def family_of_metric(group: str, metric: Metric) -> str:
+    """The name under which Prometheus stores it."""
+    from kalda.base.sensors import SensorName
+
+    family = family_of(SensorName(group, metric.name), metric.is_counter)
+    return f"{family}_total" if metric.is_counter else family
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,401 @@
+"""A node with TLS and SASL: rotation of keys and passwords, sessions that end, the operator's classes, secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.node import Node, StartError
+from kalda.client.admin.configs import Resource, describe_configs
+from kalda.client.cluster_client import ClusterClient
+from kalda.network.blocking import BlockingConnection
+from kalda.network.client_security import ClientSecurity
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+    ScramCredentialUpsertion,
+)
+from kalda.security.certificates import Authority, Issued
+from kalda.security.jaas import OAUTHBEARER_MODULE
+from kalda.security.scram import MECHANISMS, salted_password
+from kalda.testing import Cluster
+
+PAUSE = threading.Event()
+"""Never set."""
+SASL_LISTENER = "listener.name.sasl_ssl."
+
+
+class Handler:
+    """The operator's own check of passwords and tokens."""
+
+    def check_password(self, user: str, password: str) -> bool:
+        if user == "broken":
+            raise RuntimeError(f"the directory refused {password}")
+        return (user, password) == ("carol", "of-the-directory")
+
+
+class Builder:
+    """The operator's own principals."""
+
+    def build(self, context: Any) -> str:
+        if context.authorization_id == "nobody":
+            raise ValueError("nobody has no principal")
+        return f"Group:{context.listener_name}-{context.authorization_id or context.subject}"
+
+
+def own(name: str) -> str:
+    return f"{__name__}:{name}"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
+
+
+def _this_module() -> Any:
+    import types
+
+    module = types.ModuleType(__name__)
+    module.__dict__.update(Handler=Handler, Builder=Builder)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node of SASL_SSL whose sessions by SCRAM-SHA-256 last 1.5 seconds, and whose stores are looked at often."""
+    config = {
+        f"{SASL_LISTENER}scram-sha-256.connections.max.reauth.ms": 1_500,
+        "connection.failed.authentication.delay.ms": 5,
+        "kalda.ssl.reload.interval.ms": 50,
+        "sasl.server.max.receive.size": 4_000,
+    }
+    with Cluster(security="SASL_SSL", config=config, directory=tmp_path_factory.mktemp("secure")) as made:
+        made.create_topic("t")
+        yield made
+
+
+def connect(cluster: Cluster, **who: Any) -> BlockingConnection:
+    host, port = cluster.address(1).rsplit(":", 1)
+    config = cluster.client_config(**who)
+    return BlockingConnection(host, int(port), security=ClientSecurity.of(config), timeout_ms=10_000)
+
+
+def bare(cluster: Cluster, negotiate: bool = True) -> BlockingConnection:
+    """TLS without a login."""
+    host, port = cluster.address(1).rsplit(":", 1)
+    security = ClientSecurity.of({**cluster.client_config(), "security.protocol": "SSL"})
+    return BlockingConnection(host, int(port), security=security, negotiate=negotiate, timeout_ms=10_000)
+
+
+def principal_of(cluster: Cluster, connection: BlockingConnection) -> str:
+    port = connection._socket.getsockname()[1]
+    server = cluster.nodes[1]._server
+    assert server is not None
+    [found] = [each.principal for each in list(server.connections.values()) if each.peer_port == port]
+    return found
+
+
+def serves(connection: BlockingConnection) -> bool:
+    return bool(connection.request(MetadataRequest(topics=None)).brokers)
+
+
+# -- before and after the login
+
+
+def test_nothing_but_the_login_is_answered_before_it(cluster: Cluster) -> None:
+    with bare(cluster) as connection, pytest.raises(ApiError) as raised:
+        connection.request(MetadataRequest(topics=None))
+    assert raised.value.code is ErrorCode.NETWORK_EXCEPTION
+    with bare(cluster) as connection:
+        assert connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+        with pytest.raises(ApiError):
+            connection.request(SaslAuthenticateRequest(auth_bytes=bytes(5_000)), 1)
+
+
+def test_a_large_frame_before_the_login_closes_the_connection(cluster: Cluster) -> None:
+    config = cluster.client_config()
+    tls = ssl.create_default_context(cafile=str(config["ssl.truststore.location"]))
+    host, port = cluster.address(1).rsplit(":", 1)
+    with socket.create_connection((host, int(port)), 10) as raw, tls.wrap_socket(raw, server_hostname=host) as peer:
+        peer.sendall((4_001).to_bytes(4, "big") + bytes(100))
+        with contextlib.suppress(ConnectionError):
+            assert peer.recv(100) == b""
+
+
+def test_old_clients_send_bare_tokens(cluster: Cluster) -> None:
+    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, an empty frame accepts."""
+    with bare(cluster) as connection:
+        assert connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
+        token = b"\0alice\0alice-secret"
+        connection._socket.sendall(len(token).to_bytes(4, "big") + token)
+        assert connection._socket.recv(4) == bytes(4)
+        assert serves(connection)
+        assert principal_of(cluster, connection) == "User:alice"
+
+
+def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None:
+    with connect(cluster, user="alice") as connection:
+        late = connection.request(SaslAuthenticateRequest(auth_bytes=b"x"), 1)
+        assert late.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        assert late.error_message == "SaslAuthenticate request received after successful authentication"
+        assert serves(connection)
+        for _ in range(2):  # the second comes too soon after the first
+            first = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+            if first.error_code:
+                break
+            renewed = connection.request(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
+            assert renewed.error_code == 0
+        assert first.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        assert serves(connection)
+
+
+# -- sessions
+
+
+def test_a_session_that_ends_is_renewed_by_the_client(cluster: Cluster) -> None:
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        port = connection._socket.getsockname()[1]
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            assert serves(connection)
+            PAUSE.wait(0.05)
+        assert connection._socket.getsockname()[1] == port
+        assert principal_of(cluster, connection) == "User:alice"
+
+
+def test_a_session_that_is_not_renewed_ends(cluster: Cluster) -> None:
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        connection._renew_at_s = None
+        wait_for(lambda: not still_serves(connection))
+
+
+# -- rotation
+
+
+def test_a_scram_password_is_altered_while_connections_are_open(cluster: Cluster) -> None:
+    mechanism = MECHANISMS["SCRAM-SHA-512"]
+    salted = salted_password(mechanism, "new-secret", b"salt", 4096)
+    upsertion = ScramCredentialUpsertion(
+        name="alice", mechanism=mechanism.value, iterations=4096, salt=b"salt", salted_password=salted
+    )
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-512") as before, connect(cluster) as admin:
+        answer = admin.request(AlterUserScramCredentialsRequest(upsertions=[upsertion]))
+        assert [result.error_code for result in answer.results] == [0]
+        assert serves(before)
+        for _ in range(100):  # until the broker has applied the record
+            with contextlib.suppress(ApiError):
+                connect(cluster, user="alice", mechanism="SCRAM-SHA-512", password="new-secret").close()
+                break
+        with pytest.raises(ApiError, match="invalid credentials with SASL mechanism SCRAM-SHA-512"):
+            connect(cluster, user="alice", mechanism="SCRAM-SHA-512")
+
+
+def replace(path: str, issued: Issued) -> None:
+    temporary = Path(path + ".new")
+    temporary.write_text(issued.key + issued.certificate)
+    os.replace(temporary, path)
+
+
+def test_new_certificates_are_used_without_a_restart(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """One with another owner is refused (KIP-978). Connections that are open stay."""
+    caplog.set_level(logging.INFO, "kalda.authentication")
+    home = cluster.directory(1).parent / "certificates"
+    authority = Authority("a new CA", datetime.datetime.now(datetime.UTC))
+    node = cluster.nodes[1].config["ssl.keystore.location"]
+    kept = Path(node).read_text()
+    with connect(cluster) as before:
+        replace(node, authority.issue("CN=another", ["127.0.0.1", "localhost"]))
+        wait_for(lambda: "Keystore DistinguishedName does not match" in caplog.text)
+        connect(cluster).close()
+        replace(node, authority.issue("CN=node", ["localhost"]))
+        wait_for(lambda: "Keystore SubjectAltNames does not match" in caplog.text)
+        replace(node, authority.issue("CN=node", ["127.0.0.1", "localhost"]))
+        wait_for(lambda: "listener SASL_SSL: new connections" in caplog.text.replace("  ", " "))
+        with pytest.raises(ApiError, match=r"certificate verify failed"):
+            connect(cluster)
+        (home / "new.pem").write_text(authority.issued.certificate)
+        config = {**cluster.client_config(), "ssl.truststore.location": str(home / "new.pem")}
+        host, port = cluster.address(1).rsplit(":", 1)
+        BlockingConnection(host, int(port), security=ClientSecurity.of(config)).close()
+        assert serves(before)
+    Path(node + ".new").write_text(kept)
+    os.replace(node + ".new", node)
+    wait_for(lambda: can_connect(cluster))
+
+
+def still_serves(connection: BlockingConnection) -> bool:
+    try:
+        return serves(connection)
+    except ApiError:
+        return False
+
+
+def can_connect(cluster: Cluster) -> bool:
+    try:
+        connect(cluster).close()
+    except ApiError:
+        return False
+    return True
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        PAUSE.wait(0.02)
+
+
+# -- the operator's classes
+
+
+def test_the_operators_classes() -> None:
+    config = {
+        f"{SASL_LISTENER}plain.sasl.server.callback.handler.class": own("Handler"),
+        f"{SASL_LISTENER}principal.builder.class": own("Builder"),
+        "listener.name.sasl_ssl.ssl.client.auth": "requested",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "connection.failed.authentication.delay.ms": 0,
+    }
+    with Cluster(security="SASL_SSL", config=config) as cluster:
+        with connect(cluster, user="carol", password="of-the-directory") as connection:
+            assert principal_of(cluster, connection) == "Group:SASL_SSL-carol"
+        for user in ("carol", "broken"):
+            with pytest.raises(ApiError, match="Invalid username or password"):
+                connect(cluster, user=user, password="hush-hush")
+        with pytest.raises(ApiError, match="invalid credentials with SASL mechanism OAUTHBEARER"):
+            connect(cluster, user="nobody", mechanism="OAUTHBEARER")
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"sasl.enabled.mechanisms": "GSSAPI"}, "GSSAPI is not one of PLAIN"),
+        ({f"{SASL_LISTENER}plain.sasl.jaas.config": "a.B required;"}, "login module a.B is not allowed"),
+        ({"ssl.keystore.location": "/nowhere.pem"}, r"/nowhere.pem cannot be read"),
+        ({"ssl.principal.mapping.rules": "oops"}, "Invalid rule"),
+        ({f"{SASL_LISTENER}principal.builder.class": "no.such.Builder"}, "cannot be imported"),
+        (
+            {
+                f"{SASL_LISTENER}oauthbearer.sasl.server.callback.handler.class": (
+                    "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+                ),
+                "sasl.oauthbearer.jwks.endpoint.url": "file:///etc/passwd",
+            },
+            r"jwks.endpoint.url=file:///etc/passwd is not allowed",
+        ),
+    ],
+)
+def test_what_stops_a_start(keys: dict[str, str], why: str) -> None:
+    with pytest.raises(StartError, match=why), Cluster(security="SASL_SSL", config=keys):
+        pass
+
+
+# -- signed tokens
+
+
+def test_signed_tokens(tmp_path: Path) -> None:
+    jwt = pytest.importorskip("jwt")
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    public = {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k1", "use": "sig"}
+    keys = tmp_path / "jwks.json"
+    keys.write_text(json.dumps({"keys": [public]}))
+    config = {
+        f"{SASL_LISTENER}oauthbearer.sasl.server.callback.handler.class": (
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+        ),
+        "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        "kalda.sasl.oauthbearer.allowed.urls": keys.as_uri(),
+        "sasl.oauthbearer.expected.audience": "kalda",
+        "connection.failed.authentication.delay.ms": 0,
+    }
+    with Cluster(security="SASL_SSL", config=config) as cluster:
+        good = {"sub": "dave", "aud": "kalda", "exp": int(time.time()) + 60}
+
+        def log_in(claims: dict[str, Any], signed_by: Any = key, **how: Any) -> BlockingConnection:
+            file = tmp_path / "token"
+            file.write_text(jwt.encode(claims, signed_by, how.pop("algorithm", "ES256"), headers={"kid": "k1", **how}))
+            client = {
+                **cluster.client_config(mechanism="OAUTHBEARER"),
+                "sasl.jaas.config": f"{OAUTHBEARER_MODULE} required;",
+                "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
+                "kalda.sasl.oauthbearer.allowed.urls": [file.as_uri()],
+            }
+            host, port = cluster.address(1).rsplit(":", 1)
+            return BlockingConnection(host, int(port), security=ClientSecurity.of(client), timeout_ms=10_000)
+
+        with log_in(good) as connection:
+            assert principal_of(cluster, connection) == "User:dave"
+        for claims, how in (
+            ({**good, "exp": 1}, {}),
+            ({**good, "aud": "others"}, {}),
+            (good, {"signed_by": other}),
+            (good, {"kid": "unknown"}),
+            (good, {"signed_by": "a shared secret of 32 bytes, yes!", "algorithm": "HS256"}),
+            (good, {"signed_by": None, "algorithm": "none"}),
+        ):
+            with pytest.raises(ApiError, match="invalid_token"):
+                log_in(claims, **how)
+
+
+# -- secrets
+
+
+def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a node logs at its most talkative, and what it answers about its configs, has no password, key or token."""
+    caplog.set_level(logging.DEBUG)
+    users = {"admin": "Pl4nted-admin", "eve": "Pl4nted-eve"}
+    with Cluster(security="SASL_SSL", users=users, directory=tmp_path) as cluster:
+        cluster.create_topic("t")
+        for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"):
+            connect(cluster, user="eve", mechanism=mechanism).close()
+            if mechanism != "OAUTHBEARER":
+                with pytest.raises(ApiError) as refused:
+                    connect(cluster, user="eve", mechanism=mechanism, password="Pl4nted-wrong")
+                assert "Pl4nted" not in str(refused.value)
+        with bare(cluster) as connection:
+            connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+            with contextlib.suppress(ApiError):
+                connection.request(SaslAuthenticateRequest(auth_bytes=b"Pl4nted-malformed"), 1)
+        node: Node = cluster.nodes[1]
+        with ClusterClient(cluster.bootstrap_servers, security=ClientSecurity.of(cluster.client_config())) as client:
+            described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
+    key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
+    written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
+    for planted in ("Pl4nted", "node-secret", key):
+        assert planted not in written
+
+
+def test_a_plaintext_node_imports_nothing_of_it() -> None:
+    """Start time and memory of a node without TLS and SASL stay as they were."""
+    program = (
+        "import sys\n"
+        "from kalda.testing import Cluster\n"
+        "Cluster().start().stop()\n"
+        "heavy = ('cryptography', 'jwt', 'kalda.security.scram', 'kalda.security.server_login', 'kalda.network.tls')\n"
+        "heavy += ('kalda.network.client_security', 'kalda.broker.node_security', 'kalda.network.oauth')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"

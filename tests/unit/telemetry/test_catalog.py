@@ -1,0 +1,74 @@
+"""The page of metrics, the tables that it is made from, and what a running node has, are the same."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+from kalda.broker.request_metrics import EVERY, Durations, bucket_of, quantiles_ms, upper_end_us
+from kalda.client.admin.quotas import alter_quotas
+from kalda.client.cluster import ClusterClient
+from kalda.client.producer import Producer
+from kalda.telemetry.catalog import METRICS, page
+from kalda.testing import Cluster
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+BY_USE = {"throttle-time", "VerificationTimeMs"}
+"""Metrics that exist, or have a value, only after what they measure has happened."""
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m kalda.telemetry.catalog > docs/metrics.md"
+
+
+def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
+    with Cluster(brokers=1, config={"kalda.metrics.listener": "127.0.0.1:0"}) as cluster:
+        with ClusterClient(cluster.bootstrap_servers) as client:
+            limits = {"producer_byte_rate": 1e9, "consumer_byte_rate": 1e9, "request_percentage": 1e3}
+            alter_quotas(client, {"client-id": None}, {**limits, "controller_mutation_rate": 1e3})
+            cluster.create_topic("measured", partitions=1)
+            with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+                for _ in range(EVERY):
+                    producer.send("measured", value=b"x").result(30)
+            client.metadata()
+        listener = cluster.nodes[1].metrics_listener
+        assert listener is not None
+        with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics.json") as answer:
+            rows = json.load(answer)
+        found = {(row["group"], row["name"]): row for row in rows}
+        values = {(row["name"], *row["tags"].values()): row["value"] for row in rows}
+    known = {(group, metric.name): metric for group, metrics in METRICS.items() for metric in metrics}
+    assert set(found) - set(known) == set(), "metrics without a description"
+    missing = {
+        key
+        for key in set(known) - set(found)
+        if key[1] not in BY_USE and key != ("kafka.server:type=Fetch", "byte-rate")
+    }
+    assert missing == set(), "metrics that the node does not have"
+    for key, row in found.items():
+        assert row["counter"] == known[key].is_counter, key
+        assert set(row["tags"]) <= set(known[key].tags.split(",")), key
+    assert values["RequestsPerSec", "Produce", "13"] == EVERY
+    assert values["TotalTimeMs", "Produce", "1.0"] > 0
+    assert values["RequestBytes", "Produce"] > 60
+
+
+def test_durations_fall_into_buckets_of_an_eighth_at_most() -> None:
+    for duration_us in (0, 1, 3, 4, 5, 7, 8, 100, 999, 1_000, 123_456, 10**9):
+        end_us = upper_end_us(bucket_of(duration_us))
+        assert duration_us <= end_us <= duration_us * 1.25 + 1, duration_us
+        assert bucket_of(end_us) == bucket_of(duration_us)
+        assert bucket_of(end_us + 1) == bucket_of(duration_us) + 1
+
+
+def test_quantiles_are_of_the_last_windows() -> None:
+    durations = Durations()
+    assert quantiles_ms(durations.recent(60_000)) == []
+    for duration_us in (*[1_000] * 99, 50_000):
+        durations.counts[bucket_of(duration_us)] += 1
+    half, *_, most = quantiles_ms(durations.recent(61_000))
+    assert 1.0 <= half < 1.3
+    assert 50 <= most < 64
+    assert sum(durations.recent(120_000)) == 100, "they are less than two windows old"
+    assert sum(durations.recent(180_000)) == 0
