@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kalda.protocol.apis import ApiKey, request_class
-from kalda.protocol.messages import admin, configs, fetch, groups, metadata, offsets, produce, topics, transactions
+from kalda.protocol.messages import (
+    admin,
+    configs,
+    fetch,
+    groups,
+    metadata,
+    offsets,
+    produce,
+    security,
+    topics,
+    transactions,
+)
 from kalda.protocol.notation import Request, Struct
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
 
@@ -42,6 +53,30 @@ def _fetch(count: int) -> Request:
 def _list_offsets(count: int) -> Request:
     asked = [fetch.ListOffsetsPartition(partition_index=index % PARTITIONS, timestamp=-1) for index in range(count)]
     return fetch.ListOffsetsRequest(topics=[_named(fetch.ListOffsetsTopic, asked)])
+
+
+def _create_acls(count: int) -> Request:
+    return security.CreateAclsRequest(
+        creations=[
+            security.AclCreation(
+                resource_type=2, resource_name=f"{TOPIC}-{each}", principal="User:a", host="*", operation=3,
+                permission_type=3,
+            )
+            for each in range(count)
+        ]
+    )  # fmt: skip
+
+
+def _delete_acls(count: int) -> Request:
+    return security.DeleteAclsRequest(
+        filters=[
+            security.DeleteAclsFilter(
+                resource_type_filter=1, resource_name_filter=str(each), pattern_type_filter=2, operation=1,
+                permission_type=1,
+            )
+            for each in range(count)
+        ]
+    )  # fmt: skip
 
 
 def _epochs(count: int) -> Request:
@@ -209,6 +244,8 @@ def _join(count: int) -> Request:
 WORST: Mapping[ApiKey, Make] = {
     ApiKey.PRODUCE: _produce,
     ApiKey.FETCH: _fetch,
+    ApiKey.CREATE_ACLS: _create_acls,
+    ApiKey.DELETE_ACLS: _delete_acls,
     ApiKey.LIST_OFFSETS: _list_offsets,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _epochs,
     ApiKey.DELETE_RECORDS: _delete_records,

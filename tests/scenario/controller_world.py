@@ -103,7 +103,9 @@ class Rights:
     def __init__(self, allows: Callable[[AclOperation, AclResourceType, str], bool]) -> None:
         self._allows = allows
 
-    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
+    def allows(
+        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+    ) -> bool:
         return self._allows(operation, resource, name)
 
 

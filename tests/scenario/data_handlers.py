@@ -29,6 +29,8 @@ class FakeConnection:
 def handler(world: World, client_id: str = "a-client") -> tuple[DataHandlers, RequestContext, FakeConnection]:
     connection = FakeConnection()
     clock = cast(Clock, SimpleNamespace(wall_ms=lambda: world.now_ms, mono_ms=lambda: world.now_ms))
-    context = SimpleNamespace(connection=connection, api_version=9, listener_name="PLAINTEXT", client_id=client_id)
+    context = SimpleNamespace(
+        connection=connection, api_version=9, listener_name="PLAINTEXT", client_id=client_id, authorizer=None
+    )
     handlers = DataHandlers(world.replicas, cast(MetadataCache, None), world.sessions, clock, world.verifier)
     return handlers, cast(RequestContext, context), connection

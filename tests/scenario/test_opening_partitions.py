@@ -60,7 +60,13 @@ class Broker:
         )
         self.offsets = OffsetHandlers(self.world.replicas, self.opening)
         self.connection = Connection()
-        fields = {"connection": self.connection, "api_version": 9, "listener_name": "PLAINTEXT", "client_id": ""}
+        fields = {
+            "connection": self.connection,
+            "api_version": 9,
+            "listener_name": "PLAINTEXT",
+            "client_id": "",
+            "authorizer": None,
+        }
         self.context = cast(RequestContext, SimpleNamespace(**fields))
 
     def open(self) -> None:

@@ -38,7 +38,9 @@ class Denying:
     def __init__(self, *denied: Denied) -> None:
         self.denied = denied
 
-    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
+    def allows(
+        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+    ) -> bool:
         return (operation, resource, name) not in self.denied
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:

@@ -17,6 +17,8 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `charging.py`: the stage of the pipeline that charges answers to quotas
 - `throttling.py`: which quotas a request counts against, by how much
 - `quotas.py`: a node's client quotas, fed by the metadata
+- `authorizing.py`: a node's authorizer, fed by the metadata
+- `item_checks.py`: checks of the single items of a request
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `steps.py`: long work in steps, one in each turn of the loop

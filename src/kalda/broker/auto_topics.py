@@ -41,7 +41,7 @@ class AutoTopics:
     ) -> None:
         """`enabled` is `auto.create.topics.enable`. Internal topics with a `plan` are created without it."""
         self._channel = channel
-        self._enabled = enabled
+        self.is_enabled = enabled
         self._plan = plan
         self._timeout_ms = timeout_ms
         self._under_way: set[str] = set()
@@ -55,7 +55,7 @@ class AutoTopics:
             if (
                 name in self._under_way
                 or len(self._under_way) >= _MAX_UNDER_WAY
-                or (plan is None and not self._enabled)
+                or (plan is None and not self.is_enabled)
             ):
                 continue
             if plan is None:

@@ -35,6 +35,7 @@ from kalda.broker.services import Services
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.future_logs import Placed
 from kalda.storage.job import Job
 from kalda.storage.log_dir import LogDir
@@ -64,6 +65,7 @@ class BrokerSide:
         heartbeats: ControllerChannel,
         sensors: Sensors,
         quotas: NodeQuotas,
+        authorizer: Authorizer | None,
         identity: Callable[[Callable[[], list[Uuid]], int], BrokerIdentity],
         features: Callable[[], Features],
         on_fatal: Callable[[str], None],
@@ -78,8 +80,7 @@ class BrokerSide:
         self._jobs = jobs
         self._on_fatal = on_fatal
         self._has_replicas = False
-        """Whether `services` and `lifecycle` exist. A directory may fail before, while it is read for the first time:
-        no replica is in it then, and the registration will not name it."""
+        """Whether `services` and `lifecycle` exist. A directory in which no replica is yet may fail before."""
         self._cache = MetadataCache(timers)
         configs = DynamicConfigs(config)
         self.logs = make_log_manager(
@@ -114,9 +115,9 @@ class BrokerSide:
             dynamic_configs=configs,
             sensors=sensors,
             quotas=quotas,
+            authorizer=authorizer,
             opening=OpeningPartitions(timers),
             security=security,
-            to_brokers=None if security is None else security.to_brokers(),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
         )

@@ -6,7 +6,7 @@ Every admin API that changes the cluster ends here, whether a broker forwarded i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
@@ -27,6 +27,7 @@ from kalda.broker.controller_failures import (
     vote_failed,
 )
 from kalda.broker.forwarding import Unwrapping, envelope_failed
+from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.forwarded import (
     add_raft_voter_failed,
@@ -47,6 +48,7 @@ from kalda.broker.handlers.forwarded import (
 )
 from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
 from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
+from kalda.broker.handlers.tokens import create_token_failed, expire_token_failed, renew_token_failed
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
@@ -55,6 +57,7 @@ from kalda.broker.steps import NextTurn
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
+from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -79,7 +82,6 @@ Handle = Callable[[Q, Caller, int], Pending[R]]
 """A `handle_*` of the controller: request, caller, now."""
 Operation: TypeAlias = Pending[R] | Steps[Pending[R]]
 
-_ANYONE = Authorization.ANYONE
 _PER_ITEM = Authorization.PER_ITEM
 _EXEMPT = QuotaClass.EXEMPT
 _MUTATION = QuotaClass.CONTROLLER_MUTATION
@@ -92,6 +94,17 @@ def _in_time(handle: Callable[[RequestContext, T], Operation[R]]) -> Callable[[R
     def handler(context: RequestContext, request: T) -> Operation[R]:
         if request.timeout_ms <= 0:
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
+        return handle(context, request)
+
+    return handler
+
+
+def _authorized(handle: Callable[[RequestContext, Q], Operation[R]]) -> Callable[[RequestContext, Q], Operation[R]]:
+    """`handle`, unless this node has no authorizer: nothing would enforce the entries."""
+
+    def handler(context: RequestContext, request: Q) -> Operation[R]:
+        if context.authorizer is None:
+            raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
         return handle(context, request)
 
     return handler
@@ -163,8 +176,14 @@ class ControllerHandlers:
     def _own_rows(self) -> list[Row]:
         """What this node answers by itself, whether it is the active controller or not."""
         return [
-            Row(ApiKey.DESCRIBE_CLUSTER, self._describe_cluster, describe_cluster_failed, _ANYONE),
+            Row(
+                ApiKey.DESCRIBE_CLUSTER,
+                self._describe_cluster,
+                describe_cluster_failed,
+                on_cluster(AclOperation.ALTER),
+            ),
             self._configs.describe_row(),
+            AclHandlers(lambda: self._loader.image.acls.acls.values()).row(),
         ]
 
     def _quorum_rows(self) -> list[Row]:
@@ -187,6 +206,8 @@ class ControllerHandlers:
         controller, handled, cut = self._controller, self._handled, self._cut
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
+        create_acls = _authorized(cut(controller.handle_create_acls, create_acls_failed))
+        delete_acls = _authorized(cut(controller.handle_delete_acls, delete_acls_failed))
         create_topics = _in_time(cut(controller.handle_create_topics, create_topics_failed))
         delete_topics = _in_time(cut(controller.handle_delete_topics, delete_topics_failed))
         create_partitions = _in_time(cut(controller.handle_create_partitions, create_partitions_failed))
@@ -214,6 +235,9 @@ class ControllerHandlers:
             ),
             Row(ApiKey.ALTER_CLIENT_QUOTAS, client_quotas, alter_client_quotas_failed, alter_configs, _REQUEST, True),
             Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, scram, alter_scram_failed, alter, _REQUEST, True),
+            Row(ApiKey.CREATE_ACLS, create_acls, create_acls_failed, alter, _REQUEST, True),
+            Row(ApiKey.DELETE_ACLS, delete_acls, delete_acls_failed, alter, _REQUEST, True),
+            *self._token_rows(),
             Row(ApiKey.UPDATE_FEATURES, features, update_features_failed, alter, _REQUEST, True),
             Row(ApiKey.ELECT_LEADERS, elect_leaders, elect_leaders_failed, alter, _REQUEST, True),
             Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, reassign, reassign_failed, alter, _REQUEST, True),
@@ -226,6 +250,14 @@ class ControllerHandlers:
                 True,
             ),
             Row(ApiKey.UNREGISTER_BROKER, unregister, unregister_broker_failed, alter, _REQUEST, True),
+        ]
+
+    def _token_rows(self) -> list[Row]:
+        handle: Callable[[RequestContext, Any], Pending[Any]] = self._handled(self._controller.handle_delegation_token)
+        return [
+            Row(ApiKey.CREATE_DELEGATION_TOKEN, handle, create_token_failed, _PER_ITEM, _REQUEST, True),
+            Row(ApiKey.RENEW_DELEGATION_TOKEN, handle, renew_token_failed, _PER_ITEM, _REQUEST, True),
+            Row(ApiKey.EXPIRE_DELEGATION_TOKEN, handle, expire_token_failed, _PER_ITEM, _REQUEST, True),
         ]
 
     def _node_rows(self) -> list[Row]:
@@ -305,6 +337,9 @@ class ControllerHandlers:
         response = DescribeClusterResponse(
             cluster_id=self._cluster_id,
             endpoint_type=EndpointType.CONTROLLERS,
+            cluster_authorized_operations=cluster_operations(context)
+            if request.include_cluster_authorized_operations
+            else OMITTED_OPERATIONS,
             controller_id=-1 if self._controller.leader_id is None else self._controller.leader_id,
         )
         controllers = self._loader.image.cluster.controllers

@@ -26,19 +26,20 @@ _PRINCIPAL_VERSION = 0
 _CHANGES_OF_VOTERS = frozenset((ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER))
 
 
-def encode_principal(principal: str) -> bytes:
+def encode_principal(principal: str, is_token_authenticated: bool = False) -> bytes:
     """`User:alice` as Kafka's default principal builder writes it: version, then the data."""
     kind, _, name = principal.partition(":")
-    data = DefaultPrincipalData(type=kind, name=name, token_authenticated=False)
+    data = DefaultPrincipalData(type=kind, name=name, token_authenticated=is_token_authenticated)
     return _PRINCIPAL_VERSION.to_bytes(2, "big") + encode(data, _PRINCIPAL_VERSION)
 
 
-def decode_principal(raw: bytes) -> str:
-    """The inverse of `encode_principal`. Raises `InvalidRequest`."""
+def decode_principal(raw: bytes) -> tuple[str, bool]:
+    """The inverse of `encode_principal`: the principal, and whether it has authenticated with a delegation token.
+    Raises `InvalidRequest`."""
     if len(raw) < 2 or int.from_bytes(raw[:2], "big") != _PRINCIPAL_VERSION:
         raise InvalidRequest("a forwarded principal has an unknown version")
     data = decode(DefaultPrincipalData, raw, _PRINCIPAL_VERSION, 2)
-    return f"{data.type}:{data.name}"
+    return f"{data.type}:{data.name}", data.token_authenticated
 
 
 class Forwarding:
@@ -54,7 +55,7 @@ class Forwarding:
         """Send the request to the active controller; settles with the controller's own response."""
         envelope = EnvelopeRequest(
             request_data=context.frame,
-            request_principal=encode_principal(context.principal),
+            request_principal=encode_principal(context.principal, context.is_token_authenticated),
             client_host_address=_packed_address(context.client_host),
         )
         pending: Pending[Encoded] = Pending()
@@ -101,8 +102,9 @@ class Unwrapping:
             return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
         inner = RequestContext(context.connection, header, frame, context.authorizer)
         inner.forwarded_by = context.principal
+        inner.forwarded_token = False
         if envelope.request_principal is not None:
-            inner.principal = decode_principal(bytes(envelope.request_principal))
+            inner.principal, inner.forwarded_token = decode_principal(bytes(envelope.request_principal))
         inner.client_host = _address(bytes(envelope.client_host_address))
         answer = self._answer(inner)
         if not isinstance(answer, Pending):

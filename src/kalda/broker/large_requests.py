@@ -97,6 +97,8 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.CREATE_PARTITIONS: _operation("topics", "assignments", answered=("results",)),
     ApiKey.ALTER_CONFIGS: _operation("resources", "configs", answered=("responses",)),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _operation("resources", "configs", answered=("responses",)),
+    ApiKey.CREATE_ACLS: _operation("creations", answered=("results",)),
+    ApiKey.DELETE_ACLS: _operation("filters", answered=("filter_results",)),
     ApiKey.ELECT_LEADERS: _operation(
         "topic_partitions", "partitions", answered=("replica_election_results", "partition_result")
     ),

@@ -29,7 +29,6 @@ _LEVELS = {
 
 ALIASES: Mapping[str, str] = {
     "kafka": "kalda",
-    "kafka.authorizer.logger": "kalda.requests",
     "kafka.cluster.Partition": "kalda.isr",
     "kafka.controller": "kalda.controller",
     "kafka.controller.KafkaController": "kalda.controller",

@@ -50,13 +50,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, as_json: bool) -> None:
-    """Send all of Kalda's log lines to standard output."""
+    """Send all of Kalda's log lines to standard output, and those of the audit log, which has Kafka's name."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    root = logging.getLogger("kalda")
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    root.propagate = False
+    for root in (logging.getLogger("kalda"), logging.getLogger("kafka.authorizer.logger")):
+        root.handlers[:] = [handler]
+        root.setLevel(level)
+        root.propagate = False
 
 
 def started_ms_ago() -> int:

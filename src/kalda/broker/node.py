@@ -25,7 +25,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.base.scheduling import Timers
+from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
@@ -55,6 +55,7 @@ from kalda.protocol.messages.brokers import (
 from kalda.raft.values import Endpoint as QuorumEndpoint
 
 if TYPE_CHECKING:
+    from kalda.broker.authorizing import NodeAuthorizer
     from kalda.broker.broker_side import BrokerSide
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
@@ -117,6 +118,8 @@ class Node:
         self._security: NodeSecurity | None = None
         """None where every listener of this node, and of the controllers, is PLAINTEXT."""
         self._quotas: NodeQuotas | None = None
+        self._authorizer: NodeAuthorizer | None = None
+        """None also where the properties name none."""
         self._raft_channel: RaftChannel | None = None
         self._quorum: QuorumSide | None = None
         self._channel: ControllerChannel | None = None
@@ -203,6 +206,7 @@ class Node:
         assert cluster_id is not None
         _warn_of_properties(config)
         self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
+        self._authorizer = self._make_authorizer(timers, self._jobs)
         self._security = self._make_security(timers)
         await self._bind()
         directory_id = ensemble.properties[config.metadata_log_dir].directory_id
@@ -232,6 +236,9 @@ class Node:
             self._heartbeats = self._heartbeat_channel(self._channel)
             self._broker = self._make_broker(cluster_id, timers)
         self._quorum.on_loaded = self._on_metadata
+        if self._authorizer is not None:
+            self._quorum.loader.install_publishers([self._authorizer])
+            self._authorizer.start()
         self._quorum.start()
         self._quorum.loader.install_publishers([self._quotas])
         self._quotas.start()
@@ -250,6 +257,13 @@ class Node:
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
+
+    def _make_authorizer(self, timers: Timers, jobs: Jobs) -> NodeAuthorizer | None:
+        if not self.config["authorizer.class.name"]:
+            return None
+        from kalda.broker.authorizing import NodeAuthorizer
+
+        return NodeAuthorizer.of(self.config, timers, jobs)
 
     def _on_metadata(self) -> None:
         """The loader has applied records, or the quorum has another leader."""
@@ -434,14 +448,20 @@ class Node:
             self._features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
+            authorizer=None if self._authorizer is None else self._authorizer.authorizer,
             throttle=self._quotas.throttle,
         )
         self._quotas.add_pipeline(pipeline)
         assert self._watchdog is not None, "made before any listener is opened"
         self._watchdog.watch(pipeline)
         on_frame = self._measured(pipeline)
+        early = self.config.early_start_listeners
         for name in self.config.controller_listener_names:
-            self._gates[name].open(on_frame)
+            open_gate = partial(self._gates[name].open, on_frame)
+            if self._authorizer is None or name in early:
+                open_gate()
+            else:
+                self._authorizer.when_loaded(open_gate)
         self._registration = self._controller_registration()
         quorum.loader.install_publishers([self._registration])
 
@@ -510,6 +530,7 @@ class Node:
             heartbeats,
             self.sensors,
             self._quotas,
+            None if self._authorizer is None else self._authorizer.authorizer,
             identity,
             self._features,
             self._fatal,
@@ -581,6 +602,8 @@ class Node:
             self._metrics_push.close()
         if self._quotas is not None:
             self._quotas.close()
+        if self._authorizer is not None:
+            self._authorizer.close()
         if self._quorum is not None:
             self._quorum.stop_probing()
         if self._broker is not None:

@@ -26,7 +26,11 @@ from kalda.controller.answers import check_batch_size
 from kalda.controller.quorum_controller import QuorumController
 from kalda.protocol.messages.admin import AlterClientQuotasRequest, AlterClientQuotasRequestEntryData
 from kalda.protocol.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
-from kalda.protocol.messages.security import AlterUserScramCredentialsRequest
+from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
+)
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
     CreatableTopic,
@@ -43,6 +47,8 @@ from kalda.protocol.notation import Request, Response, shallow_copy
 PART_WEIGHT = 400
 """What one step handles: about ten milliseconds. A partition that is created, a config that is changed or an election
 weighs 1."""
+_COMPARED_ENTRIES = 100
+"""Access control entries that are compared with a filter for a weight of 1."""
 _TOPIC_WEIGHT = 2
 """Of a topic besides its partitions."""
 
@@ -65,6 +71,12 @@ def parts_of(request: Request, controller: QuorumController) -> list[Request]:
             return _cut(request, ("entries",), _key_of_entry, lambda entry: 1 + len(entry.ops))
         case AlterUserScramCredentialsRequest():
             return _cut(request, ("deletions", "upsertions"), lambda alteration: alteration.name, lambda _: 2)
+        case CreateAclsRequest():
+            # By position: the results have no other key. An entry that is named twice is created once, in any part.
+            return _cut(request, ("creations",), id, lambda _: 1)
+        case DeleteAclsRequest():
+            weight = 1 + len(controller.acls.by_id) // _COMPARED_ENTRIES
+            return _cut(request, ("filters",), id, lambda _: weight)
         case ElectLeadersRequest():
             return _elections(request, controller)
         case AlterPartitionReassignmentsRequest():

@@ -185,6 +185,8 @@ class RequestPipeline:
             return handler
         if row.authorize is Authorization.UNCHECKED:
             return _unauthorized
+        if row.items is not None:
+            handler = row.items(handler)
         if not isinstance(row.authorize, Authorization):
             handler = _authorized(row.authorize, handler)
         return handler

@@ -191,6 +191,7 @@ class QuorumSide:
     def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> QuorumController:
         from kalda.broker.prober import Prober
         from kalda.controller.config_schema import NodeConfigSchema
+        from kalda.controller.delegation_tokens import TokenConfig
         from kalda.controller.quorum_controller import ControllerConfig, QuorumController
 
         config = self._config
@@ -213,6 +214,12 @@ class QuorumSide:
                 unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
                 delete_topic_enable=config["delete.topic.enable"],
                 incarnation_id=incarnation_id,
+                tokens=TokenConfig(
+                    config["delegation.token.secret.key"],
+                    config["delegation.token.max.lifetime.ms"],
+                    config["delegation.token.expiry.time.ms"],
+                    config["delegation.token.expiry.check.interval.ms"],
+                ),
                 supported_features=supported_ranges(unstable=config["unstable.feature.versions.enable"]),
                 inter_broker_listener_name=config.inter_broker_listener_name,
                 dead_process_detection_enable=config["kalda.dead.process.detection.enable"],
@@ -226,6 +233,7 @@ class QuorumSide:
             rng=self._host.rng,
             elapsed_ms=self._clock.mono_ms,
             on_fatal=self._on_fatal,
+            wall_ms=self._clock.wall_ms,
             kraft_version=_KraftVersion(self.raft),
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
             create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,

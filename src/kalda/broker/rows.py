@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.context import Encoded, Reply, RequestContext
+from kalda.broker.item_checks import Stage
+from kalda.protocol.access import Need
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
-from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
 
 
@@ -26,7 +28,8 @@ class Authorization(Enum):
     ANYONE = auto()
     """Nowhere: every caller may send it."""
     PER_ITEM = auto()
-    """In its handler, or in the controller that the handler calls, item by item (`Caller.allows`)."""
+    """In its handler, or in the controller that the handler calls, item by item (`Caller.allows`); or by the stage
+    `Row.items`."""
     UNCHECKED = auto()
     """Nowhere: the handler has no check of single items. A pipeline with an authorizer refuses all such requests."""
     AT_CONTROLLER = auto()
@@ -112,6 +115,8 @@ class Row(NamedTuple):
     throttled: Callable[[Any, Any], Response] | None = None
     """`(request, response)`: what is sent in place of a response to a client that has to pause, as a Fetch without
     records. None where the response itself is sent."""
+    items: Stage | None = None
+    """The stage that checks single items, after `authorize`; None where there are none, or the handler checks them."""
 
 
 def joined(listener: Listener, *groups: Iterable[Row]) -> list[Row]:
@@ -139,16 +144,11 @@ def on_cluster(operation: AclOperation) -> Callable[[Caller, Request], ApiError 
     return check
 
 
-def on_group(operation: AclOperation) -> Callable[[Caller, _NamesGroup], ApiError | None]:
-    """The caller needs `operation` on the group that the request names; otherwise GROUP_AUTHORIZATION_FAILED."""
+def on_group(need: Need) -> Callable[[Caller, _NamesGroup], ApiError | None]:
+    """The caller needs this for the group that the request names; otherwise GROUP_AUTHORIZATION_FAILED."""
 
     def check(caller: Caller, request: _NamesGroup) -> ApiError | None:
-        if caller.allows(operation, AclResourceType.GROUP, request.group_id):
-            return None
-        return ApiError(
-            ErrorCode.GROUP_AUTHORIZATION_FAILED,
-            f"{caller.principal} may not {operation.name} the group {request.group_id}.",
-        )
+        return need.refusal(caller, request.group_id)
 
     return check
 

@@ -77,6 +77,7 @@ class Services:
             features,
             lambda step: context.timers.call_later_ms(0, step),
             unstable_versions=context.config["unstable.api.versions.enable"],
+            authorizer=context.authorizer,
             throttle=context.quotas.throttle,
         )
         context.quotas.add_pipeline(self.pipeline)

@@ -22,5 +22,5 @@ request. Brokers read decisions from the log.
 - `topics.py`, `placement.py`: creating, growing and removing topics; placing replicas
 - `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: other requests that change partitions
 - `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; types and defaults of keys
-- `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`: a domain each
+- `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`, `delegation_tokens.py`: a domain each
 """

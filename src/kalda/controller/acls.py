@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
-from kalda.controller.answers import check_batch_size
+from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
 from kalda.metadata.acl_filters import (
     PATTERN_ANY,
     PATTERN_LITERAL,
@@ -86,8 +86,9 @@ class AclControl:
                     removed[acl_id] = None
                     matching.append(_matching(acl))
             results.append(DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message="", matching_acls=matching))
+        if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
+            raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
         records = [VersionedRecord(RemoveAccessControlEntryRecord(id=acl_id), 0) for acl_id in removed]
-        check_batch_size(len(records))
         return Result(records, results, atomic=True)
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:

@@ -40,6 +40,7 @@ from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
 from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
+from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenConfig, TokenRequest
 from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
 from kalda.controller.event_times import EventTimes
@@ -168,6 +169,7 @@ class ControllerConfig:
     performance_always_log_threshold_ms: int = 2_000
     """`controller.performance.always.log.threshold.ms`"""
     supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
+    tokens: TokenConfig = field(default_factory=TokenConfig)
 
 
 class QuorumController:
@@ -188,9 +190,11 @@ class QuorumController:
         kraft_version: KraftVersionControl | None = None,
         create_topic_policy: CreateTopicPolicy | None = None,
         alter_config_policy: AlterConfigPolicy | None = None,
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
         """`bootstrap`: records that the first active controller writes to an empty log. `elapsed_ms()`: a clock to
-        measure how long events take. `on_fatal(error)` stops the node. `voters()`: ids of voters."""
+        measure how long events take. `on_fatal(error)` stops the node. `voters()`: ids of voters. `wall_ms()`: the time
+        of day, by which tokens expire; `elapsed_ms` where it is None."""
         self.config = config
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
@@ -198,8 +202,7 @@ class QuorumController:
         self._elapsed_ms = elapsed_ms
         self.faults = Faults(on_fatal)
         self._event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
-        self._awaits_first_poll = False
-        """this controller is active, but no call has passed the time yet: sessions and tasks are not started"""
+        self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
         self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
             registry,
@@ -238,6 +241,7 @@ class QuorumController:
         self.client_quotas = ClientQuotaControl(registry)
         self.scram = ScramControl(registry)
         self.acls = AclControl(registry, new_id)
+        self.tokens = DelegationTokenControl(registry, config.tokens, new_id, wall_ms or elapsed_ms)
         self._replays = replay_table(self)
         self._liveness = self._make_liveness()
         self._periodic = self._periodic_tasks()
@@ -473,6 +477,14 @@ class QuorumController:
                 lambda _: self._write_step("electUnclean", self.elections.elect_unclean),
             )
         )
+        if config.tokens.secret is not None:
+            tasks.add(
+                PeriodicTask(
+                    "expireDelegationTokens",
+                    config.tokens.expiry_check_interval_ms,
+                    lambda _: self._write_step("sweepExpiredDelegationTokens", self.tokens.remove_expired),
+                )
+            )
         if config.metadata_max_idle_interval_ms:
             no_op = VersionedRecord(records.NoOpRecord(), 0)
             tasks.add(
@@ -597,6 +609,11 @@ class QuorumController:
             return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
 
         return self._write("deleteAcls", now_ms, operation, caller, AclOperation.ALTER)
+
+    def handle_delegation_token(self, request: TokenRequest, caller: Caller, now_ms: int) -> Pending[Any]:
+        """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken."""
+        version = self.features.metadata_version
+        return self._write(EVENTS[type(request)], now_ms, lambda: self.tokens.handle(request, caller, version))
 
     def handle_update_features(
         self, request: UpdateFeaturesRequest, caller: Caller, now_ms: int

@@ -21,6 +21,7 @@ def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, i
     partitions, cluster = controller.partitions, controller.cluster
     configs, features, producer_ids = controller.configs, controller.features, controller.producer_ids
     quotas, scram, acls = controller.client_quotas, controller.scram, controller.acls
+    tokens = controller.tokens
 
     def remove_topic(record: records.RemoveTopicRecord, _offset: int) -> None:
         configs.replay_topic_removal(partitions.replay_remove_topic(record))
@@ -51,9 +52,8 @@ def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, i
         records.BeginTransactionRecord: lambda _, offset: offsets.begin_transaction(offset),
         records.EndTransactionRecord: lambda _, offset: offsets.end_transaction(offset),
         records.AbortTransactionRecord: lambda _, offset: offsets.abort_transaction(offset),
-        # Brokers read tokens from their image; no request to the controller depends on them.
-        records.DelegationTokenRecord: ignore,
-        records.RemoveDelegationTokenRecord: ignore,
+        records.DelegationTokenRecord: lambda record, _: tokens.replay(record),
+        records.RemoveDelegationTokenRecord: lambda record, _: tokens.replay_removal(record),
         records.NoOpRecord: ignore,
         # In logs of clusters that were migrated from ZooKeeper.
         records.ZkMigrationStateRecord: ignore,
@@ -68,7 +68,7 @@ def other_records(image: MetadataImage) -> Iterator[VersionedRecord]:
         writer = ImageWriter(features)
         image.features.write(writer)
         yield from writer.records
-    parts = (image.cluster, image.client_quotas, image.producer_ids, image.scram, image.acls)
+    parts = (image.cluster, image.client_quotas, image.producer_ids, image.scram, image.acls, image.delegation_tokens)
     for part in parts:
         writer = ImageWriter(LATEST_TESTING, elr_enabled=True)
         part.write(writer)

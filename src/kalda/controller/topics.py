@@ -21,7 +21,14 @@ from kalda.controller.partitions import PartitionControl
 from kalda.controller.placement import Random, place_replicas
 from kalda.metadata.configs import topic_resource
 from kalda.metadata.partition import PartitionRegistration
-from kalda.protocol.caller import Caller
+from kalda.protocol.access import (
+    ALTER_TOPIC,
+    CREATE_TOPIC,
+    DELETE_TOPIC,
+    DESCRIBE_CONFIGS_OF_TOPIC,
+    DESCRIBE_TOPIC,
+)
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.messages.metadata_records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import (
@@ -135,9 +142,7 @@ class TopicControl:
     def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
-        if not caller.allows_on_cluster(AclOperation.CREATE) and not caller.allows(
-            AclOperation.CREATE, AclResourceType.TOPIC, name
-        ):
+        if not _may_on_cluster(caller, AclOperation.CREATE) and not CREATE_TOPIC.holds(caller, name):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
         if name in self._state.topic_ids:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
@@ -219,7 +224,7 @@ class TopicControl:
         caller: Caller,
     ) -> CreatableTopicResult:
         result = CreatableTopicResult(name=name, topic_id=topic_id, error_message=None)
-        if not caller.allows(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, name):
+        if not DESCRIBE_CONFIGS_OF_TOPIC.holds_quietly(caller, name):
             result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return result
         result.num_partitions = len(partitions)
@@ -253,7 +258,7 @@ class TopicControl:
                 continue
             failure: ApiError | None = None
             try:
-                if not caller.allows(AclOperation.ALTER, AclResourceType.TOPIC, topic.name):
+                if not ALTER_TOPIC.holds(caller, topic.name):
                     raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 records += self._grow(topic, caller)
             except ApiError as error:
@@ -338,7 +343,7 @@ class TopicControl:
             found = self._state.topic_names.get(topic_id)
             failure = _refusal_by_id(found, caller)
             if found is None or failure is not None:
-                shown = found if found and caller.allows(AclOperation.DESCRIBE, AclResourceType.TOPIC, found) else None
+                shown = found if found and DESCRIBE_TOPIC.holds(caller, found) else None
                 results.append(_deletion(shown, topic_id, failure))
             else:
                 chosen[topic_id] = found
@@ -359,12 +364,14 @@ class TopicControl:
             results.append(_deletion(name, ZERO_UUID, _invalid("Duplicate topic name.")))
             return
         topic_id = self._state.topic_ids.get(name)
-        if not caller.allows(AclOperation.DELETE, AclResourceType.TOPIC, name):
-            error = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            results.append(_deletion(name, ZERO_UUID, error))
+        may_delete = _may_on_cluster(caller, AclOperation.DELETE)
+        if not may_delete and not DESCRIBE_TOPIC.holds(caller, name):
+            results.append(_deletion(name, ZERO_UUID, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
         elif topic_id is None:
             error = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
             results.append(_deletion(name, ZERO_UUID, error))
+        elif not may_delete and not DELETE_TOPIC.holds(caller, name):
+            results.append(_deletion(name, ZERO_UUID, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
         elif topic_id in ids:
             chosen.pop(topic_id, None)
             error = _invalid("The provided topic name maps to an ID that was already supplied.")
@@ -485,9 +492,14 @@ def _refusal_by_id(name: str | None, caller: Caller) -> ApiError | None:
     unless the caller may describe the topic."""
     if name is None:
         return ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-    if caller.allows(AclOperation.DELETE, AclResourceType.TOPIC, name):
+    if _may_on_cluster(caller, AclOperation.DELETE) or DELETE_TOPIC.holds(caller, name):
         return None
     return ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def _may_on_cluster(caller: Caller, operation: AclOperation) -> bool:
+    """Whether the caller may do it to all topics. A denial is not logged: the right to the topic is enough."""
+    return caller.allows(operation, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False)
 
 
 def _deletion(name: str | None, topic_id: Uuid, error: ApiError | None) -> DeletableTopicResult:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord, RemoveDelegationTokenRecord
+
+
+def token_hmac(secret: str, token_id: str) -> bytes:
+    """What proves that a token was issued by the cluster with that `delegation.token.secret.key`. Its base64 form is
+    the password with which clients authenticate (KIP-48)."""
+    return hmac.digest(secret.encode(), token_id.encode(), "sha512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,18 @@ class DelegationToken:
     issue_timestamp: int
     max_timestamp: int
     expiration_timestamp: int
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Whether the token is valid no more at that time of day."""
+        return self.max_timestamp < now_ms or self.expiration_timestamp < now_ms
+
+    def may_be_renewed_by(self, principal: str) -> bool:
+        """Whether a principal may renew the token, or have it expire."""
+        return principal == self.owner or principal in self.renewers
+
+    def concerns(self, principal: str) -> bool:
+        """Whether a principal owns the token, has requested it, or may renew it."""
+        return principal in (self.owner, self.requester) or principal in self.renewers
 
     @classmethod
     def from_record(cls, record: DelegationTokenRecord) -> DelegationToken:

@@ -8,7 +8,7 @@ everything is allowed and free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -43,8 +43,10 @@ class Authorizer(Protocol):
         """Whether `caller` may do `operation` on at least one resource of that type, existing or not (KIP-679)."""
         ...
 
-    def operations(self, caller: Caller, resource: AclResourceType, name: str) -> int:
-        """The bits of the operations that `caller` may do on that resource (KIP-430)."""
+    def operations(
+        self, caller: Caller, resource: AclResourceType, name: str, operations: Sequence[AclOperation]
+    ) -> int:
+        """The bits of those of `operations` that `caller` may do on that resource (KIP-430)."""
         ...
 
 

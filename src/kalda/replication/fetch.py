@@ -64,6 +64,7 @@ class Fetch:
         "_names_leaders",
         "_prefer",
         "_read_bytes",
+        "_refused",
         "_request",
         "_tell_leaders",
         "_throttle",
@@ -83,11 +84,14 @@ class Fetch:
         *,
         from_followers: bool = False,
         prefer: Callable[[Partition, int, str], int] | None = None,
+        refused: frozenset[str] | None = None,
     ) -> None:
         """`tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the
         request's version has no field for them. `from_followers`: a consumer may read from a replica that does not
-        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392)."""
+        lead. `prefer(partition, offset, rack)` is the replica that it should read from (KIP-392). `refused`: topics
+        that the fetcher may not read; None for none."""
         self._tell_leaders = tell_leaders
+        self._refused = refused
         self._names_leaders = False
         """Whether a partition's answer names a new leader."""
         self._manager = manager
@@ -186,7 +190,7 @@ class Fetch:
         self._read_bytes = 0
         remaining = self.max_bytes
         settled = False
-        find = self._manager.partitions.get
+        find = self._manager.partitions.get if self._refused is None else self._find_allowed
         follower_id = self._follower_id
         skips_idle_follower = follower_id >= 0 and self._context.incremental
         skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
@@ -281,7 +285,13 @@ class Fetch:
             and not log.offline
         )
 
+    def _find_allowed(self, key: tuple[str, int]) -> Partition | None:
+        assert self._refused is not None
+        return None if key[0] in self._refused else self._manager.partitions.get(key)
+
     def _missing(self, entry: FetchEntry) -> ErrorCode:
+        if self._refused is not None and entry.topic in self._refused:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         if self._context.by_id and not entry.topic:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)

@@ -94,7 +94,17 @@ class FetchEntry:
 class FetchSession:
     """One fetcher's session."""
 
-    __slots__ = ("created_ms", "entries", "epoch", "id", "is_follower", "last_used_ms", "size_bytes", "uses_topic_ids")
+    __slots__ = (
+        "created_ms",
+        "entries",
+        "epoch",
+        "id",
+        "is_follower",
+        "last_used_ms",
+        "reader",
+        "size_bytes",
+        "uses_topic_ids",
+    )
 
     def __init__(self, session_id: int, is_follower: bool, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
@@ -108,6 +118,9 @@ class FetchSession:
         """The cost of `entries`."""
         self.created_ms = now_ms
         self.last_used_ms = now_ms
+        self.reader: tuple[int, str, str] | None = None
+        """Who was allowed to read all of `entries`: the version of the authorizer, principal and host. None where that
+        is to be decided."""
 
     def advance(self) -> None:
         """Expect the next epoch; after the last one comes 1."""
@@ -234,6 +247,7 @@ class FetchSessionCache:
         for entry in session.entries.values():
             if not entry.topic:
                 entry.topic = topic_name(entry.topic_id) or ""
+                session.reader = None
         session.advance()
         return FetchContext(list(session.entries.values()), session, True, uses_topic_ids)
 
@@ -245,6 +259,7 @@ class FetchSessionCache:
             raise ApiError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         self._resize(session, added_bytes)
         session.entries.update(added)
+        session.reader = None
 
     def _create(
         self, request: FetchRequest, entries: dict[PartitionKey, FetchEntry], uses_topic_ids: bool, now_ms: int

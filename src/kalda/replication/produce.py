@@ -452,6 +452,20 @@ def run(
     return produce
 
 
+def has_transactional_records(request: ProduceRequest) -> bool:
+    """Whether any batch of the request is of a transaction."""
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            records = data.records
+            if (
+                isinstance(records, _WRITABLE)
+                and len(records) > _ATTRIBUTES_AT
+                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL
+            ):
+                return True
+    return False
+
+
 def _producer_of(records: object) -> tuple[int, int, int]:
     """Producer id, epoch and base sequence of the batch at the start of the records."""
     assert isinstance(records, _WRITABLE), "a frame is writable memory"

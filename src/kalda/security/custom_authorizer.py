@@ -39,7 +39,6 @@ from kalda.base.printable import printable
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.security.standard_authorizer import OPERATIONS
 
 log = logging.getLogger("kalda.security")
 
@@ -129,11 +128,12 @@ class CustomAuthorizer:
             self._note(error)
             return False
 
-    def operations(self, caller: Caller, resource: AclResourceType, name: str) -> int:
-        """The bits of the operations that `caller` may do on that resource (KIP-430)."""
-        asked = OPERATIONS[resource]
-        allowed = self._authorize(caller, [Action(each.name, resource.name, name, False) for each in asked])
-        return AclOperation.bits(*(each for each, is_allowed in zip(asked, allowed, strict=True) if is_allowed))
+    def operations(
+        self, caller: Caller, resource: AclResourceType, name: str, operations: Sequence[AclOperation]
+    ) -> int:
+        """The bits of those of `operations` that `caller` may do on that resource (KIP-430)."""
+        allowed = self._authorize(caller, [Action(each.name, resource.name, name, False) for each in operations])
+        return AclOperation.bits(*(each for each, is_allowed in zip(operations, allowed, strict=True) if is_allowed))
 
     def close(self) -> None:
         """Call `close` of an object that has it."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -57,36 +57,6 @@ _TYPE_NAMES = {
     AclResourceType.DELEGATION_TOKEN: "DelegationToken",
     AclResourceType.USER: "User",
 }
-
-OPERATIONS: Mapping[AclResourceType, tuple[AclOperation, ...]] = {
-    AclResourceType.TOPIC: (
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    AclResourceType.GROUP: (
-        AclOperation.READ,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    AclResourceType.CLUSTER: (
-        AclOperation.CREATE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-    ),
-}
-"""The operations that responses list as authorized (KIP-430), by the types of resources in responses."""
 
 
 class Rule(Enum):
@@ -133,8 +103,7 @@ class StandardAuthorizer:
         self.index = AclIndex()
         self.is_loaded = False
         """Whether the entries are known. Before, only super users are served."""
-        self.version = 0
-        """Grows with every change of entries: what was allowed at one version may be denied at the next."""
+        self._version = 0
         self.offset = -1
         """Of the newest image that `load` or `apply` was called with."""
         self._kept: dict[_Key, Decision] = {}
@@ -149,11 +118,17 @@ class StandardAuthorizer:
         self.is_loaded = True
         if changes:
             self.index.apply(changes, offset)
-            self.version += 1
+            self._version += 1
             self._kept = {}
             self._kept_before = {}
 
     # -- decisions
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of entries: what was allowed at one version may be denied at the next. Negative while
+        every decision is to be logged."""
+        return -1 if audit.isEnabledFor(logging.DEBUG) else self._version
 
     def allows(
         self,
@@ -187,11 +162,13 @@ class StandardAuthorizer:
             self._keep(key, decision)
         return decision.is_allowed
 
-    def operations(self, caller: Caller, resource: AclResourceType, name: str) -> int:
-        """The bits of the operations that `caller` may do on that resource (KIP-430). Logs nothing."""
+    def operations(
+        self, caller: Caller, resource: AclResourceType, name: str, operations: Sequence[AclOperation]
+    ) -> int:
+        """The bits of those of `operations` that `caller` may do on that resource (KIP-430). Logs nothing."""
         principal, host = caller.principal, caller.client_host
         return AclOperation.bits(
-            *(each for each in OPERATIONS[resource] if self.decide(principal, host, each, resource, name).is_allowed)
+            *(each for each in operations if self.decide(principal, host, each, resource, name).is_allowed)
         )
 
     def decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> Decision:

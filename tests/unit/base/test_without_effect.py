@@ -29,9 +29,7 @@ READERS = ("listeners.py", "server_values.py")
 """The modules of `base/configs` that read values. The others have tables and checks only."""
 TOOLS = ("cli", "client", "sim", "spark", "testing")
 """Packages that set keys of nodes, and read none."""
-CHECKED_ONLY = {"early.start.listeners", "remote.log.storage.system.enable"}
-REFUSED = {"authorizer.class.name"}
-"""Keys that stop the node where they are set: `server_checks` reads them, and nothing else."""
+CHECKED_ONLY = {"remote.log.storage.system.enable"}
 DEFAULTS_OF_TOPICS = {name: key for key, sources in BROKER_SYNONYMS.items() for name, _ in sources}
 
 
@@ -54,7 +52,7 @@ def is_read_of_topic(name: str) -> bool:
 def is_read(name: str) -> bool:
     if name in DEFAULTS_OF_TOPICS and reason_of_topic(DEFAULTS_OF_TOPICS[name]) is None:
         return is_read_of_topic(DEFAULTS_OF_TOPICS[name])
-    return name in REFUSED or (name in quoted() and name not in CHECKED_ONLY)
+    return name in quoted() and name not in CHECKED_ONLY
 
 
 @pytest.mark.parametrize("name", sorted(key.name for table in (BROKER, DYNAMIC_ONLY) for key in table))

@@ -6,6 +6,7 @@ from unittest.mock import MagicMock, Mock
 
 from kalda.broker.controller_handlers import ControllerHandlers
 from kalda.broker.forwarding import Forwarding
+from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
@@ -16,6 +17,7 @@ from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.telemetry import TelemetryHandlers
+from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.rows import Row, joined
 from kalda.protocol.apis import Listener
@@ -32,11 +34,13 @@ def rows_of_brokers() -> list[Row]:
         GroupHandlers(Mock(), Mock(), Mock()).rows(),
         ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
         DescribeHandlers(Mock()).rows(),
+        [AclHandlers(Mock()).row()],
         MarkerHandlers(Mock(), Mock()).rows(),
         TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock()).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),
+        TokenHandlers(forwarding, None, Mock()).rows(),
     )
 
 

@@ -21,6 +21,8 @@ class PaperConnection:
         self.listener_name = listener_name
         self.peer_host = "10.1.2.3"
         self.principal = principal
+        self.token_authenticated = False
+        self.security_protocol = "PLAINTEXT"
         self.unanswered = 0
         self.id = 1
         self.client_software_name = ""

@@ -49,7 +49,9 @@ class DenyAll:
     def __init__(self) -> None:
         self.denied: list[tuple[AclOperation, AclResourceType, str]] = []
 
-    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str) -> bool:
+    def allows(
+        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+    ) -> bool:
         self.denied.append((operation, resource, name))
         return False
 
@@ -133,8 +135,16 @@ def refusal(row: Row, version: int, authorizer: DenyAll, request: Any = None) ->
     return read_answer(pipeline.on_frame(connection, connection.frame(request, version)), request, version)  # type: ignore[arg-type]
 
 
+DEPENDS_ON_THE_REQUEST = {ApiKey.PRODUCE, ApiKey.FIND_COORDINATOR}
+"""APIs that need nothing as a whole for some requests."""
+
+
+def is_checked_whole(row: Row) -> bool:
+    return not isinstance(row.authorize, Authorization) and row.key not in DEPENDS_ON_THE_REQUEST
+
+
 def checked(rows: Callable[[], list[Row]]) -> list[Any]:
-    return [each for each in served_row(rows) if not isinstance(each.values[0].authorize, Authorization)]
+    return [each for each in served_row(rows) if is_checked_whole(each.values[0])]
 
 
 @pytest.mark.parametrize(("row", "version"), checked(rows_of_brokers) + checked(rows_of_controllers))
@@ -154,7 +164,7 @@ def test_a_caller_without_rights_is_refused_as_a_whole(row: Row, version: int) -
 def test_which_rights_whole_requests_need() -> None:
     needed: dict[str, set[str]] = {}
     for row in [*rows_of_brokers(), *rows_of_controllers()]:
-        if not isinstance(row.authorize, Authorization):
+        if is_checked_whole(row):
             authorizer = DenyAll()
             refusal(row, API[row.key].highest_served(False), authorizer)
             operation, resource, _ = authorizer.denied[-1]
@@ -166,10 +176,12 @@ def test_which_rights_whole_requests_need() -> None:
         "WRITE TRANSACTIONAL_ID": {"InitProducerId", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"},
         "DESCRIBE CLUSTER": {
             "DescribeLogDirs", "DescribeUserScramCredentials", "DescribeQuorum", "ListPartitionReassignments",
+            "DescribeAcls",
         },
         "ALTER CLUSTER": {
             "AlterReplicaLogDirs", "AddRaftVoter", "RemoveRaftVoter", "AlterUserScramCredentials", "UpdateFeatures",
-            "ElectLeaders", "AlterPartitionReassignments", "UnregisterBroker",
+            "ElectLeaders", "AlterPartitionReassignments", "UnregisterBroker", "DescribeCluster",
+            "CreateAcls", "DeleteAcls",
         },
         "DESCRIBE_CONFIGS CLUSTER": {"ListConfigResources", "DescribeClientQuotas"},
         "ALTER_CONFIGS CLUSTER": {"AlterClientQuotas"},
@@ -201,19 +213,11 @@ def test_envelopes_are_for_brokers() -> None:
     assert response.response_data is None
 
 
-def unchecked() -> list[Any]:
-    """Without Produce: naming_request makes one that has no answer."""
-    return [
-        each
-        for each in served_row(rows_of_brokers)
-        if each.values[0].authorize is Authorization.UNCHECKED and each.values[0].key is not ApiKey.PRODUCE
-    ]
-
-
-@pytest.mark.parametrize(("row", "version"), unchecked())
-def test_an_api_whose_items_nothing_checks_is_refused_where_there_is_an_authorizer(row: Row, version: int) -> None:
-    class AllowAll(DenyAll):
-        def allows(self, *_: Any) -> bool:
-            return True
-
-    assert set(error_codes(refusal(row, version, AllowAll()), version)) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+@pytest.mark.parametrize("rows", [rows_of_brokers, rows_of_controllers])
+def test_every_api_is_checked(rows: Callable[[], list[Row]]) -> None:
+    """A row without a check would be refused as a whole where the node has an authorizer."""
+    assert [row.key.name for row in rows() if row.authorize is Authorization.UNCHECKED] == []
+    anyone = {row.key for row in rows() if row.authorize is Authorization.ANYONE}
+    for_clients = {ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
+    login = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+    assert anyone - login == (for_clients if rows is rows_of_brokers else set())

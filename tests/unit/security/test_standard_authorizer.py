@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kalda.base.errors import ApiError
 from kalda.metadata.acls import StandardAcl
+from kalda.protocol.access import TOPIC_OPERATIONS
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.security.standard_authorizer import Rule, StandardAuthorizer, address_text, parse_super_users
@@ -104,9 +105,8 @@ ENTRIES = st.builds(
 def test_decides_as_a_naive_model_while_entries_come_and_go(changes: list[tuple[int, StandardAcl | None]]) -> None:
     authorizer = StandardAuthorizer()
     entries: dict[bytes, StandardAcl] = {}
-    questions = list(
-        product(("User:alice", "User:bob"), ("10.0.0.1", "10.0.0.2"), (3, 8, 10), (2, 3), ("a", "abx", "aé"))
-    )
+    names = ("a", "abx", "aé")
+    questions = list(product(("User:alice", "User:bob"), ("10.0.0.1", "10.0.0.2"), (3, 8, 10), (2, 3), names))
     for offset, (number, acl) in enumerate(changes):
         authorizer.apply({acl_id(number): acl}, offset)
         if acl is None:
@@ -161,8 +161,8 @@ def test_kept_decisions_end_with_a_change_and_are_bounded() -> None:
 def test_the_bits_of_authorized_operations() -> None:
     authorizer = authorizer_of(entry(operation=WRITE), entry(operation=AclOperation.ALTER_CONFIGS))
     wanted = (WRITE, DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS)
-    assert authorizer.operations(caller(), TOPIC, "t") == AclOperation.bits(*wanted)
-    assert authorizer.operations(caller(), TOPIC, "u") == 0
+    assert authorizer.operations(caller(), TOPIC, "t", TOPIC_OPERATIONS) == AclOperation.bits(*wanted)
+    assert authorizer.operations(caller(), TOPIC, "u", TOPIC_OPERATIONS) == 0
 
 
 class Requesting(Caller):

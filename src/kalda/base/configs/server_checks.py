@@ -54,16 +54,6 @@ def _check_identity(config: ServerValues) -> None:
     _require(config["node.id"] == config["broker.id"], "You must set `node.id` to the same value as `broker.id`.")
 
 
-def _check_access_control(config: ServerValues) -> None:
-    authorizer = config["authorizer.class.name"]
-    _require(
-        not authorizer,
-        f"authorizer.class.name={authorizer}: this release enforces no ACLs, so every client could do everything. "
-        "Remove authorizer.class.name to run the node without access control, or restrict with a firewall who can "
-        "connect to it.",
-    )
-
-
 def _check_log(config: ServerValues) -> None:
     _require(config.log_roll_ms >= 1, "log.roll.ms must be greater than or equal to 1")
     _require(config.log_roll_jitter_ms >= 0, "log.roll.jitter.ms must be greater than or equal to 0")
@@ -233,7 +223,6 @@ def _check_groups(config: ServerValues) -> None:
 
 _CHECKS: tuple[Callable[[ServerValues], None], ...] = (
     _check_identity,
-    _check_access_control,
     _check_log,
     _check_replication,
     _check_quorum,

@@ -18,6 +18,9 @@ from kalda.base.configs.topic import BROKER_SYNONYMS, HOUR_MS, MINUTE_MS, TOPIC
 
 _UNLIMITED = -1
 
+_OF_THE_AUTHORIZER = ("super.users", "allow.everyone.if.no.acl.found")
+"""Keys that no table of Kafka has: its StandardAuthorizer reads them."""
+
 
 class ServerValues:
     """`values["log.segment.bytes"]` is a typed value; the properties below are values that several keys decide."""
@@ -52,7 +55,10 @@ class ServerValues:
         return [
             name
             for name in self.properties
-            if base_name(name) not in BROKER and name not in DYNAMIC_ONLY and not name.startswith("config.providers.")
+            if base_name(name) not in BROKER
+            and name not in DYNAMIC_ONLY
+            and name not in _OF_THE_AUTHORIZER
+            and not name.startswith("config.providers.")
         ]
 
     def is_set(self, name: str) -> bool:

@@ -18,7 +18,6 @@ _JAVA = "it concerns Java's security providers and random sources; OpenSSL and t
 _KERBEROS = "this release has no Kerberos (GSSAPI)"
 _LOGIN = "a login of this node is made for each of its connections, and a token is renewed when it is due"
 _ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
-_TOKENS = "delegation tokens are not created here"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "this release reports no metrics"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
@@ -30,7 +29,6 @@ _CONNECTION = "every attempt to connect has the same timeout, socket.connection.
 _CONTROLLER_TIMEOUT = "a request to the controller has the timeout request.timeout.ms"
 _BUFFERS = "the operating system sizes the buffers of connections that this node opens"
 _LOADING = "coordinators load their topics a mebibyte at a time, and other requests are served in between"
-_EARLY = "controllers' listeners accept connections at once, and there is no authorizer to wait for"
 _INTERNAL = "Kafka has it for its own tests"
 _FROM_FILE = "it is read when a node starts, from its properties file"
 
@@ -53,11 +51,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "sasl.oauthbearer.jwt.",
     ),
     _ASSERTION: ("sasl.oauthbearer.assertion.",),
-    _TOKENS: (
-        "delegation.token.expiry.check.interval.ms",
-        "delegation.token.expiry.time.ms",
-        "delegation.token.max.lifetime.ms",
-    ),
     _GROUPS: (
         "group.consumer.",
         "group.coordinator.rebalance.protocols",
@@ -90,7 +83,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     _CONTROLLER_TIMEOUT: ("controller.socket.timeout.ms",),
     _BUFFERS: ("replica.socket.receive.buffer.bytes",),
     _LOADING: ("offsets.load.buffer.size", "transaction.state.log.load.buffer.size"),
-    _EARLY: ("early.start.listeners",),
     _INTERNAL: (
         "internal.metadata.delete.delay.millis",
         "internal.metadata.max.batch.size.in.bytes",

@@ -5,9 +5,11 @@ that does, and puts the result into the API's response. Each file declares the r
 functions that make the response to a request which failed as a whole.
 
 - `data`: Produce, Fetch
+- `acls`: DescribeAcls, failures of CreateAcls and DeleteAcls
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, passed to the coordinator
+- `visible_groups`: what of groups and their offsets a caller may see
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `markers`: WriteTxnMarkers, DescribeProducers
@@ -17,5 +19,6 @@ functions that make the response to a request which failed as a whole.
 - `transactions`: InitProducerId, and the other APIs of the transaction coordinator
 - `sasl`: SaslHandshake, SaslAuthenticate on connections that are authenticated already
 - `forwarded`: what the active controller answers
+- `tokens`: delegation tokens
 - `shared`: failures of APIs that both kinds of listener serve
 """

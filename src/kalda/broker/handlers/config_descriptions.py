@@ -23,7 +23,9 @@ from kalda.broker.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.network.connection import Buffer
+from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC
 from kalda.protocol.apis import API, ApiKey
+from kalda.protocol.caller import Caller
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.configs import (
@@ -34,6 +36,7 @@ from kalda.protocol.messages.configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
+from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.varint import encode_unsigned
 
 DOCUMENTED_AS: Mapping[int, str] = {
@@ -54,8 +57,14 @@ class ConfigDescriptions:
     """Describes the resources of one request as they are in one image."""
 
     def __init__(
-        self, broker_id: int, static: ServerConfig, image: MetadataImage, request: DescribeConfigsRequest
+        self,
+        broker_id: int,
+        static: ServerConfig,
+        image: MetadataImage,
+        request: DescribeConfigsRequest,
+        caller: Caller,
     ) -> None:
+        self._caller = caller
         self._broker_id = broker_id
         self._image = image
         self._request = request
@@ -103,6 +112,7 @@ class ConfigDescriptions:
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
         )
         try:
+            self._check_access(resource)
             if resource.resource_type == ConfigResourceType.BROKER_LOGGER:
                 result.configs = self._loggers(resource.resource_name, keys)
             else:
@@ -112,6 +122,19 @@ class ConfigDescriptions:
             result.error_code = error.code
             result.error_message = error.message
         return result
+
+    def _check_access(self, resource: DescribeConfigsResource) -> None:
+        """Raises `ApiError`, with Kafka's text, where the caller may not describe the configs of the resource."""
+        if self._caller.authorizer is None:
+            return
+        if resource.resource_type == ConfigResourceType.TOPIC:
+            if not DESCRIBE_CONFIGS_OF_TOPIC.holds(self._caller, resource.resource_name):
+                raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
+        elif resource.resource_type == ConfigResourceType.GROUP:
+            if not DESCRIBE_CONFIGS_OF_GROUP.holds(self._caller, resource.resource_name):
+                raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed.")
+        elif not self._caller.allows_on_cluster(AclOperation.DESCRIBE_CONFIGS):
+            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
 
     def _entries(
         self, kind: ConfigResourceType, resource: DescribeConfigsResource, keys: Collection[str] | None

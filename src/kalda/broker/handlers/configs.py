@@ -69,7 +69,7 @@ class ConfigHandlers:
 
     def describe_row(self) -> Row:
         """DescribeConfigs, which controllers serve too."""
-        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.UNCHECKED)
+        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.PER_ITEM)
 
     def rows(self, forwarding: Forwarding) -> list[Row]:
         """A broker's rows: DescribeConfigs, ListConfigResources, and the two that alter configs."""
@@ -92,7 +92,7 @@ class ConfigHandlers:
                 ApiKey.INCREMENTAL_ALTER_CONFIGS,
                 self.incremental_alter_configs(forwarding),
                 incremental_alter_configs_failed,
-                Authorization.UNCHECKED,  # levels of loggers are altered here, all else at the controller
+                Authorization.PER_ITEM,  # levels of loggers are altered here, all else at the controller
                 forwarded=True,
             ),
         ]
@@ -103,7 +103,7 @@ class ConfigHandlers:
         self, context: RequestContext, request: DescribeConfigsRequest
     ) -> Steps[DescribeConfigsResponse | Encoded]:
         """Values with their sources; on demand with all synonyms and documentation."""
-        descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, request)
+        descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, request, context)
         return descriptions.steps(context.api_version, context.header.correlation_id)
 
     # -- altering
@@ -142,7 +142,7 @@ class ConfigHandlers:
             if request.resources and all(
                 each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources
             ):
-                return self._alter_loggers(request)
+                return self._alter_loggers(context, request)
             refused = self._refused(request.resources)
             if len(refused) < len(request.resources) or not refused:
                 return forwarding.forward(context, request)
@@ -180,7 +180,9 @@ class ConfigHandlers:
                 refused.append((resource, error))
         return refused
 
-    def _alter_loggers(self, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+    def _alter_loggers(
+        self, context: RequestContext, request: IncrementalAlterConfigsRequest
+    ) -> IncrementalAlterConfigsResponse:
         """Levels of this process's loggers, until the process ends."""
         response = IncrementalAlterConfigsResponse()
         repeated = _repeated(request.resources)
@@ -191,6 +193,8 @@ class ConfigHandlers:
             response.responses.append(answer)
             try:
                 _check_once(resource, repeated)
+                if not context.allows_on_cluster(AclOperation.ALTER_CONFIGS):
+                    raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
                 check_broker(self._broker_id, resource.resource_name)
                 changes = [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs]
                 alter_loggers(changes, request.validate_only)

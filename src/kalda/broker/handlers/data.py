@@ -16,22 +16,28 @@ from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
+from kalda.broker.item_checks import Items
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import Caller
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponseNodeEndpoint
 from kalda.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     ProduceResponseNodeEndpoint,
+    TopicProduceData,
     TopicProduceResponse,
 )
+from kalda.protocol.messages.security import AclOperation
 from kalda.replication import produce
 from kalda.replication.fetch import Fetch
-from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.fetch_session import FetchContext, FetchSessionCache
 from kalda.replication.partition import Partition
+from kalda.replication.produce import has_transactional_records
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, TransactionVerifier
 
@@ -75,16 +81,27 @@ class DataHandlers:
     def rows(self) -> list[Row]:
         """Both APIs."""
         return [
-            Row(ApiKey.PRODUCE, self.produce, produce_failed, Authorization.UNCHECKED, QuotaClass.PRODUCE),
+            Row(
+                ApiKey.PRODUCE,
+                self.produce,
+                produce_failed,
+                _may_produce,
+                QuotaClass.PRODUCE,
+                items=Items(WRITE_TOPIC, produce_failed, "topic_data", "responses", self._produced_topic).stage,
+            ),
             Row(
                 ApiKey.FETCH,
                 self.fetch,
                 fetch_failed,
-                Authorization.UNCHECKED,
+                Authorization.PER_ITEM,
                 QuotaClass.FETCH,
                 throttled=self.throttled_fetch,
             ),
         ]
+
+    def _produced_topic(self, topic: TopicProduceData) -> str | None:
+        """The name of a topic that a request has by name or by id; None for an unknown id."""
+        return topic.name or self._metadata.topic_name(topic.topic_id)
 
     def produce(
         self, context: RequestContext, request: ProduceRequest
@@ -182,6 +199,7 @@ class DataHandlers:
         except ApiError as error:
             return FetchResponse(error_code=error.code)
         tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
+        refused = None if context.authorizer is None else _unreadable(context, request, fetch_context)
         answer = Fetch(
             self._replicas,
             request,
@@ -189,6 +207,7 @@ class DataHandlers:
             tell_leaders,
             from_followers=context.api_version >= _FIRST_FETCH_FROM_FOLLOWERS,
             prefer=self._prefer,
+            refused=refused,
         ).run()
         if isinstance(answer, Pending):
             # The answer may be large: a peer that reads nothing must not have many of them waiting.
@@ -204,6 +223,33 @@ class DataHandlers:
                 if partition is not None:
                     partition.topic_counters.bytes_out.value -= len(answer.records or ())
         return FetchResponse(session_id=self._sessions.retract(request, response))
+
+
+def _may_produce(caller: Caller, request: ProduceRequest) -> ApiError | None:
+    """Transactional records need the transactional id of the request."""
+    transactional_id = request.transactional_id
+    if transactional_id is None or not has_transactional_records(request):
+        return None
+    return WRITE_TRANSACTIONAL_ID.refusal(caller, transactional_id)
+
+
+def _unreadable(context: RequestContext, request: FetchRequest, fetch: FetchContext) -> frozenset[str] | None:
+    """The topics of a fetch that the caller may not read; None where there is none. A follower needs the same right for
+    all topics. What was found for a session holds while neither its partitions nor any decision change."""
+    authorizer = context.authorizer
+    assert authorizer is not None, "without an authorizer everything may be read"
+    if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
+        if context.allows_on_cluster(AclOperation.CLUSTER_ACTION):
+            return None
+        return frozenset(entry.topic for entry in fetch.entries)
+    session, version = fetch.session, authorizer.version
+    reader = (version, context.principal, context.client_host)
+    if session is not None and session.reader == reader and version >= 0:
+        return None
+    refused = READ_TOPIC.refused(context, dict.fromkeys(entry.topic for entry in fetch.entries if entry.topic))
+    if session is not None:
+        session.reader = reader if refused is None else None
+    return refused
 
 
 def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:

@@ -159,12 +159,12 @@ def describe_client_quotas_failed(
 def describe_user_scram_credentials_failed(
     request: DescribeUserScramCredentialsRequest, version: int, error: ApiError
 ) -> DescribeUserScramCredentialsResponse:
-    """The error on top and of every user."""
+    """The error on top, and of every user without its name."""
     return DescribeUserScramCredentialsResponse(
         error_code=error.code,
         error_message=message_of(error),
         results=[
-            DescribeUserScramCredentialsResult(user=user.name, error_code=error.code, error_message=message_of(error))
-            for user in request.users or ()
+            DescribeUserScramCredentialsResult(error_code=error.code, error_message=message_of(error))
+            for _ in request.users or ()
         ],
     )

@@ -3,16 +3,17 @@
 The handler of these APIs on a broker is `Forwarding.forward`; on a controller the active controller or the quorum
 answers. Both kinds of listener report a failure in the same way.
 
-CreateTopics (19), DeleteTopics (20), AlterConfigs (33), CreatePartitions (37), ElectLeaders (43),
-IncrementalAlterConfigs (44), AlterPartitionReassignments (45), ListPartitionReassignments (46), AlterClientQuotas (49),
-AlterUserScramCredentials (51), DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80),
-RemoveRaftVoter (81).
+CreateTopics (19), DeleteTopics (20), CreateAcls (30), DeleteAcls (31), AlterConfigs (33), CreatePartitions (37),
+ElectLeaders (43), IncrementalAlterConfigs (44), AlterPartitionReassignments (45), ListPartitionReassignments (46),
+AlterClientQuotas (49), AlterUserScramCredentials (51), DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64),
+AddRaftVoter (80), RemoveRaftVoter (81).
 """
 
 from __future__ import annotations
 
 from kalda.base.errors import ApiError
 from kalda.broker.forwarding import Forwarding
+from kalda.broker.handlers.acls import create_acls_failed, delete_acls_failed
 from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
@@ -85,6 +86,8 @@ def forwarded_rows(forwarding: Forwarding) -> list[Row]:
         Row(ApiKey.CREATE_PARTITIONS, forward, create_partitions_failed, _AT_CONTROLLER, _MUTATION, True),
         Row(ApiKey.ALTER_CLIENT_QUOTAS, forward, alter_client_quotas_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, forward, alter_scram_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.CREATE_ACLS, forward, create_acls_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.DELETE_ACLS, forward, delete_acls_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.UPDATE_FEATURES, forward, update_features_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.ELECT_LEADERS, forward, elect_leaders_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, forward, reassign_failed, _AT_CONTROLLER, _REQUEST, True),

@@ -7,14 +7,26 @@ JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from kalda.base.clock import Clock
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
+from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
 from kalda.broker.context import RequestContext
+from kalda.broker.handlers.visible_groups import only_visible_groups, only_visible_offsets
+from kalda.broker.item_checks import Items, itself
 from kalda.broker.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.protocol.access import (
+    DELETE_GROUP,
+    DESCRIBE_GROUP,
+    READ_GROUP,
+    READ_TOPIC,
+    WRITE_TRANSACTIONAL_ID,
+    operations_on,
+)
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
@@ -42,13 +54,15 @@ from kalda.protocol.messages.offsets import (
     OffsetCommitResponseTopic,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
     OffsetFetchRequest,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
-from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.messages.security import AclResourceType
 from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -56,17 +70,15 @@ from kalda.protocol.messages.transactions import (
     TxnOffsetCommitResponseTopic,
 )
 
+
+class _NamesTopic(Protocol):
+    name: str
+    topic_id: Uuid
+
+
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-# Without an authorizer every caller may do everything.
-GROUP_OPERATIONS = AclOperation.bits(
-    AclOperation.READ,
-    AclOperation.DELETE,
-    AclOperation.DESCRIBE,
-    AclOperation.DESCRIBE_CONFIGS,
-    AclOperation.ALTER_CONFIGS,
-)
 _FIRST_JOIN_WITHOUT_NAME = 7
 _FIRST_DESCRIBE_WITH_MESSAGE = 6
 _FIRST_FETCH_ERROR_ON_TOP = 2
@@ -76,35 +88,102 @@ _FIRST_FETCH_OF_GROUPS = 8
 class GroupHandlers:
     """Classic groups and their offsets."""
 
-    def __init__(self, coordinator: GroupCoordinator, clock: Clock, on_handled: Callable[[], None]) -> None:
-        """`on_handled` is called after each request: the coordinator's next deadline may be nearer than its timer."""
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        clock: Clock,
+        on_handled: Callable[[], None],
+        topic_name: Callable[[Uuid], str | None] = lambda _: None,
+    ) -> None:
+        """`on_handled` is called after each request: the coordinator's next deadline may be nearer than its timer.
+        `topic_name(id)` looks a topic up."""
+        self._topic_name = topic_name
         self._coordinator = coordinator
         self._clock = clock
         self._on_handled = on_handled
 
     def rows(self) -> list[Row]:
-        """One row an API. The group of OffsetCommit and OffsetDelete is checked, their topics are not."""
-        coordinator, timed = self._coordinator, self._timed
-        read, delete = on_group(AclOperation.READ), on_group(AclOperation.DELETE)
-        unchecked = Authorization.UNCHECKED
+        """One row an API."""
+        return [*self._rows_of_members(), *self._rows_of_groups(), *self._rows_of_offsets()]
+
+    def _rows_of_members(self) -> list[Row]:
+        coordinator, timed, read = self._coordinator, self._timed, on_group(READ_GROUP)
         return [
             Row(ApiKey.JOIN_GROUP, timed(coordinator.join_group), join_group_failed, read),
             Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), sync_group_failed, read),
             Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), heartbeat_failed, read),
             Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), leave_group_failed, read),
-            Row(ApiKey.DESCRIBE_GROUPS, timed(self._describe_groups), describe_groups_failed, unchecked),
-            Row(ApiKey.LIST_GROUPS, timed(coordinator.list_groups), list_groups_failed, unchecked),
-            Row(ApiKey.DELETE_GROUPS, timed(coordinator.delete_groups), delete_groups_failed, unchecked),
-            Row(ApiKey.OFFSET_COMMIT, timed(coordinator.offset_commit), offset_commit_failed, read),
-            Row(ApiKey.OFFSET_FETCH, timed(coordinator.offset_fetch), offset_fetch_failed, unchecked),
-            Row(ApiKey.OFFSET_DELETE, timed(coordinator.offset_delete), offset_delete_failed, delete),
+        ]
+
+    def _rows_of_groups(self) -> list[Row]:
+        coordinator, timed, per_item = self._coordinator, self._timed, Authorization.PER_ITEM
+        described = Items(DESCRIBE_GROUP, describe_groups_failed, "groups", "groups", itself)
+        deleted = Items(DELETE_GROUP, delete_groups_failed, "groups_names", "results", itself)
+        return [
+            Row(
+                ApiKey.DESCRIBE_GROUPS,
+                timed(self._describe_groups),
+                describe_groups_failed,
+                per_item,
+                items=described.stage,
+            ),
+            Row(
+                ApiKey.LIST_GROUPS,
+                timed(coordinator.list_groups),
+                list_groups_failed,
+                per_item,
+                items=only_visible_groups,
+            ),
+            Row(
+                ApiKey.DELETE_GROUPS,
+                timed(coordinator.delete_groups),
+                delete_groups_failed,
+                per_item,
+                items=deleted.stage,
+            ),
+        ]
+
+    def _rows_of_offsets(self) -> list[Row]:
+        coordinator, timed = self._coordinator, self._timed
+        committed = Items(READ_TOPIC, offset_commit_failed, name_of=self._name_of)
+        committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed)
+        deleted = Items(READ_TOPIC, _offsets_not_deleted, handles_none=True)
+        return [
+            Row(
+                ApiKey.OFFSET_COMMIT,
+                timed(coordinator.offset_commit),
+                offset_commit_failed,
+                on_group(READ_GROUP),
+                items=committed.stage,
+            ),
+            Row(
+                ApiKey.OFFSET_FETCH,
+                timed(coordinator.offset_fetch),
+                offset_fetch_failed,
+                Authorization.PER_ITEM,
+                items=partial(only_visible_offsets, self._name_of),
+            ),
+            Row(
+                ApiKey.OFFSET_DELETE,
+                timed(coordinator.offset_delete),
+                offset_delete_failed,
+                on_group(DELETE_GROUP),
+                items=deleted.stage,
+            ),
             Row(
                 ApiKey.TXN_OFFSET_COMMIT,
                 timed(coordinator.txn_offset_commit),
                 txn_offset_commit_failed,
                 _may_commit_in_transaction,
+                items=committed_in_transaction.stage,
             ),
         ]
+
+    def _name_of(self, topic: _NamesTopic) -> str | None:
+        """The name of a topic that a request has by name or by id; None for an unknown id."""
+        if topic.topic_id == ZERO_UUID:
+            return topic.name
+        return self._topic_name(topic.topic_id)
 
     def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
         clock, on_handled = self._clock, self._on_handled
@@ -123,19 +202,30 @@ class GroupHandlers:
         if request.include_authorized_operations and isinstance(response, DescribeGroupsResponse):
             for group in response.groups:
                 if not group.error_code:
-                    group.authorized_operations = GROUP_OPERATIONS
+                    group.authorized_operations = operations_on(context, AclResourceType.GROUP, group.group_id)
         return response
 
 
 def _may_commit_in_transaction(caller: Caller, request: TxnOffsetCommitRequest) -> ApiError | None:
     """The caller must be allowed to write under the transactional id, and to read the group."""
-    name = request.transactional_id
-    if not caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, name):
-        return ApiError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            f"{caller.principal} may not WRITE the transactional id {name}.",
-        )
-    return on_group(AclOperation.READ)(caller, request)
+    refusal = WRITE_TRANSACTIONAL_ID.refusal(caller, request.transactional_id)
+    return refusal if refusal is not None else READ_GROUP.refusal(caller, request.group_id)
+
+
+def _offsets_not_deleted(request: OffsetDeleteRequest, version: int, error: ApiError) -> OffsetDeleteResponse:
+    """The error of every partition."""
+    return OffsetDeleteResponse(
+        topics=[
+            OffsetDeleteResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetDeleteResponsePartition(partition_index=each.partition_index, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 # How each API reports that the whole request failed.

@@ -6,15 +6,18 @@ from itertools import islice
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.base.topic_names import validate_topic_name
+from kalda.base.topic_names import is_topic_name, validate_topic_name
 from kalda.broker.context import RequestContext, Steps
+from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.protocol.access import READ_TOPIC
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
-from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
@@ -52,7 +55,13 @@ class MarkerHandlers:
                 _may_write_markers,
                 QuotaClass.EXEMPT,
             ),
-            Row(ApiKey.DESCRIBE_PRODUCERS, self.describe_producers, describe_producers_failed, Authorization.UNCHECKED),
+            Row(
+                ApiKey.DESCRIBE_PRODUCERS,
+                self.describe_producers,
+                describe_producers_failed,
+                Authorization.PER_ITEM,
+                items=Items(READ_TOPIC, describe_producers_failed, name_of=_legal_name).stage,
+            ),
         ]
 
     def write_txn_markers(
@@ -107,9 +116,14 @@ class MarkerHandlers:
 
 def _may_write_markers(caller: Caller, request: WriteTxnMarkersRequest) -> ApiError | None:
     """Brokers, and whoever may alter the cluster: a tool that ends a hanging transaction."""
-    if caller.refusal_on_cluster(AclOperation.ALTER) is None:
+    if caller.allows(AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False):
         return None
     return caller.refusal_on_cluster(AclOperation.CLUSTER_ACTION)
+
+
+def _legal_name(topic: DescribeProducersRequestTopicRequest) -> str | None:
+    """The topic, unless its name is refused whoever the caller is."""
+    return topic.name if is_topic_name(topic.name) else None
 
 
 # How each API reports that the whole request failed.

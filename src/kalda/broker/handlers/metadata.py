@@ -12,6 +12,7 @@ from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.handlers.shared import describe_cluster_failed
+from kalda.broker.item_checks import Items, itself
 from kalda.broker.large_requests import free
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, Row, message_of
@@ -19,7 +20,18 @@ from kalda.broker.steps import run_to_end
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
+from kalda.protocol.access import (
+    CREATE_TOPIC,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
+    OMITTED_OPERATIONS,
+    Need,
+    cluster_operations,
+    operations_on,
+)
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.framing import encode_response, encode_response_in_steps
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
@@ -37,30 +49,8 @@ from kalda.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseTopic,
 )
-from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 
-# Without an authorizer every caller may do everything: the bits of all operations that the resource type has.
-TOPIC_OPERATIONS = AclOperation.bits(
-    AclOperation.READ,
-    AclOperation.WRITE,
-    AclOperation.CREATE,
-    AclOperation.DELETE,
-    AclOperation.ALTER,
-    AclOperation.DESCRIBE,
-    AclOperation.DESCRIBE_CONFIGS,
-    AclOperation.ALTER_CONFIGS,
-)
-CLUSTER_OPERATIONS = AclOperation.bits(
-    AclOperation.CREATE,
-    AclOperation.ALTER,
-    AclOperation.DESCRIBE,
-    AclOperation.CLUSTER_ACTION,
-    AclOperation.DESCRIBE_CONFIGS,
-    AclOperation.ALTER_CONFIGS,
-    AclOperation.IDEMPOTENT_WRITE,
-)
-_OMITTED = -(2**31)
-"""The authorized operations of a response whose request does not include them."""
 _SMALL_ANSWER = 4_000
 """Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
 _STEP_ITEMS = 1_000
@@ -90,17 +80,24 @@ class MetadataHandlers:
 
     def rows(self) -> list[Row]:
         """One row an API."""
-        unchecked = Authorization.UNCHECKED
+        per_item = Authorization.PER_ITEM
+        found = Items(_need_of_key, find_coordinator_failed, "coordinator_keys", "coordinators", itself)
         return [
-            Row(ApiKey.METADATA, self.metadata, metadata_failed, unchecked),
+            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item),
             Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
                 self.describe_topic_partitions,
                 describe_topic_partitions_failed,
-                unchecked,
+                per_item,
             ),
-            Row(ApiKey.FIND_COORDINATOR, self.find_coordinator, find_coordinator_failed, unchecked),
+            Row(
+                ApiKey.FIND_COORDINATOR,
+                self.find_coordinator,
+                find_coordinator_failed,
+                _may_find,
+                items=found.stage,
+            ),
         ]
 
     # -- Metadata
@@ -177,17 +174,20 @@ class MetadataHandlers:
             brokers=cache.broker_entries(context.listener_name),
             cluster_id=self._cluster_id,
             controller_id=alive[0].id if alive else -1,
-            cluster_authorized_operations=CLUSTER_OPERATIONS
+            cluster_authorized_operations=cluster_operations(context)
             if request.include_cluster_authorized_operations
-            else _OMITTED,
+            else OMITTED_OPERATIONS,
         )
         images = cache.image.topics
+        is_checked = context.authorizer is not None
         missing: list[str] = []
         complete = True
         size = 0
         for requested in _requested(context, request, images.by_name):
             topic = images.by_name.get(requested) if isinstance(requested, str) else images.by_id.get(requested)
-            if topic is not None:
+            if is_checked and not self._may_see(context, request, requested, topic, response):
+                complete = False
+            elif topic is not None:
                 entry = self._topic_entry(context, request, topic)
                 response.topics.append(entry)
                 indexes = sorted(topic.partitions)
@@ -200,7 +200,7 @@ class MetadataHandlers:
                         yield
             else:
                 complete = False
-                response.topics.append(self._missing_entry(requested, version, missing))
+                response.topics.append(self._missing_entry(context, request, requested, missing))
             size += 1
             if size >= _STEP_ITEMS:
                 size = 0
@@ -217,19 +217,64 @@ class MetadataHandlers:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=[],
-            topic_authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else _OMITTED,
+            topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, topic.name)
+            if request.include_topic_authorized_operations
+            else OMITTED_OPERATIONS,
         )
 
-    def _missing_entry(self, requested: str | Uuid, version: int, missing: list[str]) -> MetadataResponseTopic:
+    def _may_see(
+        self,
+        context: RequestContext,
+        request: MetadataRequest,
+        requested: str | Uuid,
+        topic: TopicImage | None,
+        response: MetadataResponse,
+    ) -> bool:
+        """Whether the caller may see a topic, or have it created. Otherwise a topic that the request names is refused,
+        whether it exists or not; and of all topics it is left out."""
+        name = requested if isinstance(requested, str) else topic.name if topic is not None else None
+        if name is None:
+            return True  # an unknown id
+        if _names_all(context, request):
+            return DESCRIBE_TOPIC.holds_quietly(context, name)
+        is_internal = False
+        may = DESCRIBE_TOPIC.holds(context, name)
+        if may and topic is None and request.allow_auto_topic_creation and self._auto_topics.is_enabled:
+            is_internal = name in INTERNAL_TOPICS
+            may = context.allows(
+                AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False
+            ) or CREATE_TOPIC.holds(context, name)
+        if not may:
+            by_id = not isinstance(requested, str)
+            response.topics.append(
+                MetadataResponseTopic(
+                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    name=None if by_id else name,
+                    topic_id=topic.id if by_id and topic is not None else ZERO_UUID,
+                    is_internal=is_internal,
+                )
+            )
+        return may
+
+    def _missing_entry(
+        self, context: RequestContext, request: MetadataRequest, requested: str | Uuid, missing: list[str]
+    ) -> MetadataResponseTopic:
         """A topic that does not exist, by name or id; its name is added to `missing` where it could be created."""
         if not isinstance(requested, str):
-            name = None if version >= 12 else ""
+            name = None if context.api_version >= _FIRST_BY_ID else ""
             return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=requested)
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
         if is_topic_name(requested):
             missing.append(requested)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return MetadataResponseTopic(error_code=code, name=requested, is_internal=requested in INTERNAL_TOPICS)
+        return MetadataResponseTopic(
+            error_code=code,
+            name=requested,
+            is_internal=requested in INTERNAL_TOPICS,
+            topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, requested)
+            if request.include_topic_authorized_operations
+            else OMITTED_OPERATIONS,
+        )
 
     # -- DescribeCluster
 
@@ -245,9 +290,9 @@ class MetadataHandlers:
             cluster_id=self._cluster_id,
             controller_id=alive[0].id if alive else -1,
             endpoint_type=EndpointType.BROKERS,
-            cluster_authorized_operations=CLUSTER_OPERATIONS
+            cluster_authorized_operations=cluster_operations(context)
             if request.include_cluster_authorized_operations
-            else _OMITTED,
+            else OMITTED_OPERATIONS,
         )
         brokers = self._cache.image.cluster.brokers
         for broker_id in sorted(brokers):
@@ -298,6 +343,9 @@ class MetadataHandlers:
         if cursor is not None:
             first_name = cursor.topic_name
             names = (name for name in names if name >= first_name)
+        refused: list[str] = []
+        if context.authorizer is not None:
+            names = yield from _describable(context, names, refused, logs=not fetch_all)
         alive = {broker.id for broker in cache.alive_brokers(context.listener_name)}
         limit = max(1, min(request.response_partition_limit, self._max_partitions))
         response = DescribeTopicPartitionsResponse()
@@ -306,7 +354,7 @@ class MetadataHandlers:
                 yield
             if limit == 0:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=0)
-                return response
+                break
             first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
             topic = cache.topic(name)
             if topic is None:
@@ -314,7 +362,9 @@ class MetadataHandlers:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
                 response.topics.append(
                     DescribeTopicPartitionsResponseTopic(
-                        error_code=code, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+                        error_code=code,
+                        name=name,
+                        topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, name),
                     )
                 )
                 continue
@@ -322,17 +372,22 @@ class MetadataHandlers:
                 name=name,
                 topic_id=topic.id,
                 is_internal=name in INTERNAL_TOPICS,
-                topic_authorized_operations=TOPIC_OPERATIONS,
+                topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, name),
             )
             response.topics.append(entry)
-            for index in sorted(topic.partitions):
-                if index < first:
-                    continue
-                if limit == 0:
-                    response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=index)
-                    return response
-                entry.partitions.append(self._described_partition(topic, index, alive))
-                limit -= 1
+            indexes = [index for index in sorted(topic.partitions) if index >= first]
+            entry.partitions += [self._described_partition(topic, index, alive) for index in indexes[:limit]]
+            if len(indexes) > limit:
+                response.next_cursor = DescribeTopicPartitionsResponseCursor(
+                    topic_name=name, partition_index=indexes[limit]
+                )
+                break
+            limit -= len(indexes)
+        if not fetch_all:
+            response.topics += [
+                DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
+                for name in refused
+            ]
         return response
 
     def _described_partition(
@@ -386,6 +441,39 @@ class MetadataHandlers:
                 endpoint = broker.listeners[context.listener_name]
                 return Coordinator(key=key, node_id=broker.id, host=endpoint.host, port=endpoint.port, error_message="")
         return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
+
+
+def _describable(
+    context: RequestContext, names: Iterable[str], refused: list[str], *, logs: bool
+) -> Steps[Iterable[str]]:
+    """Those of the names that the caller may describe; the others are added to `refused`. `logs`: whether a denial is
+    logged."""
+    allowed: list[str] = []
+    for count, name in enumerate(names, 1):
+        if count % _STEP_ITEMS == 0:
+            yield
+        may = DESCRIBE_TOPIC.holds(context, name) if logs else DESCRIBE_TOPIC.holds_quietly(context, name)
+        (allowed if may else refused).append(name)
+    return allowed
+
+
+_GROUP_KEY, _TRANSACTION_KEY, _SHARE_KEY = 0, 1, 2
+_NEED_OF_KEY = {_GROUP_KEY: DESCRIBE_GROUP, _TRANSACTION_KEY: DESCRIBE_TRANSACTIONAL_ID}
+
+
+def _need_of_key(context: RequestContext, request: FindCoordinatorRequest) -> Need | None:
+    """What the caller needs for each key; None in the versions with one key, which `_may_find` has checked."""
+    return _NEED_OF_KEY.get(request.key_type) if context.api_version >= _FIRST_FIND_OF_MANY else None
+
+
+def _may_find(caller: Caller, request: FindCoordinatorRequest) -> ApiError | None:
+    """Keys of share groups are of brokers alone."""
+    if request.key_type == _SHARE_KEY:
+        return caller.refusal_on_cluster(AclOperation.CLUSTER_ACTION)
+    if caller.api_version >= _FIRST_FIND_OF_MANY:
+        return None
+    need = _NEED_OF_KEY.get(request.key_type)
+    return None if need is None or need.holds(caller, request.key) else ApiError(need.error)
 
 
 def _no_coordinator(key: str, code: ErrorCode, message: str | None) -> Coordinator:

@@ -9,9 +9,12 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import RequestContext
+from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.rows import Authorization, Row
+from kalda.protocol.access import DELETE_TOPIC, DESCRIBE_TOPIC, Need
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -28,6 +31,7 @@ from kalda.protocol.messages.fetch import (
     OffsetForLeaderTopicResult,
     OffsetSpec,
 )
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
@@ -75,6 +79,13 @@ class _Search:
         return Found(found.timestamp, found.offset, found.leader_epoch)
 
 
+def _need_for_epochs(context: RequestContext, request: OffsetForLeaderEpochRequest) -> Need | None:
+    """A follower needs nothing for each topic."""
+    if context.allows(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False):
+        return None
+    return DESCRIBE_TOPIC
+
+
 def check_isolation(level: int) -> None:
     """Raises `ApiError` for an unknown isolation level, with the code that Kafka gives unexpected values."""
     if not 0 <= level <= READ_COMMITTED:
@@ -91,16 +102,30 @@ class OffsetHandlers:
 
     def rows(self) -> list[Row]:
         """One row an API."""
-        unchecked = Authorization.UNCHECKED
+        per_item = Authorization.PER_ITEM
+        epochs_of = Items(_need_for_epochs, offset_for_leader_epoch_failed, name_of=lambda each: str(each.topic))
         return [
-            Row(ApiKey.LIST_OFFSETS, self.list_offsets, list_offsets_failed, unchecked),
+            Row(
+                ApiKey.LIST_OFFSETS,
+                self.list_offsets,
+                list_offsets_failed,
+                per_item,
+                items=Items(DESCRIBE_TOPIC, list_offsets_failed).stage,
+            ),
             Row(
                 ApiKey.OFFSET_FOR_LEADER_EPOCH,
                 self.offset_for_leader_epoch,
                 offset_for_leader_epoch_failed,
-                unchecked,
+                per_item,
+                items=epochs_of.stage,
             ),
-            Row(ApiKey.DELETE_RECORDS, self.delete_records, delete_records_failed, unchecked),
+            Row(
+                ApiKey.DELETE_RECORDS,
+                self.delete_records,
+                delete_records_failed,
+                per_item,
+                items=Items(DELETE_TOPIC, delete_records_failed).stage,
+            ),
         ]
 
     # -- ListOffsets

@@ -27,8 +27,16 @@ from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, Trans
 from kalda.coordinator.transactions.pattern import BadPattern, IdPattern
 from kalda.coordinator.transactions.states import STATE_BY_LABEL
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
+from kalda.protocol.access import (
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
+    READ_GROUP,
+    TWO_PHASE_COMMIT,
+    WRITE_TOPIC,
+    WRITE_TRANSACTIONAL_ID,
+)
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
 from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
@@ -184,10 +192,7 @@ class TransactionHandlers:
             is_allowed = (
                 version >= _FIRST_ADD_OF_BROKERS
                 or caller is None
-                or (
-                    topic.name not in INTERNAL_TOPICS
-                    and caller.allows(AclOperation.WRITE, AclResourceType.TOPIC, topic.name)
-                )
+                or (topic.name not in INTERNAL_TOPICS and WRITE_TOPIC.holds(caller, topic.name))
             )
             numbers = wanted.setdefault(topic.name, set())
             for number in topic.partitions:
@@ -238,16 +243,12 @@ class TransactionHandlers:
     def _described(
         self, context: RequestContext, transactional_id: str
     ) -> DescribeTransactionsResponseTransactionState:
-        if not context.allows(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
+        if not DESCRIBE_TRANSACTIONAL_ID.holds(context, transactional_id):
             return DescribeTransactionsResponseTransactionState(
                 transactional_id=transactional_id, error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
             )
         described = self._coordinator.describe(transactional_id)
-        described.topics = [
-            topic
-            for topic in described.topics
-            if context.allows(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic)
-        ]
+        described.topics = [topic for topic in described.topics if DESCRIBE_TOPIC.holds(context, topic.topic)]
         return described
 
     def _list(
@@ -285,7 +286,7 @@ class TransactionHandlers:
                 (states and metadata.state not in states)
                 or (producer_ids and metadata.producer_id not in producer_ids)
                 or (duration_ms >= 0 and now_ms - metadata.start_ms <= duration_ms)
-                or not context.allows(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id)
+                or not DESCRIBE_TRANSACTIONAL_ID.holds(context, transactional_id)
                 or (pattern is not None and not (yield from pattern.matches(transactional_id)))
             ):
                 continue
@@ -352,31 +353,19 @@ def _add_response(
 # Who may send each API.
 
 
-def _may_write(caller: Caller, transactional_id: str) -> ApiError | None:
-    if caller.allows(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
-        return None
-    return ApiError(
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        f"{caller.principal} may not WRITE the transactional id {transactional_id}.",
-    )
-
-
 def _may_init(caller: Caller, request: InitProducerIdRequest) -> ApiError | None:
     """A transactional producer must be allowed to write under its id, and to prepare where it uses two-phase commit; an
     idempotent one to write to any topic (KIP-679)."""
     transactional_id = request.transactional_id
     if transactional_id is None:
-        if caller.allows_on_any(AclOperation.WRITE, AclResourceType.TOPIC):
+        if caller.allows(
+            AclOperation.IDEMPOTENT_WRITE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False
+        ) or caller.allows_on_any(AclOperation.WRITE, AclResourceType.TOPIC):
             return None
-        return caller.refusal_on_cluster(AclOperation.IDEMPOTENT_WRITE)
-    refusal = _may_write(caller, transactional_id)
+        return ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{caller.principal} may not write to any topic.")
+    refusal = WRITE_TRANSACTIONAL_ID.refusal(caller, transactional_id)
     if refusal is None and request.enable2_pc:
-        operation = AclOperation.TWO_PHASE_COMMIT
-        if not caller.allows(operation, AclResourceType.TRANSACTIONAL_ID, transactional_id):
-            return ApiError(
-                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                f"{caller.principal} may not {operation.name} the transactional id {transactional_id}.",
-            )
+        return TWO_PHASE_COMMIT.refusal(caller, transactional_id)
     return refusal
 
 
@@ -384,20 +373,16 @@ def _may_add(caller: Caller, request: AddPartitionsToTxnRequest) -> ApiError | N
     """A broker adds partitions for clients that it has authorized; a client needs its transactional id."""
     if caller.api_version >= _FIRST_ADD_OF_BROKERS:
         return caller.refusal_on_cluster(AclOperation.CLUSTER_ACTION)
-    return _may_write(caller, request.v3_and_below_transactional_id)
+    return WRITE_TRANSACTIONAL_ID.refusal(caller, request.v3_and_below_transactional_id)
 
 
 def _may_add_offsets(caller: Caller, request: AddOffsetsToTxnRequest) -> ApiError | None:
-    refusal = _may_write(caller, request.transactional_id)
-    if refusal is None and not caller.allows(AclOperation.READ, AclResourceType.GROUP, request.group_id):
-        return ApiError(
-            ErrorCode.GROUP_AUTHORIZATION_FAILED, f"{caller.principal} may not READ the group {request.group_id}."
-        )
-    return refusal
+    refusal = WRITE_TRANSACTIONAL_ID.refusal(caller, request.transactional_id)
+    return refusal if refusal is not None else READ_GROUP.refusal(caller, request.group_id)
 
 
 def _may_end(caller: Caller, request: EndTxnRequest) -> ApiError | None:
-    return _may_write(caller, request.transactional_id)
+    return WRITE_TRANSACTIONAL_ID.refusal(caller, request.transactional_id)
 
 
 # How each API reports that the whole request failed.

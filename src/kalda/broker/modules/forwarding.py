@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.forwarded import forwarded_rows
+from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.rows import Row
 
@@ -17,7 +18,12 @@ class ForwardingModule(Module):
             context.channel.beside(f"broker-{node_id}-forwarding"),
             context.channel.beside(f"broker-{node_id}-voters"),
         )
+        self._tokens = TokenHandlers(
+            self.forwarding,
+            context.config["delegation.token.secret.key"],
+            lambda: context.cache.image.delegation_tokens.tokens.values(),
+        )
 
     def rows(self) -> list[Row]:
-        """The APIs that are forwarded without a check of this broker."""
-        return forwarded_rows(self.forwarding)
+        """The APIs that are forwarded without a check of this broker, and those of delegation tokens."""
+        return [*forwarded_rows(self.forwarding), *self._tokens.rows()]

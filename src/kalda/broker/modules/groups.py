@@ -63,7 +63,7 @@ class GroupsModule(Module):
         self._replicas = replicas
         self._verifier = verifier
         self._shell = shell = coordinators.add(GROUPS, coordinator.runtime)
-        self._handlers = GroupHandlers(coordinator, clock, shell.arm)
+        self._handlers = GroupHandlers(coordinator, clock, shell.arm, context.cache.topic_name)
         _add_gauges(context.sensors, coordinator)
 
     def rows(self) -> list[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.coordinators import Coordinators
+from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.modules.module import BrokerContext, Module
@@ -31,7 +32,8 @@ class MetadataModule(Module):
             config["max.request.partition.size.limit"],
         )
         self._describe = DescribeHandlers(context.cache)
+        self._acls = AclHandlers(lambda: context.cache.image.acls.acls.values())
 
     def rows(self) -> list[Row]:
         """Reads of the newest image; none changes it."""
-        return [*self._metadata.rows(), *self._describe.rows()]
+        return [*self._metadata.rows(), *self._describe.rows(), self._acls.row()]

@@ -39,6 +39,7 @@ from kalda.broker.shell import Host
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
+from kalda.protocol.caller import Authorizer
 from kalda.storage.log_manager import LogManager
 
 if TYPE_CHECKING:
@@ -67,16 +68,21 @@ class BrokerContext(NamedTuple):
     """What the node counts; every module may add its own."""
     quotas: NodeQuotas
     """What requests of clients are charged to."""
+    authorizer: Authorizer | None
+    """Decides what callers may do; None where everyone may do everything."""
     opening: OpeningPartitions
     """Requests for partitions that are being opened wait here."""
     security: NodeSecurity | None
     """None where all listeners of the cluster are PLAINTEXT."""
-    to_brokers: ClientSecurity | None
-    """Of connections to other brokers; None for PLAINTEXT."""
     faults: PublishingFaults
     """Contains exceptions while an image is applied."""
     on_fatal: Callable[[str], None]
     """Stops the node; called with the reason why this broker cannot go on."""
+
+    @property
+    def to_brokers(self) -> ClientSecurity | None:
+        """The security of connections to other brokers; None for PLAINTEXT. Raises `ValueError`."""
+        return None if self.security is None else self.security.to_brokers()
 
     def broker_epoch(self) -> int:
         """The epoch of this broker's registration; -1 before the first."""

@@ -1,0 +1,104 @@
+"""Access control entries: DescribeAcls (29), which every node answers from its own metadata; the failures of CreateAcls
+(30) and DeleteAcls (31), which the active controller answers.
+
+A node without an authorizer answers SECURITY_DISABLED: entries that nothing enforces would be taken for protection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.broker.rows import Row, message_of, on_cluster
+from kalda.metadata.acl_filters import filter_matcher
+from kalda.metadata.acls import StandardAcl
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.framing import encode_response_in_steps
+from kalda.protocol.messages.security import (
+    AclCreationResult,
+    AclDescription,
+    AclOperation,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
+)
+
+_STEP_ITEMS = 2_000
+"""Entries that are compared with the filter in one step."""
+
+
+class AclHandlers:
+    """The entries of the newest image."""
+
+    def __init__(self, acls: Callable[[], Iterable[StandardAcl]]) -> None:
+        self._acls = acls
+
+    def row(self) -> Row:
+        """DescribeAcls."""
+        return Row(ApiKey.DESCRIBE_ACLS, self.describe_acls, describe_acls_failed, on_cluster(AclOperation.DESCRIBE))
+
+    def describe_acls(
+        self, context: RequestContext, request: DescribeAclsRequest
+    ) -> Steps[DescribeAclsResponse | Encoded]:
+        """The entries that match the filter, by the resource pattern that they are of."""
+        if context.authorizer is None:
+            raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured on the broker")
+        matches = filter_matcher(request)
+        resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
+        count = 0
+        for seen, acl in enumerate(self._acls(), 1):
+            if seen % _STEP_ITEMS == 0:
+                yield
+            if not matches(acl):
+                continue
+            count += 1
+            pattern = (acl.resource_type, acl.resource_name, acl.pattern_type)
+            resource = resources.get(pattern)
+            if resource is None:
+                resource = resources[pattern] = DescribeAclsResource(
+                    resource_type=acl.resource_type, resource_name=acl.resource_name, pattern_type=acl.pattern_type
+                )
+            resource.acls.append(
+                AclDescription(
+                    principal=acl.principal,
+                    host=acl.host,
+                    operation=acl.operation,
+                    permission_type=acl.permission_type,
+                )
+            )
+        response = DescribeAclsResponse(resources=list(resources.values()))
+        if count <= _STEP_ITEMS:
+            return response
+        return Encoded(
+            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
+        )
+
+
+# How each API reports that the whole request failed.
+
+
+def describe_acls_failed(request: DescribeAclsRequest, version: int, error: ApiError) -> DescribeAclsResponse:
+    """The error on top."""
+    return DescribeAclsResponse(error_code=error.code, error_message=message_of(error))
+
+
+def create_acls_failed(request: CreateAclsRequest, version: int, error: ApiError) -> CreateAclsResponse:
+    """The error of every entry."""
+    return CreateAclsResponse(
+        results=[AclCreationResult(error_code=error.code, error_message=message_of(error)) for _ in request.creations]
+    )
+
+
+def delete_acls_failed(request: DeleteAclsRequest, version: int, error: ApiError) -> DeleteAclsResponse:
+    """The error of every filter."""
+    return DeleteAclsResponse(
+        filter_results=[
+            DeleteAclsFilterResult(error_code=error.code, error_message=message_of(error)) for _ in request.filters
+        ]
+    )
