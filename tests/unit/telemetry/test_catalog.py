@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kalda.broker.request_metrics import Durations, bucket_of, upper_end_us
 from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.client.producer import Producer
 from kalda.telemetry.catalog import METRICS, page
 from kalda.testing import Cluster
