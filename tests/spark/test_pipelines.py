@@ -235,29 +235,6 @@ def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, opti
         assert [value for (number, _), value in sorted(after.items()) if number == partition] == rows
 
 
-def test_segments_on_disk_are_what_a_consumer_reads(session: Any, cluster: Cluster) -> None:
-    cluster.create_topic("stored", partitions=2)
-    with producer(cluster, **{"compression.type": "zstd"}) as made:
-        for n in range(500):
-            made.send("stored", b"%d" % n * 50, b"k", n % 2)
-            if n % 50 == 0:
-                made.flush()
-    with producer(cluster, **{"transactional.id": "aborted"}) as made:
-        made.init_transactions()
-        made.begin_transaction()
-        made.send("stored", b"aborted", None, 0)
-        made.flush()
-        made.abort_transaction()
-    reader = session.read.format("kalda-segments").option("topics", "stored")
-    frame = reader.option("isolationLevel", "read_committed").load(str(cluster.directory(1)))
-    found = {(row.partition, row.offset): (row.key, row.value) for row in frame.collect()}
-    assert {place: (bytes(key), bytes(value)) for place, (key, value) in found.items()} == logged(cluster, "stored", 2)
-    # A condition on the frame does not narrow what a later query of it reads.
-    assert (frame.where("offset < 10").count(), frame.count()) == (20, 500)
-    markers = reader.option("view", "control").load(str(cluster.directory(1))).select("type").collect()
-    assert [row.type for row in markers] == ["ABORT"]
-
-
 PROJECT = """
 [options]
 "kafka.bootstrap.servers" = "{servers}"
