@@ -23,7 +23,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.configs import Resource, describe_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.protocol.messages.metadata import MetadataRequest
@@ -379,7 +379,7 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
             with contextlib.suppress(ApiError):
                 connection.request(SaslAuthenticateRequest(auth_bytes=b"Pl4nted-malformed"), 1)
         node: Node = cluster.nodes[1]
-        with ClusterClient(cluster.bootstrap_servers, security=ClientSecurity.of(cluster.client_config())) as client:
+        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
             described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))

@@ -41,7 +41,7 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 
 class Batches(Protocol):
-    """Whole batches of a partition: `Fetched` of the slices' fetcher, `Taken` of a consumer's."""
+    """Whole batches of a partition, such as a consumer's `Taken`."""
 
     @property
     def topic(self) -> str: ...
