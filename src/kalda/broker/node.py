@@ -406,6 +406,7 @@ class Node:
                 self._quotas.managers,
                 self._clock,
                 lambda: None if broker is None else broker.services.client_metrics.series,
+                None if self._authorizer is None else self._authorizer.authorizer,
             )
             await self.metrics_listener.open(address)
 
