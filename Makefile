@@ -12,7 +12,7 @@ STAMP := $(VENV)/.kalda-installed
 COMPILED := $(addprefix src/kalda/records/,codec.py codec.pxd values.py values.pxd scan.py key_offsets.py \
 	key_offsets.pxd compacting.py compacting_runs.py native_crc.pxd)
 
-.PHONY: setup demo test lint lint-style lint-types lint-floors bench clean
+.PHONY: setup demo docs test lint lint-style lint-types lint-floors bench clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml setup.py .ci/setup $(COMPILED)
 
 demo: setup
 	$(BIN)/python examples/demo.py
+
+docs: setup
+	PYTHONPATH=src $(BIN)/mkdocs build
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
@@ -34,6 +37,7 @@ lint-style: setup
 
 lint-types: setup
 	$(BIN)/mypy --strict src/kalda
+	$(BIN)/mypy --strict docs/examples
 
 lint-floors: setup
 	$(BIN)/lint-imports --no-cache

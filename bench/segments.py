@@ -1,7 +1,8 @@
 """The segments of a topic read from disk by Spark (`kalda-segments`), beside the same topic read through its broker.
 
 One topic of 100 B values on one node; each round reads it both ways, one after the other, on one `local[2]` session.
-The broker shares the two cores with Spark; reading segments needs none.
+The broker shares the two cores with Spark; reading segments needs none. CPU is that of all processes together, so it
+says more than the rates where the machine has other work.
 
     python bench/segments.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3]
 """
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 
+import psutil
 import pyarrow as pa
 from harness import systems
 from harness.figures import Figure, Figures
@@ -73,13 +75,25 @@ def frame(spark: SparkSession, node: Node, source: str, schema: StructType) -> D
     return reader.schema(schema).load()
 
 
-def read(spark: SparkSession, node: Node, source: str, schema: StructType, rows: int) -> float:
-    """Returns the seconds."""
-    began = time.perf_counter()
+def cpu_s() -> float:
+    """CPU seconds of Spark, its Python workers and the node."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+        except psutil.Error:
+            continue  # a worker that has just ended is counted with its parent
+    return total
+
+
+def read(spark: SparkSession, node: Node, source: str, schema: StructType, rows: int) -> tuple[float, float]:
+    """Returns the seconds, and the CPU seconds of all processes."""
+    used, began = cpu_s(), time.perf_counter()
     found = frame(spark, node, source, schema).selectExpr("count(*)", "sum(length(value))").first()
     if found is None or tuple(found) != (rows, rows * VALUE_BYTES):
         raise SystemExit(f"{rows} rows were written, and {found} were read")
-    return time.perf_counter() - began
+    return time.perf_counter() - began, cpu_s() - used
 
 
 def main() -> None:
@@ -103,9 +117,10 @@ def main() -> None:
             for title, schema in ((f"{len(COLUMNS)} columns, into an aggregate", COLUMNS), ("only values", VALUES)):
                 for source in (SEGMENTS, BROKER) if number % 2 == 0 else (BROKER, SEGMENTS):
                     # A schema without the column `corrupt`: damage would end the query.
-                    seconds = read(spark, node, source, schema, rows)
+                    seconds, used = read(spark, node, source, schema, rows)
                     if number >= 0:
                         figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
+                        figures.add(Figure(f"  CPU, {title}", "µs/row", True), source, used / rows * 1e6)
         figures.show([SEGMENTS, BROKER])
         print(f"\nsaved to {figures.save('segments')}")
         spark.stop()

@@ -1,10 +1,13 @@
-"""A demonstration: events of this host, through a node, to a consumer group and into Spark. Run by `make demo`.
+"""A demonstration: events of this host through a node, windowed by Spark and published back. Run by `make demo`.
 
 A node is formatted and started by the `kalda` command. One process samples this host's processes, threads, cores,
 memory, disks and networks as often as it can, and produces each sample as an event. A consumer group of two members
-reads them; the second member joins late, so that partitions move. Then Spark aggregates the topic into windows of one
-second, and writes them as Parquet. The exit code is 0 only where the group and Spark have each read every event exactly
-once, and the node has stopped cleanly.
+reads them; the second member joins late, so that partitions move. At the same time Spark runs `hosts.toml`: a streaming
+query counts the events by second and kind, and publishes the windows as a topic, each exactly once. Then the events are
+loaded into a lake of Parquet, the derived topic is read back, and a chart is drawn.
+
+The exit code is 0 only where the group, the windows and the lake have each every event exactly once, and the node has
+stopped cleanly.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
@@ -35,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 TOPIC = "host-events"
+DERIVED = "host-windows"
 GROUP = "watchers"
 PARTITIONS = 6
 SECOND_MEMBER_S = 3.0
@@ -47,6 +51,9 @@ KINDS = ("process", "thread", "cpu", "memory", "disk", "network")
 NEEDED = {"process", "cpu", "memory", "network"}
 """The kinds of events that must occur; a container may have no disks and no threads."""
 OUTPUT = Path(__file__).parents[1] / ".demo"
+PROJECT = Path(__file__).with_name("hosts.toml")
+CLOSING_S = 60
+"""The last record is so much later than the events, by its timestamp: it moves the watermark behind their windows."""
 JAVA = "openjdk-17-jre-headless"
 
 console = Console(highlight=False)
@@ -123,6 +130,7 @@ def feed(servers: str, seconds: float, reports: Queue[tuple[str, Any]]) -> None:
     from confluent_kafka import Producer
 
     config = {"bootstrap.servers": servers, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 20}
+    config |= {"enable.metrics.push": False}
     producer = Producer(config)
     delivered = 0
     failures: list[str] = []
@@ -146,6 +154,9 @@ def feed(servers: str, seconds: float, reports: Queue[tuple[str, Any]]) -> None:
         producer.poll(min(0.05, time.monotonic() - now))  # sleep half of the time, to leave the cores to the others
     left = producer.flush(30)
     took = time.monotonic() - began
+    closing = int((time.time() + CLOSING_S) * 1000)
+    producer.produce(TOPIC, json.dumps({"kind": "end"}), "end", timestamp=closing, on_delivery=on_delivery)
+    left += producer.flush(30)
     reports.put(("feed ended", (delivered, took, failures[:3], left)))
 
 
@@ -162,6 +173,7 @@ def watch(servers: str, member: str, stop: Event, reports: Queue[tuple[str, Any]
         "enable.auto.commit": False,
         "heartbeat.interval.ms": 500,
         "session.timeout.ms": 10_000,
+        "enable.metrics.push": False,
     }
     consumer = Consumer(config)
     spans: list[list[int]] = []  # partition, first offset, offset after the last
@@ -201,69 +213,68 @@ def watch(servers: str, member: str, stop: Event, reports: Queue[tuple[str, Any]
     reports.put(("read", (member, spans)))
 
 
-def pipeline(servers: str, target: str, log: str, begin: Event, reports: Queue[tuple[str, Any]]) -> None:
-    """Aggregate the topic with Spark into windows by second and kind, as Parquet. The JVM's output goes to a file."""
+def pipeline(servers: str, log: str, begin: Event, reports: Queue[tuple[str, Any]]) -> None:
+    """Run the project by Spark until `begin`, then load the lake and read the windows back. The JVM's output goes to a
+    file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        spark = _session()
-        early = _events(spark, servers).count()  # makes Spark start its workers
-        reports.put(("spark is up", early))
-        begin.wait()
-        reports.put(("windows", _windows(spark, servers, target)))
+        from kalda.pipeline.derive import start
+        from kalda.pipeline.project import read_project
+        from kalda.pipeline.session import make_session
+
+        file = OUTPUT / PROJECT.name
+        file.write_text(PROJECT.read_text().replace("localhost:9092", servers))
+        spark = make_session("kalda-demo", settings={"spark.sql.shuffle.partitions": "2"}, master="local[2]")
+        query = start(spark, read_project(file))["windows"]
+        reports.put(("spark is up", None))
+        windowed = 0
+        while not begin.wait(1):
+            windowed = _report(query, windowed, reports)
+        query.processAllAvailable()
+        _report(query, windowed, reports)
+        query.stop()
+        reports.put(("results", {**_load(spark, servers), **_windows(spark, servers)}))
         spark.stop()
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reports.put(("failed", f"Spark: {' '.join(lines[:1] + lines[-1:])} (the whole output is in {log})"))
 
 
-def _session() -> Any:
-    from pyspark.sql import SparkSession
-
-    from kalda.spark import register
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-    }
-    builder = SparkSession.builder.master("local[2]").appName("kalda-demo")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    register(spark)
-    return spark
+def _report(query: Any, reported: int, reports: Queue[tuple[str, Any]]) -> int:
+    """Report the batches of the query that ended since the batch `reported`; returns the last one."""
+    batches = [batch for batch in query.recentProgress if batch["batchId"] >= reported and batch["numInputRows"]]
+    for batch in batches:
+        print(batch.json, flush=True)
+        reports.put(("windowed", (batch["numInputRows"], batch["batchDuration"])))
+    return batches[-1]["batchId"] + 1 if batches else reported
 
 
-def _events(spark: Any, servers: str) -> Any:
-    return spark.read.format("kalda").option("kafka.bootstrap.servers", servers).option("subscribe", TOPIC).load()
-
-
-def _windows(spark: Any, servers: str, target: str) -> dict[str, Any]:
-    from pyspark.sql import functions as f
+def _load(spark: Any, servers: str) -> dict[str, Any]:
+    """The events as a lake of Parquet; a record that is no event would be in its quarantine."""
+    from kalda.pipeline.lake import Lake
+    from kalda.pipeline.load import LoadSettings, load, totals
 
     began = time.monotonic()
-    events = _events(spark, servers)
-    event = f.from_json(events.value.cast("string"), "kind string, cpu double, bytes long, memory long")
-    windows = (
-        events.select("timestamp", event.alias("event"))
-        .groupBy(f.window("timestamp", "1 second").start.alias("second"), f.col("event.kind").alias("kind"))
-        .agg(
-            f.count("*").alias("events"),
-            f.avg("event.cpu").alias("cpu_percent"),
-            f.sum("event.bytes").alias("bytes"),
-            f.max("event.memory").alias("memory_bytes"),
-        )
-    )
-    windows.write.mode("overwrite").parquet(target)
-    took = time.monotonic() - began
-    rows = [row.asDict() for row in spark.read.parquet(target).orderBy("second", "kind").collect()]
-    return {"rows": rows, "took": took}
+    lake = Lake(OUTPUT / "lake")
+    schema = "kind string, subject string, cpu double, bytes long, memory long"
+    settings = LoadSettings((TOPIC,), {"kafka.bootstrap.servers": servers}, value="json", schema=schema, key="string")
+    load(spark, lake, settings)
+    return {"lake": totals(spark, lake), "loaded in": time.monotonic() - began}
+
+
+def _windows(spark: Any, servers: str) -> dict[str, Any]:
+    """The derived topic's records."""
+    from pyspark.sql import functions as f
+
+    reader = spark.read.format("kalda").option("kafka.bootstrap.servers", servers).option("subscribe", DERIVED)
+    records = reader.option("kafka.isolation.level", "read_committed").load()
+    schema = "second string, kind string, events long, cpu_percent double, bytes long, memory_bytes long"
+    window = f.from_json(records.value.cast("string"), schema)
+    rows = records.select(window.alias("window")).select("window.*").orderBy("second", "kind").collect()
+    return {"rows": [row.asDict() for row in rows]}
 
 
 # -- this process
@@ -311,6 +322,9 @@ log.dirs={home / "data"}
 num.partitions={PARTITIONS}
 offsets.topic.num.partitions=4
 offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
         )
@@ -334,7 +348,7 @@ group.initial.rebalance.delay.ms=0
             time.sleep(0.01)
         took = time.monotonic() - began
         with Admin(bootstrap_servers=self.servers) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).check()
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1), NewTopic(DERIVED, 2, 1)]).check()
         return took
 
     def _answers(self) -> bool:
@@ -373,8 +387,16 @@ class Progress:
     feed_s: float = 0.0
     spans: dict[str, list[list[int]]] = field(default_factory=dict)
     partitions: dict[str, list[int]] = field(default_factory=dict)
-    windows: dict[str, Any] | None = None
+    windowed: int = 0
+    batches: list[float] = field(default_factory=list)
+    """Seconds of each micro-batch that had events."""
+    results: dict[str, Any] | None = None
     spark_is_up: bool = False
+
+    @property
+    def events(self) -> int:
+        """Without the closing record."""
+        return self.produced - (self.total is not None)
 
     def read_by(self, member: str) -> int:
         return sum(end - start for _, start, end in self.spans.get(member, ()))
@@ -411,9 +433,12 @@ class Progress:
                 console.print(f"       [magenta]rebalance[/]  {report[0]} has partitions [bold]{shown}[/]")
             case "spark is up":
                 self.spark_is_up = True
-                console.print(f"       [magenta]Spark[/]      is up; it has read {report:,} events so far")
-            case "windows":
-                self.windows = report
+                console.print("       [magenta]Spark[/]      is up: the streaming query begins")
+            case "windowed":
+                self.windowed += report[0]
+                self.batches.append(report[1] / 1000)
+            case "results":
+                self.results = report
             case "failed":
                 raise DemoError(report)
 
@@ -428,7 +453,6 @@ class Demo:
         self.progress = Progress()
         self.stop_members = spawn.Event()
         self.begin_pipeline = spawn.Event()
-        self.target = OUTPUT / "windows.parquet"
         self._processes: list[SpawnProcess] = []
 
     def start(self, target: Any, *arguments: Any) -> None:
@@ -469,11 +493,15 @@ class Demo:
                     f"{name} {self.progress.read_by(name):>7,}" for name in sorted(self.progress.spans)
                 )
                 at = time.monotonic() - began
-                console.print(f"  {at:4.0f} s  [cyan]{made:>6,}[/] events/s  produced {shown:>7,}  read by {members}")
+                console.print(
+                    f"  {at:4.0f} s  [cyan]{made:>6,}[/] events/s  produced {shown:>7,}  read by {members}   "
+                    f"windowed {self.progress.windowed:>7,}"
+                )
 
-        self.start(pipeline, self.node.servers, str(self.target), str(OUTPUT / "spark.log"), self.begin_pipeline)
+        self.start(pipeline, self.node.servers, str(OUTPUT / "spark.log"), self.begin_pipeline)
         self.start(watch, self.node.servers, "anna", self.stop_members)
         self.wait("anna joins", lambda: self.progress.partitions.get("anna"))
+        self.wait("Spark starts", lambda: self.progress.spark_is_up)
         self.start(feed, self.node.servers, self.seconds)
         began = time.monotonic()
         self.wait("events", lambda: self.progress.produced)
@@ -485,10 +513,10 @@ class Demo:
         self.wait("ben joins", lambda: self.progress.partitions.get("ben"))
         self.stop_members.set()
 
-    def aggregate(self) -> None:
-        self.wait("Spark starts", lambda: self.progress.spark_is_up)
+    def finish(self) -> None:
+        """Let Spark window the last events, load the lake, and read the windows back."""
         self.begin_pipeline.set()
-        self.wait("Spark reads", lambda: self.progress.windows is not None)
+        self.wait("Spark windows and loads the events", lambda: self.progress.results is not None)
 
     def close(self) -> None:
         """Let the processes end, and terminate those that do not."""
@@ -515,26 +543,80 @@ def show_windows(rows: list[dict[str, Any]]) -> None:
         counts = [f"{kinds[kind]['events']:,}" if kind in kinds else "–" for kind in KINDS]
         busy = f"{kinds['cpu']['cpu_percent']:.0f}" if "cpu" in kinds else "–"
         moved = [f"{kinds[kind]['bytes'] / 1024:,.0f}" if kind in kinds else "–" for kind in ("network", "disk")]
-        table.add_row(f"{second:%H:%M:%S}", *counts, busy, *moved)
+        table.add_row(second[-8:], *counts, busy, *moved)
     console.print(table)
 
 
+def draw(rows: list[dict[str, Any]]) -> list[Path]:
+    """The windows as a chart: a PNG, and one HTML file that needs no other."""
+    from kalda.pipeline.chart import Line, Panel, save_chart
+
+    seconds = sorted({row["second"] for row in rows})
+    moments = [datetime.fromisoformat(second).replace(tzinfo=UTC).timestamp() for second in seconds]
+    found = {(row["second"], row["kind"]): row for row in rows}
+
+    def line(kind: str, column: str, scale: float = 1) -> Line:
+        values = [(found.get((second, kind)) or {}).get(column) or 0 for second in seconds]
+        return Line(kind, moments, [value / scale for value in values])
+
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    panels = [
+        Panel("events a second, by kind", "events", [line(kind, "events") for kind in kinds], stacked=True),
+        Panel("CPU of a core in use", "percent", [line("cpu", "cpu_percent")]),
+        Panel("moved a second", "KiB", [line(kind, "bytes", 1024) for kind in kinds if kind in ("network", "disk")]),
+    ]
+    columns = ("second", "kind", "events", "cpu_percent", "bytes", "memory_bytes")
+    table = columns, [[row[name] for name in columns] for row in rows]
+    paths = [OUTPUT / "chart.png", OUTPUT / "chart.html"]
+    for path in paths:
+        save_chart(path, f"This host, from topic {DERIVED} ({seconds[0]} to {seconds[-1][-8:]} UTC)", panels, table)
+    return paths
+
+
 def verdict(progress: Progress, exit_code: int) -> bool:
-    assert progress.windows is not None
-    counted = sum(row["events"] for row in progress.windows["rows"])
-    kinds = Counter[str]()
-    for row in progress.windows["rows"]:
-        kinds[row["kind"]] += row["events"]
+    results = progress.results
+    assert results is not None
+    rows = results["rows"]
+    counted = sum(row["events"] for row in rows)
+    kinds = {row["kind"] for row in rows}
+    places = {(row["second"], row["kind"]) for row in rows}
+    loaded = sum(row["rows"] for row in results["lake"] if row["table"] == "events")
+    bad = sum(row["rows"] for row in results["lake"] if row["table"] != "events")
+    gaps = sum(row["last"] - row["first"] + 1 - row["rows"] for row in results["lake"])
     checks = [
-        (f"the group of two read all {progress.produced:,} events", progress.read == progress.produced),
+        (f"the group of two read all {progress.produced:,} records", progress.read == progress.produced),
         (f"none was read twice across the rebalance ({progress.read_again} were)", progress.read_again == 0),
-        (f"Spark counted {counted:,}", counted == progress.produced > 0),
-        (f"of {len(kinds)} kinds: {', '.join(sorted(kinds))}", set(kinds) >= NEEDED),
+        (f"topic {DERIVED} counts {counted:,} of {progress.events:,} events", counted == progress.events > 0),
+        (f"each of its {len(rows)} windows is there once", len(places) == len(rows)),
+        (f"of {len(kinds)} kinds: {', '.join(sorted(kinds))}", kinds >= NEEDED),
+        (
+            f"the lake has {loaded:,} records, {bad} in quarantine, {gaps} gaps",
+            loaded == progress.produced and not gaps,
+        ),
         ("the node stopped cleanly", exit_code == 0),
     ]
     for text, holds in checks:
         console.print(f"  [green]✓[/] {text}" if holds else f"  [red]✗ {text}[/]")
     return all(holds for _, holds in checks)
+
+
+def show_results(progress: Progress) -> None:
+    results = progress.results
+    assert results is not None
+    show_windows(results["rows"])
+    took = sorted(progress.batches) or [0.0]
+    console.print(
+        f"  {len(results['rows'])} windows in topic {DERIVED}, exactly once: {len(progress.batches)} micro-batches, "
+        f"half of them within {took[len(took) // 2]:.1f} s"
+    )
+    files = {(row["table"], row["files"], row["bytes"]) for row in results["lake"]}
+    size = sum(each[2] for each in files)
+    console.print(
+        f"  the lake {(OUTPUT / 'lake').relative_to(OUTPUT.parent)}: {size / 1024:,.0f} KiB of Parquet in "
+        f"{sum(each[1] for each in files)} file(s), loaded in {results['loaded in']:.1f} s"
+    )
+    for path in draw(results["rows"]):
+        console.print(f"  chart: [bold]{path}[/]")
 
 
 def run(home: Path, seconds: float) -> bool:
@@ -549,21 +631,16 @@ def run(home: Path, seconds: float) -> bool:
         took = node.start()
         console.print(f"  Kalda serves on {node.servers}, {took * 1000:.0f} ms after its start")
         console.print(f"  topic {TOPIC} has {PARTITIONS} partitions")
-        console.rule("[bold]2  Live events, a group of two", align="left")
+        console.rule("[bold]2  Live events: a group of two, and Spark", align="left")
         demo.live()
         progress = demo.progress
         console.print(
-            f"  produced [bold]{progress.produced:,}[/] events in {progress.feed_s:.1f} s, "
-            f"[bold]{progress.produced / progress.feed_s:,.0f}/s[/], idempotent, zstd"
+            f"  produced [bold]{progress.events:,}[/] events in {progress.feed_s:.1f} s, "
+            f"[bold]{progress.events / progress.feed_s:,.0f}/s[/], idempotent, zstd"
         )
-        console.rule("[bold]3  Spark", align="left")
-        demo.aggregate()
-        assert progress.windows is not None
-        show_windows(progress.windows["rows"])
-        console.print(
-            f"  {len(progress.windows['rows'])} windows in {demo.target.relative_to(OUTPUT.parent)}: read, aggregated, "
-            f"written in {progress.windows['took']:.1f} s"
-        )
+        console.rule("[bold]3  Windows, a lake, a chart", align="left")
+        demo.finish()
+        show_results(progress)
     finally:
         demo.close()
         exit_code = node.stop()

@@ -3,6 +3,13 @@
 The floors, from the ground up, are listed in ARCHITECTURE.md; imports go down only.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kalda.client.admin_client import Admin as Admin
+    from kalda.client.consumer import Consumer as Consumer
+    from kalda.client.producer import Producer as Producer
+
 __version__ = "0.1.0"
 
 _PUBLIC = {

@@ -1,5 +1,12 @@
 """The asyncio clients: `from kalda.aio import Producer`. Each is imported at its first use."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kalda.client.aio_admin import Admin as Admin
+    from kalda.client.aio_consumer import Consumer as Consumer
+    from kalda.client.aio_producer import Producer as Producer
+
 _PUBLIC = {
     "Admin": "kalda.client.aio_admin",
     "Consumer": "kalda.client.aio_consumer",

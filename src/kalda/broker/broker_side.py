@@ -117,7 +117,6 @@ class BrokerSide:
             authorizer=authorizer,
             opening=OpeningPartitions(timers),
             security=security,
-            to_brokers=None if security is None else security.to_brokers(),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
         )

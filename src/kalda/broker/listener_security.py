@@ -35,7 +35,7 @@ log = logging.getLogger("kalda.authentication")
 _LINGER_MS = 100
 """Between the answer to a failed login and the end of the connection."""
 _MIN_REAUTHENTICATION_MS = 1_000
-"""A re-authentication that begins sooner after the last login is refused, as in Kafka."""
+"""A re-authentication that begins sooner after the one before is refused, as in Kafka."""
 
 
 class Answers(Protocol):
@@ -122,8 +122,8 @@ class PeerSession:
         """When the session ends, by the server's monotonic clock; None: never."""
         self._has_failed = False
         """Whether a login has failed: the connection is closed soon."""
-        self._began_ms = -_MIN_REAUTHENTICATION_MS
-        """When the last login began."""
+        self._renewed_ms = -_MIN_REAUTHENTICATION_MS
+        """When the last re-authentication began."""
 
     # -- without SASL
 
@@ -158,10 +158,9 @@ class PeerSession:
 
     def begin(self, before: Authenticated | None) -> ServerLogin:
         """Begin a login; `before`: the one that it renews."""
-        security, listener = self._security, self._listener
+        security = self._security
         assert security.sasl is not None
         sasl = security.sasl
-        self._began_ms = listener.now_ms()
         rules = LoginRules(
             sasl.mechanisms,
             self._principal_of,
@@ -189,9 +188,11 @@ class PeerSession:
 
     def renew(self, frame: memoryview) -> list[Buffer] | Pending[list[Buffer]] | None:
         """SaslHandshake on an authenticated connection. None where it may not be renewed now."""
-        is_soon = self._listener.now_ms() - self._began_ms < _MIN_REAUTHENTICATION_MS
+        now_ms = self._listener.now_ms()
+        is_soon = now_ms - self._renewed_ms < _MIN_REAUTHENTICATION_MS
         if self._security.sasl is None or self.authenticated is None or self._login is not None or is_soon:
             return None
+        self._renewed_ms = now_ms
         reaction = self.begin(self.authenticated).on_frame(frame)
         assert isinstance(reaction, Answer), "a handshake is answered at once"
         return self._finish(reaction)

@@ -20,7 +20,7 @@ from kalda.base.sensors import Sensors
 from kalda.network.http import HttpServer, Page
 from kalda.quota.explaining import explain, usage
 from kalda.quota.managers import QuotaManagers
-from kalda.telemetry.exposition import CONTENT_TYPE, as_json, openmetrics
+from kalda.telemetry.exposition import CONTENT_TYPE, as_json, jmx_text, openmetrics
 
 if TYPE_CHECKING:
     from kalda.telemetry.client_series import ClientSeries
@@ -41,16 +41,18 @@ class MetricsListener:
         managers: QuotaManagers,
         clock: Clock,
         client_series: Callable[[], ClientSeries | None],
+        names: str,
         authorizer: object | None = None,
     ) -> None:
-        """`client_series()` is what clients have pushed, None where none has. `authorizer`: None where everyone may do
-        everything."""
+        """`client_series()` is what clients have pushed, None where none has. `names`: `kalda.metrics.names`.
+        `authorizer`: None where everyone may do everything."""
         self._authorizer = authorizer
         self._node_id = node_id
         self._sensors = sensors
         self._managers = managers
         self._clock = clock
         self._client_series = client_series
+        self._text = jmx_text if names == "jmx" else openmetrics
         self._server = HttpServer(self._page)
 
     @property
@@ -92,7 +94,7 @@ class MetricsListener:
     def _page(self, path: str, query: dict[str, str]) -> Page | None:
         now_ms = self._clock.mono_ms()
         if path == "/metrics":
-            return Page(CONTENT_TYPE, openmetrics(self._sensors.everything(), now_ms))
+            return Page(CONTENT_TYPE, self._text(self._sensors.everything(), now_ms))
         if path == "/metrics.json":
             return Page(_JSON, _pieces(as_json(self._sensors.everything(), now_ms)))
         if path == "/client-metrics":

@@ -5,6 +5,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `main.py`: the entry point; `server` runs without a command-line library
 - `commands.py`: the group of all nouns; a noun's module is loaded when it is used
 - `server.py`: run a node; `single_node.py`: the one that `kalda server` makes without a file
+- `service_manager.py`: what a node reports to systemd
 - `storage.py`: format log directories, and show what is in them
 - `topics.py`, `configs.py`, `groups.py`: topics, configs, consumer groups
 - `transactions.py`: transactions, and the producers of partitions
@@ -16,6 +17,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host
 - `produce.py` over `record_input.py`: lines, JSON and files to records
 - `consume.py` over `places.py`: records to lines, between two places of a log
+- `perf.py`: rates and latencies, as Kafka's perf tools print them
 - `tls.py`: certificates for trying out TLS
 - `dump_log.py`: the content of the files of a log directory
 - `pipeline.py`: pipelines between topics and tables, on Spark

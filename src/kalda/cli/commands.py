@@ -41,6 +41,7 @@ NOUNS = {
     "profiles": _Noun("profiles", "profiles", "List the profiles of clusters."),
     "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("consume", "consume", "Read records of topics."),
+    "perf": _Noun("perf", "perf", "Measure producers and consumers on a cluster."),
     "cluster": _Noun("cluster", "cluster", "Start clusters here; describe brokers, log directories."),
     "features": _Noun("features", "features", "Describe and change feature levels, as metadata.version."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),

@@ -68,6 +68,7 @@ _COMMIT_S = 5.0
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--key-as", type=click.Choice(DECODED_AS), help="What keys are. [default: text]")
 @click.option("--value-as", type=click.Choice(DECODED_AS), help="What values are. [default: text]")
+@click.option("-r", "--registry", "registry_url", metavar="URL", help="The schema registry, for avro and json-schema.")
 @click.option("--print-key", is_flag=True, help="Print the key before the value.")
 @click.option("--print-timestamp", is_flag=True, help="Print the timestamp and its type, CreateTime or LogAppendTime.")
 @click.option("--print-partition", is_flag=True, help="Print the partition.")
@@ -98,6 +99,7 @@ def consume(
     as_json: bool,
     key_as: str | None,
     value_as: str | None,
+    registry_url: str | None,
     separator: str,
     isolation_level: str | None,
     **prints: bool,
@@ -119,7 +121,9 @@ def consume(
         Layout.JSON if as_json else layout_of(layout),
         {name.removeprefix("print_") for name, is_given in prints.items() if is_given},
         unescape("--separator", separator),
-        decoders=Decoders(decoder_of("--key-as", key_as), decoder_of("--value-as", value_as)),
+        decoders=Decoders(
+            decoder_of("--key-as", key_as, registry_url), decoder_of("--value-as", value_as, registry_url)
+        ),
         filters=_filters(key_filter, value_filter, header_filters),
     )
     if last is not None:

@@ -264,14 +264,19 @@ def as_json(data: bytes | None) -> object:
         return {"base64": b64encode(data).decode("ascii")}
 
 
-def decoder_of(option: str, kind: str | None) -> Decode | None:
-    """The decoder that --key-as or --value-as names; None for text."""
+def decoder_of(option: str, kind: str | None, registry_url: str | None = None) -> Decode | None:
+    """The decoder that --key-as or --value-as names; None for text. Raises `click.UsageError`, and `Failure` where what
+    it needs is not installed."""
     if kind is None or kind == "text":
         return None
     if kind == "hex":
         return lambda _topic, data: data.hex()
     if kind == "base64":
         return lambda _topic, data: b64encode(data).decode("ascii")
+    if kind in ("avro", "json-schema"):
+        if registry_url is None:
+            raise click.UsageError(f"{option} {kind}: --registry URL is needed, where the schemas are")
+        return _registry_decoder(registry_url, kind, is_key=option == "--key-as")
     from kalda.client.core.deserializers import deserializer_of
 
     read = deserializer_of(option, kind)
@@ -279,4 +284,15 @@ def decoder_of(option: str, kind: str | None) -> Decode | None:
     return lambda topic, data: read(topic, (), data)
 
 
-DECODED_AS = ("text", "int", "float", "uuid", "json", "hex", "base64")
+def _registry_decoder(url: str, kind: str, *, is_key: bool) -> Decode:
+    try:
+        from kalda.registry import Registry
+
+        registry = Registry(url)
+        codec = registry.read_avro(is_key=is_key) if kind == "avro" else registry.read_json_schema(is_key=is_key)
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    return lambda topic, data: codec.deserialize(topic, (), data)
+
+
+DECODED_AS = ("text", "int", "float", "uuid", "json", "hex", "base64", "avro", "json-schema")

@@ -56,7 +56,8 @@ def list_command(
 
 
 @groups.command("describe")
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
+@click.argument("names", metavar="[GROUP]...", nargs=-1, shell_complete=complete_group)
+@click.option("--all-groups", is_flag=True, help="Describe all groups.")
 @click.option("--members", "show_members", is_flag=True, help="Show members and their partitions, instead of offsets.")
 @click.option(
     "--state", "show_state", is_flag=True, help="Show only state, assignor, coordinator and number of members."
@@ -64,7 +65,12 @@ def list_command(
 @json_option
 @with_cluster
 def describe_command(
-    cluster: ClusterClient, names: tuple[str, ...], show_members: bool, show_state: bool, as_json: bool
+    cluster: ClusterClient,
+    names: tuple[str, ...],
+    all_groups: bool,
+    show_members: bool,
+    show_state: bool,
+    as_json: bool,
 ) -> None:
     """Describe groups: committed offsets, lag, members.
 
@@ -72,9 +78,14 @@ def describe_command(
     Examples:
       kalda groups describe billing
       kalda groups describe billing --members
+      kalda groups describe --all-groups --state
     """
-    from kalda.client.admin.groups import describe_group
+    from kalda.client.admin.groups import describe_group, list_groups
 
+    if all_groups == bool(names):
+        raise click.UsageError("name groups, or give --all-groups")
+    if all_groups:
+        names = tuple(each.group_id for each in list_groups(cluster) if each.type.lower() in ("classic", "consumer"))
     documents = []
     for name in names:
         group = describe_group(cluster, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
     from kalda.client.core.producer_batch import RecordMetadata
     from kalda.client.producer import Producer
+    from kalda.registry import RegistrySerializer
 
 _BATCH_BYTES = 256 * 1024
 _MAX_REQUEST_BYTES = 100_000_000
@@ -94,6 +96,14 @@ def _printable(text: str) -> str:
     "--batch-size", type=click.IntRange(1, _MAX_REQUEST_BYTES), default=None,
     help=f"Bytes of a batch before compression. [default: {_BATCH_BYTES}]",
 )  # fmt: skip
+@click.option("-r", "--registry", "registry_url", metavar="URL", help="The schema registry of the schemas.")
+@click.option(
+    "--key-schema", type=click.Path(exists=True, dir_okay=False), help="Keys are JSON; encode them by this schema."
+)
+@click.option(
+    "--value-schema", type=click.Path(exists=True, dir_okay=False),
+    help="Values are JSON; encode them by this schema: Avro in a file *.avsc, else JSON Schema.",
+)  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the number of records and the rate at the end.")
 @json_option
 @with_cluster
@@ -117,6 +127,9 @@ def produce(
     acks: str | None,
     idempotent: bool,
     batch_size: int | None,
+    registry_url: str | None,
+    key_schema: str | None,
+    value_schema: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -145,9 +158,8 @@ def produce(
     lines = LineFormat(separator, parse_headers, null, fixed, fixed_key)
     timestamp_ms = None if timestamp is None else parse_time_ms("--timestamp", timestamp)
     settings = _settings(cluster, compression, compression_level, acks, idempotent, batch_size)
-    count = len(cluster.topic(topic).partitions)
-    if partition is not None and partition >= count:
-        raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
+    settings |= _serializers(registry_url, key_schema, value_schema)
+    count = _partitions(cluster, topic, partition)
     report = _Report(topic)
     with _producer(settings) as producer:
         run = _Run(producer, topic, count, partition, timestamp_ms, report)
@@ -165,6 +177,14 @@ def produce(
         print_json(report.as_json())
     elif not quiet:
         click.echo(report.line(report.progress.seconds), err=True)
+
+
+def _partitions(cluster: ClusterClient, topic: str, partition: int | None) -> int:
+    """The number of the topic's partitions. Raises `Failure` where it does not have the one that was chosen."""
+    count = len(cluster.topic(topic).partitions)
+    if partition is not None and partition >= count:
+        raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
+    return count
 
 
 def _settings(
@@ -204,6 +224,36 @@ def _settings(
         **keys_of(PRODUCER, cluster.config),
         **options,
     }
+
+
+def _serializers(registry_url: str | None, key_schema: str | None, value_schema: str | None) -> dict[str, object]:
+    """Of keys and values that have a schema. Raises `click.UsageError`, and `Failure` without the library."""
+    found: dict[str, object] = {}
+    for name, path in (("key", key_schema), ("value", value_schema)):
+        if path is None:
+            continue
+        if registry_url is None:
+            raise click.UsageError(f"--{name}-schema: --registry URL is needed, where the schema is registered")
+        try:
+            from kalda.registry import Registry
+
+            registry, schema, is_key = Registry(registry_url), Path(path).read_text(), name == "key"
+            is_avro = path.endswith(".avsc")
+            codec = registry.avro(schema, is_key=is_key) if is_avro else registry.json_schema(schema, is_key=is_key)
+        except ImportError as error:
+            raise Failure(str(error)) from error
+        found[f"{name}.serializer"] = _FromJson(codec)
+    return found
+
+
+class _FromJson:
+    """Encodes JSON text by a schema."""
+
+    def __init__(self, codec: RegistrySerializer) -> None:
+        self._codec = codec
+
+    def serialize(self, topic: str, value: bytes) -> bytes | None:
+        return self._codec.serialize(topic, json.loads(value))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -182,6 +183,14 @@ def _greet(config: ServerConfig, directory: str) -> None:
     sys.stdout.flush()
 
 
+def _notify(state: str) -> None:
+    """Report to systemd, where it runs the node."""
+    if "NOTIFY_SOCKET" in os.environ:
+        from kalda.cli.service_manager import notify
+
+        notify(state)
+
+
 async def _serve(options: Options) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.node import Node, StartError
@@ -229,12 +238,14 @@ async def _serve(options: Options) -> int:
             _keep_freed_memory()
             if not options.file:
                 _greet(config, options.directory)
+            _notify(f"READY=1\nSTATUS=node {config.node_id} serves")
             await stopping
     except StartError as error:
         log.error("%s", error)
         return 1
     finally:
         gc.enable()
+        _notify("STOPPING=1")
         stopping.cancel()
         await node.stop()
     return 1 if node.failed else 0

@@ -1,7 +1,8 @@
-"""`kalda topics`: list, describe, create, alter, delete."""
+"""`kalda topics`: list, describe, create, alter, delete; their offsets and records."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -291,3 +292,77 @@ def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bo
                 raise
         else:
             click.echo(f"Deleted topic {name}.")
+
+
+@topics.command("offsets")
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
+@click.option(
+    "--at", "place", metavar="WHERE", help="Only this place: beginning, latest, a time (2026-01-31T12:00:00Z), a time "
+    "ago (-1h), or records before the end (-100). [default: beginning and latest]",
+)  # fmt: skip
+@json_option
+@with_cluster
+def offsets_command(cluster: ClusterClient, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
+    """Show the first offset, the end, and the number of offsets between them, of each partition.
+
+    \b
+    Examples:
+      kalda topics offsets orders
+      kalda topics offsets orders --at -1h
+    """
+    from kalda.cli.places import Kind, Place, offsets_of, parse_place
+
+    partitions = [partition for name in dict.fromkeys(names) for partition in cluster.partitions(name)]
+    if place is not None:
+        found = offsets_of(cluster, partitions, parse_place("--at", place, time.time_ns() // 1_000_000))
+        columns: tuple[str, ...] = ("topic", "partition", "offset")
+        rows: list[tuple[object, ...]] = [(*partition, found[partition]) for partition in partitions]
+    else:
+        first = offsets_of(cluster, partitions, Place(Kind.BEGINNING))
+        ends = offsets_of(cluster, partitions, Place(Kind.END))
+        columns = ("topic", "partition", "beginning", "end", "offsets")
+        rows = [(*each, first[each], ends[each], ends[each] - first[each]) for each in partitions]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(tuple(column.upper() for column in columns), rows)
+
+
+@topics.command("delete-records")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
+@click.option("-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition.")
+@click.option(
+    "--before", "place", metavar="WHERE", required=True,
+    help="Records before this place are deleted: an offset, latest (all records), a time, a time ago (-7d), or records "
+    "before the end (-100).",
+)  # fmt: skip
+@click.option("--execute", is_flag=True, help="Delete them. Without it, only what would be deleted is shown.")
+@json_option
+@with_cluster
+def delete_records_command(
+    cluster: ClusterClient, name: str, partitions: tuple[int, ...], place: str, execute: bool, as_json: bool
+) -> None:
+    """Delete the records of partitions that are before a place.
+
+    \b
+    Examples:
+      kalda topics delete-records orders --before -7d
+      kalda topics delete-records orders --partition 0 --before 42 --execute
+    """
+    from kalda.cli.places import Kind, Place, offsets_of, parse_place
+    from kalda.client.admin.offsets import delete_records
+
+    known = cluster.partitions(name)
+    chosen = [TopicPartition(name, partition) for partition in partitions] or known
+    cluster.leaders(chosen)
+    first = offsets_of(cluster, chosen, Place(Kind.BEGINNING))
+    before = offsets_of(cluster, chosen, parse_place("--before", place, time.time_ns() // 1_000_000))
+    starts = delete_records(cluster, before) if execute else {each: max(first[each], before[each]) for each in chosen}
+    columns = ("topic", "partition", "deleted", "beginning")
+    rows = [(*each, max(0, starts[each] - first[each]), starts[each]) for each in chosen]
+    if as_json:
+        print_json({"executed": execute, "partitions": [dict(zip(columns, row, strict=True)) for row in rows]})
+        return
+    print_table(tuple(column.upper() for column in columns), rows)
+    if not execute:
+        click.echo("Nothing was deleted; --execute deletes these records.", err=True)

@@ -171,7 +171,7 @@ def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPart
     from pyspark.sql import functions as f
 
     if until is not None:
-        records = records.where(_before(until))
+        records = _before(records, until)
     value_format = ValueFormat(settings.value, settings.schema, settings.message, settings.descriptor)
     rows = with_values(records, value_format)
     return rows.select(
@@ -190,15 +190,15 @@ def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPart
     )
 
 
-def _before(until: Mapping[TopicPartition, int]) -> Any:
-    """The condition that a record is before the end of its partition."""
+def _before(records: DataFrame, until: Mapping[TopicPartition, int]) -> DataFrame:
+    """The records before the end of their partition. A join: there may be ten thousand partitions."""
     from pyspark.sql import functions as f
 
-    condition = f.lit(False)
-    for (topic, partition), offset in until.items():
-        here = (f.col("topic") == topic) & (f.col("partition") == partition) & (f.col("offset") < offset)
-        condition = condition | here
-    return condition
+    ends = records.sparkSession.createDataFrame(
+        [(topic, partition, offset) for (topic, partition), offset in until.items()],
+        "topic string, partition int, _end long",
+    )
+    return records.join(f.broadcast(ends), ["topic", "partition"]).where("offset < _end").drop("_end")
 
 
 def _start(

@@ -109,12 +109,9 @@ class PlainServer:
 
     def on_token(self, token: bytes) -> Step:
         """Ask whether the password is the user's. Raises `SaslFailed`."""
-        try:
-            parts = token.decode().split("\0")
-        except UnicodeDecodeError:
-            raise SaslFailed("Invalid SASL/PLAIN response: it is not UTF-8") from None
+        parts = token.decode(errors="replace").split("\0")
         if len(parts) != 3:
-            raise SaslFailed(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
+            raise SaslFailed(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}", True)
         authorization_id, user, password = parts
         if not user:
             raise SaslFailed("Authentication failed: username not specified", True)

@@ -1,17 +1,18 @@
 """A server's part of a login: which frames a connection may send in which state, and how each is answered.
 
-    HANDSHAKE       ApiVersions (passed on to the listener's own handler), or SaslHandshake
+    HANDSHAKE       ApiVersions once (passed on to the listener's own handler), then SaslHandshake
     AUTHENTICATE    SaslAuthenticate, after SaslHandshake v1
     TOKENS          bare tokens in frames without a header, after SaslHandshake v0
     COMPLETE, FAILED
 
 `on_frame` returns what to do: pass the frame on, answer it, or find the answer to a question of the mechanism and call
-`Ask.then` with it. An answer may end the login. A request that the state does not allow ends it without an answer, as
-in Kafka. The same machine serves the first login and each re-authentication (KIP-368), which may change neither the
-mechanism nor the principal.
+`Ask.then` with it. An answer may end the login. A request that the state does not allow ends it, as in Kafka. The same
+machine serves the first login and each re-authentication (KIP-368), which may change neither the mechanism nor the
+principal.
 
 Bounds: a frame is bounded by its caller; an exchange has at most `MAX_TOKENS` tokens, and ApiVersions is passed on at
-most `MAX_API_VERSIONS` times. No text contains anything that the client has presented but user names.
+most `MAX_API_VERSIONS` times in versions that are not supported. No text contains anything that the client has
+presented but user names.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kalda.base.errors import ErrorCode, InvalidRequest
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import RequestHeader, decode_request_header, encode_response
+from kalda.protocol.messages.metadata import ApiVersionsResponse
 from kalda.protocol.messages.security import SaslAuthenticateResponse, SaslHandshakeResponse
 from kalda.protocol.notation import Buffer
 from kalda.security.mechanisms import Lookup, Outcome, Question, SaslFailed, ServerMechanism, Step
@@ -110,6 +112,8 @@ class ServerLogin:
         self._tokens = 0
         """Tokens that the client has sent."""
         self._api_versions = 0
+        """Requests for versions in a version that is not supported."""
+        self._has_listed_versions = False
 
     def on_frame(self, frame: Buffer) -> Reaction:
         """A frame has come, and no question is open."""
@@ -126,7 +130,10 @@ class ServerLogin:
         return self._fail(f"a request came after the SASL login, in the state {self.state.name}")
 
     def _on_handshake_frame(self, header: RequestHeader, frame: Buffer) -> Reaction:
-        if header.api_key == ApiKey.API_VERSIONS and self._api_versions < MAX_API_VERSIONS:
+        may_list = not self._has_listed_versions and self._api_versions < MAX_API_VERSIONS
+        if header.api_key == ApiKey.API_VERSIONS and may_list:
+            api = API[ApiKey.API_VERSIONS]
+            self._has_listed_versions = api.lowest <= header.api_version <= api.highest
             self._api_versions += 1
             return PassOn()
         if header.api_key != ApiKey.SASL_HANDSHAKE:
@@ -155,7 +162,9 @@ class ServerLogin:
     def _on_authenticate_frame(self, header: RequestHeader, frame: Buffer) -> Reaction:
         if header.api_key != ApiKey.SASL_AUTHENTICATE:
             name = ApiKey(header.api_key).name
-            return self._fail(f"Unexpected Kafka request of type {name} during SASL authentication.")
+            return self._fail(
+                f"Unexpected Kafka request of type {name} during SASL authentication.", _out_of_place(header)
+            )
         return self._on_token(bytes(self._decode(header, frame).auth_bytes), header)
 
     @staticmethod
@@ -223,15 +232,25 @@ class ServerLogin:
         response = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=message)
         return Answer(encode_response(header.correlation_id, response, header.api_version), Failed(why))
 
-    def _fail(self, why: str) -> Answer:
+    def _fail(self, why: str, buffers: list[Buffer] | None = None) -> Answer:
         self.state = State.FAILED
-        return Answer([], Failed(why))
+        return Answer(buffers or [], Failed(why))
+
+
+def _out_of_place(header: RequestHeader) -> list[Buffer]:
+    """The answer to a request that comes in place of a token; empty for an API that clients do not send then."""
+    code = ErrorCode.ILLEGAL_SASL_STATE
+    if header.api_key == ApiKey.SASL_HANDSHAKE:
+        return encode_response(header.correlation_id, SaslHandshakeResponse(error_code=code), header.api_version)
+    if header.api_key == ApiKey.API_VERSIONS:
+        return encode_response(header.correlation_id, ApiVersionsResponse(error_code=code), header.api_version)
+    return []
 
 
 def _token_answer(token: bytes, header: RequestHeader | None, lifetime_ms: int = 0) -> list[Buffer]:
     if header is None:
         return [token]
-    response = SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
+    response = SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms)
     return encode_response(header.correlation_id, response, header.api_version)
 
 

@@ -162,7 +162,7 @@ def complete(words: str, position: int, monkeypatch: pytest.MonkeyPatch) -> list
 
 def test_nouns_and_verbs_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete("kalda to", 1, monkeypatch) == ["plain,topics"]
-    assert complete("kalda topics d", 2, monkeypatch) == ["plain,delete", "plain,describe"]
+    assert complete("kalda topics d", 2, monkeypatch) == ["plain,delete", "plain,delete-records", "plain,describe"]
 
 
 def test_topics_do_not_complete_without_a_cluster(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

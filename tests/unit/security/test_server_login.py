@@ -175,16 +175,27 @@ def test_versions_may_be_listed_before_the_handshake_and_not_after_it() -> None:
     login = ServerLogin(rules())
     versions = frame_of(ApiVersionsRequest(client_software_name="x", client_software_version="1"), 3)
     assert login.on_frame(versions) == PassOn()
-    assert login.on_frame(versions) == PassOn()
     login.on_frame(handshake("PLAIN"))
-    end = answered(login, login.on_frame(versions)).end
-    assert end == Failed("Unexpected Kafka request of type API_VERSIONS during SASL authentication.")
+    answer = answered(login, login.on_frame(versions))
+    assert answer.end == Failed("Unexpected Kafka request of type API_VERSIONS during SASL authentication.")
+    assert response_of(ApiKey.API_VERSIONS, answer, 3).error_code == ErrorCode.ILLEGAL_SASL_STATE
+    twice = ServerLogin(rules())
+    twice.on_frame(handshake("PLAIN"))
+    answer = answered(twice, twice.on_frame(handshake("PLAIN")))
+    assert response_of(ApiKey.SASL_HANDSHAKE, answer, 1).error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
-def test_versions_are_listed_a_few_times_only() -> None:
-    login = ServerLogin(rules())
+def test_versions_are_listed_once() -> None:
+    """A version that is not supported is not counted: the client tries a lower one (KIP-511)."""
     versions = frame_of(ApiVersionsRequest(client_software_name="x", client_software_version="1"), 3)
-    reactions = [login.on_frame(versions) for _ in range(6)]
+    later = versions[:2] + (99).to_bytes(2, "big") + versions[4:]
+    login = ServerLogin(rules())
+    assert [login.on_frame(frame) for frame in (later, later, versions)] == [PassOn()] * 3
+    assert answered(login, login.on_frame(versions)).end == Failed(
+        "Unexpected Kafka request of type API_VERSIONS during SASL handshake."
+    )
+    endless = ServerLogin(rules())
+    reactions = [endless.on_frame(later) for _ in range(6)]
     assert reactions[:5] == [PassOn()] * 5
     assert isinstance(reactions[5], Answer)
 

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
+from kalda import Consumer, Producer
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.spark.options import OptionError
 from kalda.spark.segments import COLUMNS, EXTRAS, SegmentReader, SegmentSource
 from kalda.storage.checkpoints import write_offsets
+from kalda.testing import Cluster
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BATCHES = 12
@@ -288,3 +290,32 @@ def test_rows_of_views_keep_their_schema(tmp_path: Path) -> None:
     (part,) = reader.read(task)
     assert isinstance(part, pa.RecordBatch)
     assert part.schema.names == source.schema().names
+
+
+def test_segments_of_a_running_node_are_what_a_consumer_reads() -> None:
+    with Cluster() as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.create_topic("stored", partitions=2)
+        with Producer({"bootstrap.servers": servers, "compression.type": "zstd"}) as producer:
+            for n in range(500):
+                producer.send("stored", b"%d" % n * 50, b"k", n % 2)
+        with Producer({"bootstrap.servers": servers, "transactional.id": "aborted"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("stored", b"aborted", None, 0)
+            producer.flush()
+            producer.abort_transaction()
+        logged: dict[tuple[int, int], tuple[object, object]] = {}
+        with Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed"}) as consumer:
+            consumer.assign([("stored", 0), ("stored", 1)])
+            consumer.seek_to_beginning(("stored", 0), ("stored", 1))
+            while len(logged) < 500:
+                logged |= {(each.partition, each.offset): (each.key, each.value) for each in consumer.poll(1.0)}
+        home = cluster.directory(1)
+        found = rows(home, topics="stored", isolationLevel="read_committed")
+        assert {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in found} == logged
+        assert len(rows(home, topics="stored")) == 501
+        assert [row["type"] for row in rows(home, topics="stored", view="control")] == ["ABORT"]
+        assert {row["type"] for row in rows(home, view="metadata")} >= {"TopicRecord", "PartitionRecord"}
+        states = rows(home, view="transactions")
+        assert [row["transactionalId"] for row in states if row["state"] == "CompleteAbort"] == ["aborted"]

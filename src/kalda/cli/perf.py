@@ -1,0 +1,312 @@
+"""`kalda perf`: rates and latencies of producers and consumers, printed as Kafka's perf tools print them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.cli.completion import complete_topic
+from kalda.cli.failures import Failure
+from kalda.cli.output import print_json
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import ClusterClient
+    from kalda.client.consumer import Consumer
+    from kalda.client.core.producer_batch import RecordMetadata
+
+_WINDOW_S = 5.0
+_MAX_RECORD_BYTES = 100_000_000
+_POLL_RECORDS = 10_000
+_CHECK_EVERY = 64
+"""After how many records the throughput is compared with the one that was requested."""
+_MB = 1024 * 1024
+_E2E_TIMEOUT_S = 60.0
+
+
+@click.group()
+def perf() -> None:
+    """Measure producers and consumers on a cluster."""
+
+
+class _Latencies:
+    """Of records, in ms, since the beginning and since the last window."""
+
+    def __init__(self) -> None:
+        self.all_ms: list[float] = []
+        self.error: Exception | None = None
+        self._window_at = 0
+
+    def window(self) -> list[float]:
+        """Those since the last call."""
+        found = self.all_ms[self._window_at :]
+        self._window_at += len(found)
+        return found
+
+    def callback(self) -> Callable[[RecordMetadata | None, Exception | None], None]:
+        """For a record that is sent now."""
+        began_s = time.perf_counter()
+
+        def delivered(_: RecordMetadata | None, error: Exception | None) -> None:
+            if error is None:
+                self.all_ms.append((time.perf_counter() - began_s) * 1_000)
+            else:
+                self.error = error
+
+        return delivered
+
+
+def percentile(ordered: Sequence[float], share: float) -> int:
+    """As Kafka's tools: the value at that share of the sorted values, in whole ms."""
+    return int(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def window_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
+    """A line of kafka-producer-perf-test while it runs."""
+    rate = len(latencies_ms) / seconds
+    return (
+        f"{len(latencies_ms)} records sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
+        f"{_mean(latencies_ms):.1f} ms avg latency, {max(latencies_ms, default=0.0):.1f} ms max latency."
+    )
+
+
+def total_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
+    """The last line of kafka-producer-perf-test."""
+    ordered, rate = sorted(latencies_ms), len(latencies_ms) / seconds
+    tails = ", ".join(
+        f"{percentile(ordered, share)} ms {name}"
+        for share, name in ((0.5, "50th"), (0.95, "95th"), (0.99, "99th"), (0.999, "99.9th"))
+    )
+    return (
+        f"{len(ordered)} records sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
+        f"{_mean(ordered):.2f} ms avg latency, {ordered[-1] if ordered else 0.0:.2f} ms max latency, {tails}."
+    )
+
+
+@perf.command("produce")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option("-s", "--record-size", type=click.IntRange(1, _MAX_RECORD_BYTES), default=100, show_default=True)
+@click.option(
+    "--throughput", type=float, default=-1.0, show_default=True, metavar="N",
+    help="At most N records a second; -1: as many as possible.",
+)  # fmt: skip
+@json_option
+@with_cluster
+def produce_command(
+    cluster: ClusterClient, topic: str, num_records: int, record_size: int, throughput: float, as_json: bool
+) -> None:
+    """Send records of random bytes to TOPIC. Keys of the producer are given by -X.
+
+    \b
+    Examples:
+      kalda perf produce orders --num-records 1000000 --record-size 100
+      kalda perf produce orders --throughput 5000 -X acks=1 -X linger.ms=0
+    """
+    from kalda.base.configs.producer import PRODUCER
+    from kalda.client.config_files import keys_of
+    from kalda.client.producer import Producer
+
+    cluster.topic(topic)
+    value = os.urandom(record_size)
+    latencies = _Latencies()
+    with Producer(keys_of(PRODUCER, cluster.config)) as producer:
+        began_s = window_s = time.perf_counter()
+        for sent in range(1, num_records + 1):
+            producer.send(topic, value, on_delivery=latencies.callback())
+            if sent % _CHECK_EVERY and throughput <= 0:
+                continue
+            now_s = time.perf_counter()
+            if throughput > 0 and now_s - began_s < sent / throughput:
+                time.sleep(sent / throughput - (now_s - began_s))
+            if now_s - window_s >= _WINDOW_S:
+                if not as_json:
+                    click.echo(window_line(latencies.window(), record_size, now_s - window_s))
+                window_s = now_s
+            if latencies.error is not None:
+                raise latencies.error
+        producer.flush()
+        seconds = time.perf_counter() - began_s
+    if latencies.error is not None:
+        raise latencies.error
+    if as_json:
+        ordered = sorted(latencies.all_ms)
+        print_json(
+            {
+                "records": len(ordered),
+                "seconds": seconds,
+                "records_per_s": len(ordered) / seconds,
+                "mb_per_s": len(ordered) * record_size / _MB / seconds,
+                "avg_ms": _mean(ordered),
+                "max_ms": ordered[-1],
+                **{f"p{name}_ms": percentile(ordered, share) for name, share in _SHARES},
+            }
+        )
+    else:
+        click.echo(total_line(latencies.all_ms, record_size, seconds))
+
+
+_SHARES = (("50", 0.5), ("95", 0.95), ("99", 0.99), ("99.9", 0.999))
+
+
+CONSUMED_COLUMNS = (
+    "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
+    "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
+)
+"""The header of kafka-consumer-perf-test."""
+
+
+class Consumed(NamedTuple):
+    """What a consumer has read. Times are seconds since 1970 and durations in seconds."""
+
+    started_s: float
+    ended_s: float
+    size_bytes: int
+    records: int
+    joining_s: float
+
+    def line(self) -> str:
+        """The row of kafka-consumer-perf-test."""
+        megabytes, seconds = self.size_bytes / _MB, max(self.ended_s - self.started_s, 1e-9)
+        fetching_s = max(seconds - self.joining_s, 1e-9)
+        return (
+            f"{_moment(self.started_s)}, {_moment(self.ended_s)}, {megabytes:.4f}, {megabytes / seconds:.4f}, "
+            f"{self.records}, {self.records / seconds:.4f}, {self.joining_s * 1_000:.0f}, {fetching_s * 1_000:.0f}, "
+            f"{megabytes / fetching_s:.4f}, {self.records / fetching_s:.4f}"
+        )
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S:") + f"{int(seconds * 1_000) % 1_000:03d}"
+
+
+@perf.command("consume")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-n", "--num-records", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option("-g", "--group", "group_id", metavar="NAME", help="Read as a member. [default: all partitions, no group]")
+@click.option(
+    "--timeout-ms", type=click.IntRange(min=1), default=10_000, show_default=True, metavar="MS",
+    help="Stop when no record came for MS.",
+)  # fmt: skip
+@json_option
+@with_cluster
+def consume_command(
+    cluster: ClusterClient, topic: str, num_records: int, group_id: str | None, timeout_ms: int, as_json: bool
+) -> None:
+    """Read TOPIC from its beginning. Keys of the consumer are given by -X.
+
+    \b
+    Examples:
+      kalda perf consume orders --num-records 1000000
+      kalda perf consume orders --group perf -X fetch.min.bytes=100000
+    """
+    from kalda.base.configs.consumer import CONSUMER
+    from kalda.client.config_files import keys_of
+    from kalda.client.consumer import Consumer
+
+    partitions = cluster.partitions(topic)
+    keys: dict[str, object] = {"auto.offset.reset": "earliest", **keys_of(CONSUMER, cluster.config)}
+    if group_id is not None:
+        keys["group.id"] = group_id
+    with Consumer(keys) as consumer:
+        if group_id is None:
+            consumer.assign(partitions)
+        else:
+            consumer.subscribe([topic])
+        consumed = _consume(consumer, num_records, timeout_ms / 1_000)
+    if as_json:
+        print_json(consumed._asdict())
+    else:
+        click.echo(CONSUMED_COLUMNS)
+        click.echo(consumed.line())
+    if consumed.records < num_records:
+        click.echo(
+            f"kalda: {consumed.records} of {num_records} records were read: none came for {timeout_ms} ms", err=True
+        )
+
+
+def _consume(consumer: Consumer, count: int, timeout_s: float) -> Consumed:
+    """Read until there are `count` records, or none has come for `timeout_s`."""
+    started_s, began_s = time.time(), time.perf_counter()
+    last_s = ended_s = began_s
+    assigned_s: float | None = None
+    records = size_bytes = 0
+    while records < count:
+        polled = consumer.poll(0.1, min(_POLL_RECORDS, count - records))
+        now_s = time.perf_counter()
+        if assigned_s is None and consumer.assignment():
+            assigned_s = now_s
+        if polled:
+            records += len(polled)
+            size_bytes += sum(max(0, each.serialized_key_size) + max(0, each.serialized_value_size) for each in polled)
+            last_s = ended_s = now_s
+        elif now_s - last_s >= timeout_s:
+            break
+    joining_s = 0.0 if assigned_s is None or not consumer.subscription() else assigned_s - began_s
+    return Consumed(started_s, started_s + ended_s - began_s, size_bytes, records, joining_s)
+
+
+@perf.command("e2e")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-n", "--num-records", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("-s", "--record-size", type=click.IntRange(1, _MAX_RECORD_BYTES), default=100, show_default=True)
+@json_option
+@with_cluster
+def e2e_command(cluster: ClusterClient, topic: str, num_records: int, record_size: int, as_json: bool) -> None:
+    """The time from sending a record until a consumer has it, one record after the other.
+
+    \b
+    Examples:
+      kalda perf e2e orders --num-records 10000
+      kalda perf e2e orders -X acks=1
+    """
+    from kalda.base.configs.consumer import CONSUMER
+    from kalda.base.configs.producer import PRODUCER
+    from kalda.client.config_files import keys_of
+    from kalda.client.consumer import Consumer
+    from kalda.client.producer import Producer
+
+    partitions = cluster.partitions(topic)
+    latencies_ms: list[float] = []
+    with (
+        Consumer({"fetch.max.wait.ms": 100, **keys_of(CONSUMER, cluster.config)}) as consumer,
+        Producer({"linger.ms": 0, **keys_of(PRODUCER, cluster.config)}) as producer,
+    ):
+        consumer.assign(partitions)
+        consumer.seek_to_end()
+        for partition in partitions:
+            consumer.position(partition)
+        for number in range(num_records):
+            value = os.urandom(record_size)
+            began_s = time.perf_counter()
+            producer.send(topic, value).result(_E2E_TIMEOUT_S)
+            _receive(consumer, value)
+            latencies_ms.append((time.perf_counter() - began_s) * 1_000)
+            if not as_json and number % 1_000 == 0:
+                click.echo(f"{number}\t{latencies_ms[-1]:.6f}")
+    ordered = sorted(latencies_ms)
+    tails = {name: percentile(ordered, share) for name, share in _SHARES if name != "95"}
+    if as_json:
+        print_json({"avg_ms": _mean(ordered), **{f"p{name}_ms": value for name, value in tails.items()}})
+    else:
+        click.echo(f"Avg latency: {_mean(ordered):.4f} ms")
+        click.echo("Percentiles: " + ", ".join(f"{name}th = {value}" for name, value in tails.items()))
+
+
+def _receive(consumer: Consumer, value: bytes) -> None:
+    """Raises `Failure` for another record, and `ApiError` where none comes."""
+    records = consumer.poll(_E2E_TIMEOUT_S, 1)
+    if not records:
+        raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the record was not received within {_E2E_TIMEOUT_S:.0f} s")
+    if records[0].value != value:
+        raise Failure("another record was received: a topic that nobody else writes to is needed")

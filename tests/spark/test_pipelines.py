@@ -1,0 +1,287 @@
+"""Pipelines in a real session with a real node: every record of the log is in the table once, and the other way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalda import Consumer, Producer
+from kalda.base.ids import TopicPartition
+from kalda.pipeline.derive import run_all, start
+from kalda.pipeline.lake import QUARANTINE, Lake
+from kalda.pipeline.load import LoadSettings, load, totals
+from kalda.pipeline.project import read_project
+from kalda.pipeline.replay import ReplaySettings, replay
+from kalda.pipeline.session import PipelineError, prepare
+from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
+from kalda.pipeline.status import statuses
+from kalda.testing import Cluster
+
+pytestmark = pytest.mark.spark
+ROUNDS = int(os.environ.get("KALDA_PIPELINE_ROUNDS", "1"))
+"""How often a load is killed."""
+BIG_BYTES = 20_000_000
+Logged = dict[tuple[int, int], tuple[bytes | None, bytes | None]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(config={"message.max.bytes": BIG_BYTES + 100_000}) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def session(spark: Any) -> Any:
+    """The session of all tests of the suite, with what a pipeline's session has."""
+    prepare(spark)
+    return spark
+
+
+@pytest.fixture
+def options(cluster: Cluster) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": cluster.bootstrap_servers}
+
+
+def producer(cluster: Cluster, **more: Any) -> Producer:
+    return Producer({"bootstrap.servers": cluster.bootstrap_servers, **more})
+
+
+def logged(cluster: Cluster, topic: str, partitions: int) -> Logged:
+    """Every record of the topic, by partition and offset, read by a plain consumer."""
+    found: Logged = {}
+    with Consumer({"bootstrap.servers": cluster.bootstrap_servers, "isolation.level": "read_committed"}) as consumer:
+        every = [TopicPartition(topic, number) for number in range(partitions)]
+        consumer.assign(every)
+        consumer.seek_to_beginning(*every)
+        ends = consumer.end_offsets(*every)
+        while any(consumer.position(one) < ends[one] for one in every):
+            for record in consumer.poll(1.0):
+                found[record.partition, record.offset] = (record.key, record.value)
+    return found
+
+
+def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.create_topic("orders", partitions=3)
+    with producer(cluster) as made:
+        for n in range(300):
+            bad = b"\xff\xfe" if n % 20 else b"{not JSON"
+            headers = [("h", b"1"), ("n", None)] if n % 3 else None
+            made.send("orders", bad if n % 10 == 0 else b'{"n": %d}' % n, b"k%d" % n, n % 2, headers=headers)
+        made.send("orders", None, b"tombstone", 0)
+    lake = Lake(tmp_path / "lake")
+    load(session, lake, LoadSettings(("orders",), options, value="json", schema="infer", rows_a_batch=160))
+    assert lake.settings()["schema"] == "`n` bigint"  # type: ignore[index]
+    rows = {(row.partition, row.offset): row for row in lake.frame(session).collect()}
+    bad_rows = {(row.partition, row.offset): row for row in lake.frame(session, QUARANTINE).collect()}
+    log = logged(cluster, "orders", 3)
+    assert not rows.keys() & bad_rows.keys()
+    assert rows.keys() | bad_rows.keys() == log.keys()
+    for place, row in rows.items():
+        value = log[place][1]
+        assert (bytes(row.key), row.value and row.value.n) == (log[place][0], value and json.loads(value)["n"])
+    assert {(bytes(row.raw), row.reason) for row in bad_rows.values()} == {
+        (b"\xff\xfe", "the value is not UTF-8"),
+        (b"{not JSON", "the value is not a JSON object of the schema"),
+    }
+    assert {(one.key, one.value) for row in rows.values() for one in row.headers or ()} == {("h", b"1"), ("n", None)}
+
+    # More records, and what a batch that was not committed would leave: the next load removes it.
+    litter = next(lake.path.glob("table=events/topic=orders/date=*")) / "part-of-a-dead-task.parquet"
+    litter.write_bytes(next(litter.parent.glob("*.parquet")).read_bytes())
+    with producer(cluster) as made:
+        made.send("orders", b'{"n": 1000}', None, 2)
+    done = load(session, lake, LoadSettings((), options))
+    assert (done.progress.rows, done.removed >= 1, litter.exists()) == (1, True, False)
+    counts = {(row["table"], row["partition"]): row["rows"] for row in totals(session, lake)}
+    assert counts == {("events", 0): 121, ("quarantine", 0): 30, ("events", 1): 150, ("events", 2): 1}
+    assert all(row["files"] == 1 for row in totals(session, lake))  # small files were put together
+    (status,) = statuses(lake.path, {})
+    assert (status.lag, sum(status.done.values()), status.kind) == (0, 302, "load")
+    with pytest.raises(PipelineError, match="value is 'json', not 'string'"):
+        load(session, lake, LoadSettings((), options, value="string"))
+
+
+def test_a_load_with_bounds_has_only_what_is_within(
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.create_topic("bounded")
+    with producer(cluster) as made:
+        for n in range(100):
+            made.send("bounded", b"%d" % n, None, 0, 1_700_000_000_000 + n)
+    lake = Lake(tmp_path / "lake")
+    since, until = '{"bounded": {"0": 10}}', "1700000000050"
+    load(session, lake, LoadSettings(("bounded",), options, value="string", since=since, until=until))
+    assert sorted(row.offset for row in lake.frame(session).collect()) == list(range(10, 50))
+    with pytest.raises(PipelineError, match="is complete"):
+        load(session, lake, LoadSettings((), options))
+
+
+def test_large_records_empty_topics_and_gaps(
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.create_topic("empty", partitions=2)
+    cluster.create_topic("large", configs={"max.message.bytes": BIG_BYTES + 100_000})
+    value = os.urandom(1_000) * (BIG_BYTES // 1_000)
+    with producer(cluster, **{"max.request.size": BIG_BYTES + 100_000, "buffer.memory": 3 * BIG_BYTES}) as made:
+        made.send("large", value, None, 0)
+        made.send("large", b"small", None, 0)
+        # A transaction's marker takes an offset that no record has.
+    with producer(cluster, **{"transactional.id": "gaps"}) as made:
+        for _ in range(2):
+            with made.transaction():
+                made.send("large", b"x", None, 0)
+    lake = Lake(tmp_path / "lake")
+    load(session, lake, LoadSettings(("empty", "large"), options))
+    found = {(row.topic, row.offset): bytes(row.value) for row in lake.frame(session).collect()}
+    assert found.keys() == {("large", 0), ("large", 1), ("large", 2), ("large", 4)}
+    assert found["large", 0] == value
+
+
+def test_a_load_that_is_killed_continues_row_for_row(
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+) -> None:
+    """SIGKILL at a moment within the load, for each round; then a load that runs to its end."""
+    cluster.create_topic("killed", partitions=4)
+    rows = 12_000
+    with producer(cluster, **{"linger.ms": 20}) as made:
+        for n in range(rows):
+            made.send("killed", b"value-%d" % n, b"%d" % (n % 97), n % 4)
+    lake = Lake(tmp_path / "lake")
+    command = [
+        sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
+        "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "3000", "--no-compact",
+        "--spark", "spark.master=local[2]",
+    ]  # fmt: skip
+    log = logged(cluster, "killed", 4)
+    for number in range(ROUNDS):
+        killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        batches = len(list((lake.path / "_spark_metadata").glob("*.compact")))
+        while killed.poll() is None:
+            # In the middle of a batch: its offsets are planned, and it is not committed.
+            planned = list((lake.checkpoint / "offsets").glob("[0-9]*"))
+            if len(planned) > batches + 1 + number % 2:
+                os.killpg(killed.pid, signal.SIGKILL)
+            time.sleep(0.01)
+        killed.wait()
+    load(session, lake, LoadSettings(("killed",), options))
+    found = lake.frame(session).collect()
+    assert len(found) == len(log) == rows
+    assert {(row.partition, row.offset): (bytes(row.key), bytes(row.value)) for row in found} == log
+
+
+def test_a_snapshot_is_what_a_compacted_log_gives(
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.create_topic("users", partitions=2, configs={"cleanup.policy": "compact"})
+    table = SnapshotTable(tmp_path / "users")
+
+    def send(first: int, last: int) -> None:
+        with producer(cluster) as made:
+            for n in range(first, last):
+                made.send("users", None if n % 7 == 0 else b"v%d" % n, b"k%d" % (n % 50), n % 2)
+
+    def expected() -> dict[bytes, bytes]:
+        newest: dict[bytes, bytes | None] = {}
+        for _, (key, value) in sorted(logged(cluster, "users", 2).items(), key=lambda each: each[0][1]):
+            assert key is not None
+            newest[key] = value
+        return {key: value for key, value in newest.items() if value is not None}
+
+    def actual() -> dict[bytes, bytes]:
+        return {bytes(row.key): bytes(row.value) for row in table.frame(session).collect()}
+
+    send(0, 500)
+    first = take_snapshot(session, table, "users", options)
+    assert (first.version, first.records, first.rebuilt) == (1, 500, "it is the first run")
+    assert actual() == expected()
+    send(500, 520)
+    second = take_snapshot(session, table, "users", options)
+    assert (second.version, second.records, second.rebuilt) == (2, 20, None)
+    assert actual() == expected()
+    assert take_snapshot(session, table, "users", options).version == 2
+    send(520, 521)
+    late = int(time.time() * 1000) + 25 * 60 * 60 * 1000
+    assert "delete.retention.ms" in str(take_snapshot(session, table, "users", options, now_ms=late).rebuilt)
+    assert actual() == expected()
+    assert os.readlink(table.path / "current") == "v=3"
+
+
+def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, options: dict[str, str]) -> None:
+    cluster.create_topic("before", partitions=2)
+    cluster.create_topic("after", partitions=2)
+    with producer(cluster) as made:
+        for n in range(400):
+            made.send("before", None if n == 5 else b"%d" % n, b"k%d" % n, n % 2, 1_700_000_000_000 + n)
+    reader = session.read.format("kalda").options(**options).option("subscribe", "before")
+    reader = reader.option("includeHeaders", "true")
+    settings = ReplaySettings("after", "april", options)
+    assert replay(reader.load().where("offset < 120"), settings).written == 240
+    done = replay(reader.load(), settings)
+    assert (done.written, done.skipped) == (160, 240)
+    before, after = (logged(cluster, topic, 2) for topic in ("before", "after"))
+    for partition in range(2):
+        rows = [value for (number, _), value in sorted(before.items()) if number == partition]
+        assert [value for (number, _), value in sorted(after.items()) if number == partition] == rows
+
+
+PROJECT = """
+[options]
+"kafka.bootstrap.servers" = "{servers}"
+[topics.given]
+topic = "given"
+value = "json"
+schema = "word string, n int"
+[tables.names]
+path = "names"
+[derived.joined]
+sql = "SELECT name, n FROM given JOIN names USING (word)"
+[derived.doubled]
+sql = "SELECT name, 2 * n AS n FROM joined"
+topic = "doubled"
+key = "name"
+[derived.kept]
+python = "{module}:kept"
+path = "kept"
+"""
+
+
+def test_a_project_derives_topics_and_tables_once(
+    session: Any, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("given", "doubled"):
+        cluster.create_topic(topic, partitions=2)
+    module = f"project_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(
+        "def kept(spark):\n    return spark.table('given').select('word', 'partition', 'offset', 'reason')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    session.createDataFrame([("a", "anna")], "word string, name string").write.parquet(str(tmp_path / "names"))
+    path = tmp_path / "p.toml"
+    path.write_text(PROJECT.format(servers=cluster.bootstrap_servers, module=module))
+    project = read_project(path)
+
+    def run_once(first: int, last: int) -> tuple[list[tuple[bytes | None, Any]], int]:
+        with producer(cluster) as made:
+            for n in range(first, last):
+                made.send("given", b'{"word": "%s", "n": %d}' % (b"a" if n % 2 else b"b", n), None, n % 2)
+        run_all(start(session, project, once=True))
+        derived = [
+            (key, json.loads(value or b"")["n"]) for (_, _), (key, value) in logged(cluster, "doubled", 2).items()
+        ]
+        return sorted(derived, key=lambda each: each[1]), session.read.parquet(str(tmp_path / "kept")).count()
+
+    assert run_once(0, 20) == ([(b"anna", 2 * n) for n in range(1, 20, 2)], 20)
+    assert run_once(20, 24) == ([(b"anna", 2 * n) for n in range(1, 24, 2)], 24)
+    found = {status.name: (status.lag, sum(status.done.values())) for status in statuses(path, {})}
+    assert found == {"doubled": (0, 24), "kept": (0, 24)}
