@@ -427,6 +427,7 @@ class Node:
                 self._clock,
                 lambda: None if broker is None else broker.services.client_metrics.series,
                 self.config["kalda.metrics.names"],
+                None if self._authorizer is None else self._authorizer.authorizer,
             )
             await self.metrics_listener.open(address)
 
