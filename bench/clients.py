@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -179,11 +180,20 @@ def confluent_round_trip(servers: str, count: int, value: bytes, batch: int) -> 
 
 
 def kalda_first_record(servers: str, count: int, value: bytes, batch: int) -> Figures:
-    """From a fresh interpreter to the first acknowledgement."""
-    program = f"import kalda; kalda.Producer(bootstrap_servers={servers!r}, linger_ms=0).send({TOPIC!r}, b'v').result()"
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True)
-    return {"first_ms": 1_000 * (time.perf_counter() - began)}
+    """From a fresh interpreter to the first acknowledgement, and its CPU. The first of three runs compiles
+    modules to bytecode, as an installation does."""
+    program = (
+        "import time, kalda; "
+        f"kalda.Producer(bootstrap_servers={servers!r}, linger_ms=0).send({TOPIC!r}, b'v').result(); "
+        "print(time.process_time())"
+    )
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    found: list[tuple[float, float]] = []
+    for _ in range(3):
+        began = time.perf_counter()
+        run = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)
+        found.append((1_000 * (time.perf_counter() - began), 1_000 * float(run.stdout)))
+    return dict(zip(("first_ms", "first_cpu_ms"), min(found), strict=True))
 
 
 WORKS: dict[str, Callable[[str, int, bytes, int], Figures]] = {

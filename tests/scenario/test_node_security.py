@@ -9,6 +9,8 @@ import logging
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.configs import Resource, describe_configs
-from kalda.client.cluster_client import ClusterClient
+from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.protocol.messages.metadata import MetadataRequest
@@ -377,9 +379,23 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
             with contextlib.suppress(ApiError):
                 connection.request(SaslAuthenticateRequest(auth_bytes=b"Pl4nted-malformed"), 1)
         node: Node = cluster.nodes[1]
-        with ClusterClient(cluster.bootstrap_servers, security=ClientSecurity.of(cluster.client_config())) as client:
+        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
             described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
     for planted in ("Pl4nted", "node-secret", key):
         assert planted not in written
+
+
+def test_a_plaintext_node_imports_nothing_of_it() -> None:
+    """Start time and memory of a node without TLS and SASL stay as they were."""
+    program = (
+        "import sys\n"
+        "from kalda.testing import Cluster\n"
+        "Cluster().start().stop()\n"
+        "heavy = ('cryptography', 'jwt', 'kalda.security.scram', 'kalda.security.server_login', 'kalda.network.tls')\n"
+        "heavy += ('kalda.network.client_security', 'kalda.broker.node_security', 'kalda.network.oauth')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -9,12 +9,14 @@ import os
 
 import pytest
 
-from kalda.sim.ablations import ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
+from kalda.sim.ablations import ABLATIONS, CONSUMER_ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
 from kalda.sim.scenario import simulate
 
 QUICK = (
     "sync before acknowledging",
     "producers' sequences",
+    "five batches in flight",
+    "epochs of producers",
     "the in-sync minimum",
     "the high watermark for readers of followers",
     "moves of whole logs only",
@@ -31,7 +33,7 @@ def test_without_a_safeguard_a_seed_fails(name: str) -> None:
     assert verdict.passed, f"the same seed fails with the safeguard on: {verdict.violation}"
 
 
-SMALL = {**QUORUM_ABLATIONS, **CONTROLLER_ABLATIONS}
+SMALL = {**QUORUM_ABLATIONS, **CONTROLLER_ABLATIONS, **CONSUMER_ABLATIONS}
 
 
 @pytest.mark.parametrize("name", SMALL)

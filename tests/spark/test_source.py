@@ -109,13 +109,27 @@ def test_assigned_partitions_and_patterns(world: World) -> None:
 
 
 def test_conditions_reduce_what_is_read(world: World) -> None:
+    """Each query has a frame of its own, as `register` demands."""
+    from kalda.spark import register
+    from kalda.spark.source import FILTER_PUSHDOWN
+
+    register(world.spark, push_filters=True)
+    try:
+        narrowed = world.frame(subscribe="numbers").filter("partition = 0 and offset >= 12 and offset < 15")
+        assert sorted(row.offset for row in narrowed.collect()) == [12, 13, 14]
+        assert narrowed.rdd.getNumPartitions() == 1
+        late = world.frame(subscribe="numbers").filter("timestamp >= timestamp '2024-01-01 00:00:00.004'")
+        assert Counter(row.partition for row in late.collect()) == {0: 26, 2: 1}
+        assert world.frame(subscribe="numbers").filter("topic = 'others'").count() == 0
+    finally:
+        world.spark.conf.set(FILTER_PUSHDOWN, "false")
+        register(world.spark)
+
+
+def test_a_frame_has_all_its_rows_after_a_query_with_a_condition(world: World) -> None:
+    """Spark keeps what a query has pushed down, for later queries of the same frame."""
     frame = world.frame(subscribe="numbers")
-    narrowed = frame.filter("partition = 0 and offset >= 12 and offset < 15")
-    assert sorted(row.offset for row in narrowed.collect()) == [12, 13, 14]
-    assert narrowed.rdd.getNumPartitions() == 1
-    late = frame.filter("timestamp >= timestamp '2024-01-01 00:00:00.004'")
-    assert Counter(row.partition for row in late.collect()) == {0: 26, 2: 1}
-    assert frame.filter("topic = 'others'").count() == 0
+    assert [frame.filter("offset < 3").count(), frame.count()] == [6, 35]
 
 
 def test_a_schema_of_fewer_columns(world: World) -> None:

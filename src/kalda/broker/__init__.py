@@ -29,6 +29,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `metrics_listener.py`: the HTTP listener for metrics and the use of quotas
 - `client_metrics_topic.py`: appends what clients push to `__client_metrics`
 - `client_metrics_plugins.py`: the operator's own classes that receive what clients push
+- `metrics_push.py`: posts what a node measures to an OpenTelemetry collector
 - `request_metrics.py`: requests by API: counts and durations
 - `node_gauges.py`: gauges of a node, its controller and its quorum
 - `api_versions.py`: ApiVersions, which announces exactly the rows

@@ -86,8 +86,7 @@ class BrokerSide:
         self.logs = make_log_manager(
             config, host, lambda topic: configs.log_config(topic, quorum.loader.image), self._on_dir_failed
         )
-        self._load_jobs = self.logs.load_jobs()
-        """Open or recover the logs; `start` runs them while the broker registers and catches up."""
+        self._load_jobs = self.logs.load_jobs()  # `start` runs them while the broker registers and catches up
         who = identity(self._online_dir_ids, self.logs.dirs.previous_broker_epoch)
         self.lifecycle = BrokerLifecycle(
             who,
@@ -118,7 +117,6 @@ class BrokerSide:
             authorizer=authorizer,
             opening=OpeningPartitions(timers),
             security=security,
-            to_brokers=None if security is None else security.to_brokers(),
             faults=PublishingFaults(),
             on_fatal=on_fatal,
         )

@@ -4,6 +4,7 @@
 - `/metrics.json`: the same under Kafka's own names
 - `/client-metrics`: the newest values that clients have pushed (KIP-714), as OpenMetrics text
 - `/quotas`: who uses how much of which quota
+- `/explain/access?principal=P&operation=O&type=T&resource=R&host=H`: what allows or denies a request, and why
 - `/explain/throttle?user=U&client=ID`: whose quota applies to a client, and why, and what it has used
 """
 
@@ -19,7 +20,7 @@ from kalda.base.sensors import Sensors
 from kalda.network.http import HttpServer, Page
 from kalda.quota.explaining import explain, usage
 from kalda.quota.managers import QuotaManagers
-from kalda.telemetry.exposition import CONTENT_TYPE, as_json, openmetrics
+from kalda.telemetry.exposition import CONTENT_TYPE, as_json, jmx_text, openmetrics
 
 if TYPE_CHECKING:
     from kalda.telemetry.client_series import ClientSeries
@@ -40,13 +41,18 @@ class MetricsListener:
         managers: QuotaManagers,
         clock: Clock,
         client_series: Callable[[], ClientSeries | None],
+        names: str,
+        authorizer: object | None = None,
     ) -> None:
-        """`client_series()` is what clients have pushed, None where none has."""
+        """`client_series()` is what clients have pushed, None where none has. `names`: `kalda.metrics.names`.
+        `authorizer`: None where everyone may do everything."""
+        self._authorizer = authorizer
         self._node_id = node_id
         self._sensors = sensors
         self._managers = managers
         self._clock = clock
         self._client_series = client_series
+        self._text = jmx_text if names == "jmx" else openmetrics
         self._server = HttpServer(self._page)
 
     @property
@@ -64,10 +70,31 @@ class MetricsListener:
         """Serve nothing more."""
         await self._server.close()
 
+    def _explain_access(self, query: dict[str, str]) -> dict[str, Any]:
+        """The decision, or what is wrong with the question."""
+        from kalda.base.errors import ApiError
+        from kalda.protocol.messages.security import AclOperation, AclResourceType
+        from kalda.security.explaining import explain as explain_access
+        from kalda.security.standard_authorizer import StandardAuthorizer
+
+        if not isinstance(self._authorizer, StandardAuthorizer):
+            what = "no authorizer" if self._authorizer is None else "an authorizer of its own, which explains nothing"
+            return {"error": f"this node has {what}"}
+        operation, resource = query.get("operation", "").upper(), query.get("type", "").upper()
+        if operation not in AclOperation.__members__ or resource not in AclResourceType.__members__:
+            return {"error": "operation and type are names of Kafka, as READ and TOPIC"}
+        principal, host, name = query.get("principal", ""), query.get("host", ""), query.get("resource", "")
+        try:
+            return explain_access(
+                self._authorizer, principal, host, AclOperation[operation], AclResourceType[resource], name
+            )
+        except ApiError as error:
+            return {"error": error.message}
+
     def _page(self, path: str, query: dict[str, str]) -> Page | None:
         now_ms = self._clock.mono_ms()
         if path == "/metrics":
-            return Page(CONTENT_TYPE, openmetrics(self._sensors.everything(), now_ms))
+            return Page(CONTENT_TYPE, self._text(self._sensors.everything(), now_ms))
         if path == "/metrics.json":
             return Page(_JSON, _pieces(as_json(self._sensors.everything(), now_ms)))
         if path == "/client-metrics":
@@ -75,6 +102,8 @@ class MetricsListener:
             return Page(CONTENT_TYPE, ["# EOF\n"] if series is None else series.openmetrics())
         if path == "/quotas":
             return Page(_JSON, [json.dumps({"node": self._node_id, "usage": usage(self._managers, now_ms)})])
+        if path == "/explain/access":
+            return Page(_JSON, [json.dumps({"node": self._node_id, **self._explain_access(query)})])
         if path == "/explain/throttle":
             found = explain(self._managers, query.get("user", "ANONYMOUS"), query.get("client", ""), now_ms)
             return Page(_JSON, [json.dumps({"node": self._node_id, "now_ms": now_ms, **found})])

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from kalda.broker.controller_handlers import ControllerHandlers
     from kalda.broker.controller_registration import ControllerRegistrationManager
     from kalda.broker.metrics_listener import MetricsListener
+    from kalda.broker.metrics_push import MetricsPush
     from kalda.broker.node_security import NodeSecurity
     from kalda.broker.pipeline import RequestPipeline
     from kalda.broker.raft_driver import RaftDriver
@@ -135,6 +136,8 @@ class Node:
         self.metrics_listener: MetricsListener | None = None
         """None where `kalda.metrics.listener` is not set."""
 
+        self._metrics_push: MetricsPush | None = None
+        """None where `kalda.metrics.otlp.endpoint` is not set."""
         self._request_metrics: RequestMetrics | None = None
         """None where `kalda.metrics.listener` is not set."""
 
@@ -244,7 +247,7 @@ class Node:
         self._watchdog.start()
         if self._security is not None:
             self._security.start()
-        await self._open_metrics()
+        await self._open_metrics(cluster_id)
         if self._broker is not None:
             self._watchdog.watch(self._broker.services.pipeline)
             await self._broker.start(self._accept)
@@ -381,7 +384,7 @@ class Node:
             self.sensors.add_source(lambda: metrics.sensors(self._clock.mono_ms()))
         return self._request_metrics.measured(pipeline)
 
-    async def _open_metrics(self) -> None:
+    async def _open_metrics(self, cluster_id: str) -> None:
         """Add the gauges of the node, and serve its metrics where the configuration says so."""
         from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
 
@@ -394,6 +397,23 @@ class Node:
         if self._broker is not None:
             lifecycle = self._broker.lifecycle
             self.sensors.gauge("kafka.server:type=KafkaServer", "BrokerState", read=lambda: lifecycle.state)
+        if endpoint := self.config["kalda.metrics.otlp.endpoint"]:
+            from kalda.broker.metrics_push import MetricsPush
+
+            assert self._timers is not None
+            assert self._jobs is not None
+            interval_ms = self.config["kalda.metrics.otlp.interval.ms"]
+            self._metrics_push = MetricsPush(
+                self.config.node_id,
+                cluster_id,
+                endpoint,
+                interval_ms,
+                self.sensors,
+                self._clock,
+                self._timers,
+                self._jobs,
+            )
+            self._metrics_push.start()
         address = self.config["kalda.metrics.listener"]
         if address:
             from kalda.broker.metrics_listener import MetricsListener
@@ -406,6 +426,8 @@ class Node:
                 self._quotas.managers,
                 self._clock,
                 lambda: None if broker is None else broker.services.client_metrics.series,
+                self.config["kalda.metrics.names"],
+                None if self._authorizer is None else self._authorizer.authorizer,
             )
             await self.metrics_listener.open(address)
 
@@ -577,6 +599,8 @@ class Node:
             self._security.close()
         if self.metrics_listener is not None:
             await self.metrics_listener.close()
+        if self._metrics_push is not None:
+            self._metrics_push.close()
         if self._quotas is not None:
             self._quotas.close()
         if self._authorizer is not None:

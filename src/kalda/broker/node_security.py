@@ -14,7 +14,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
@@ -40,6 +40,8 @@ from kalda.security.tls_settings import TlsSettings
 
 log = logging.getLogger("kalda.authentication")
 
+_Stamp: TypeAlias = tuple[int, int, int]
+_MISSING: _Stamp = (0, 0, 0)
 _KAFKA = "org.apache.kafka.common.security."
 _DEFAULT_BUILDERS = (_KAFKA + "authenticator.DefaultKafkaPrincipalBuilder",)
 _DEFAULT_HANDLERS = (
@@ -85,8 +87,8 @@ class NodeSecurity:
         """By the listener of other nodes that they connect to."""
         self._tls: dict[tuple[str, bool], _Tls] = {}
         """By listener, and whether it is of the server's side."""
-        self._stamps: dict[str, tuple[int, int, int]] = {}
-        """What identifies the state of each store's file when it was last read."""
+        self._stamps: dict[tuple[str, bool], dict[str, _Stamp]] = {}
+        """By the keys of `_tls`: the state of each store's file from before it was last read for that side."""
         self._timer: Timer | None = None
         self._is_checking = False
         """Whether a thread looks for changed files."""
@@ -262,12 +264,11 @@ class NodeSecurity:
     def _load(self, config: ServerConfig, listener: str, is_server: bool) -> _Tls:
         """Read the stores. Raises `ValueError`."""
         settings = self._settings(config, listener, is_server)
+        self._stamps[listener, is_server] = _stamps(settings)
         try:
             tls = _Tls(settings, read_stores(settings), is_server)
         except TlsFailed as error:
             raise ValueError(f"listener {listener}: {error}") from error
-        for location in settings.stores:
-            self._stamps[location] = _stamp(location)
         self._tls[listener, is_server] = tls
         return tls
 
@@ -318,16 +319,21 @@ class NodeSecurity:
     def _reload(self, listener: str, is_server: bool, settings: TlsSettings) -> None:
         """Read the stores on a thread, and use them."""
 
-        def read() -> _Tls:
-            return _Tls(settings, read_stores(settings), is_server)
+        def read() -> tuple[dict[str, _Stamp], _Tls | str]:
+            # Before the stores are read: a change while they are read is found by the next look.
+            stamps = _stamps(settings)
+            try:
+                return stamps, _Tls(settings, read_stores(settings), is_server)
+            except (TlsFailed, ValueError) as error:
+                return stamps, str(error)
 
-        def finish(tls: _Tls | None, error: BaseException | None) -> None:
-            if tls is None:
-                log.error("listener %s: its stores cannot be used, those before stay: %s", listener, error)
-                return
-            for location in settings.stores:
-                self._stamps[location] = _stamp(location)
-            self._replace(listener, is_server, tls)
+        def finish(found: tuple[dict[str, _Stamp], _Tls | str] | None, failure: BaseException | None) -> None:
+            stamps, tls = found if found is not None else ({}, repr(failure))
+            self._stamps[listener, is_server] = stamps
+            if isinstance(tls, str):
+                log.error("listener %s: its stores cannot be used, those before stay: %s", listener, tls)
+            else:
+                self._replace(listener, is_server, tls)
 
         self._jobs.run(read, finish)
 
@@ -339,26 +345,30 @@ class NodeSecurity:
         if self._is_checking:
             return
         self._is_checking = True
-        stamps = dict(self._stamps)
+        seen = dict(self._stamps)
 
-        def look() -> set[str]:
-            return {location for location, stamp in stamps.items() if _stamp(location) not in (stamp, _MISSING)}
+        def look() -> list[tuple[str, bool]]:
+            return [side for side, stamps in seen.items() if any(map(_has_changed, stamps, stamps.values()))]
 
-        def finish(changed: set[str] | None, error: BaseException | None) -> None:
+        def finish(changed: list[tuple[str, bool]] | None, error: BaseException | None) -> None:
             self._is_checking = False
-            for location in changed or ():
-                self._stamps[location] = _stamp(location)
-            for (listener, is_server), tls in list(self._tls.items()):
-                if changed and changed & set(tls.settings.stores):
-                    self._reload(listener, is_server, tls.settings)
+            for side in changed or ():
+                self._reload(*side, self._tls[side].settings)
 
         self._jobs.run(look, finish)
 
 
-_MISSING = (0, 0, 0)
+def _stamps(settings: TlsSettings) -> dict[str, _Stamp]:
+    """The state of each store's file."""
+    return {location: _stamp(location) for location in settings.stores}
 
 
-def _stamp(location: str) -> tuple[int, int, int]:
+def _has_changed(location: str, before: _Stamp) -> bool:
+    """Whether the file has been written or replaced. One that is missing is about to be replaced."""
+    return _stamp(location) not in (before, _MISSING)
+
+
+def _stamp(location: str) -> _Stamp:
     """What changes when a file is written or replaced."""
     try:
         status = os.stat(location)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
+from kalda.base.sensors import Counter
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.charging import Charge
 from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
@@ -46,9 +47,11 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "returned_at_once", "row")
+    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
 
-    def __init__(self, row: Row, version: int, throttle: Throttle | None) -> None:
+    def __init__(self, row: Row, version: int, throttle: Throttle | None, requests: Counter) -> None:
+        """`requests` counts those of this version, over all routes that it has had."""
+        self.requests = requests
         response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
@@ -100,6 +103,8 @@ class RequestPipeline:
             for row in self._rows.values()
         }
         self._routes: dict[tuple[int, ...], Route] = {}
+        self.requests: dict[tuple[int, int], Counter] = {}
+        """Requests so far, by API key and version."""
         assert ApiKey.API_VERSIONS not in self._rows, "the pipeline has its own row of ApiVersions"
         own = ApiVersionsHandlers(self._versions, features).row()
         self._rows[own.key] = own
@@ -121,6 +126,7 @@ class RequestPipeline:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
         handler, decode, max_elements, at_once, encode, served = route
+        served.requests.value += 1
         try:
             request, _ = decode(frame, header.body_at, max_elements, 1)
         except TooManyElements:
@@ -162,7 +168,9 @@ class RequestPipeline:
                 return None
             raise InvalidRequest(f"{api.name} has versions {served.start} to {served.stop - 1} here, not {version}")
         throttle = self._throttle
-        found = Served(row, version, throttle if throttle is not None and throttle.applies_to(row.quota) else None)
+        requests = self.requests.setdefault((row.key, version), Counter())
+        charged = throttle is not None and throttle.applies_to(row.quota)
+        found = Served(row, version, throttle if charged else None, requests)
         decode = decoder(request_class(row.key), version)
         if found.charge is not None and found.charge.is_timed:
             decode = found.charge.timed_decode(decode, lambda: self.handling)

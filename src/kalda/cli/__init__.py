@@ -11,6 +11,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `transactions.py`: transactions, and the producers of partitions
 - `cluster.py`, `features.py`, `quorum.py`: brokers and controllers, feature levels, the metadata quorum
 - `quotas.py`, `explain.py`, `metrics.py` over `metrics_pages.py`: quotas, throttled clients, what brokers measure
+- `acls.py`, `users.py`, `tokens.py`: access control entries, SCRAM credentials, delegation tokens
 - `client_metrics.py`: what clients push of their own metrics
 - `elect.py`, and `reassign.py` over `reassignment`: leaders and replicas of partitions
 - `cluster_up.py` and `cluster_local.py` over `local`: a cluster of processes on this host

@@ -139,20 +139,17 @@ def tail_command(
     Example:
       kalda client-metrics tail --client loader --metric org.apache.kafka.producer.record.
     """
+    from kalda.base.configs.consumer import CONSUMER
     from kalda.base.printable import printable, printable_json
     from kalda.base.topic_names import CLIENT_METRICS_TOPIC
+    from kalda.client.config_files import keys_of
     from kalda.client.consumer import Consumer
 
     left = max_messages
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     partitions = [(each.topic, each.partition) for each in cluster.partitions(CLIENT_METRICS_TOPIC)]
-    servers = ",".join(f"{host}:{port}" for host, port in cluster.bootstrap)
-    settings = {
-        "bootstrap.servers": servers,
-        "client.id": "kalda-cli",
-        "auto.offset.reset": "earliest" if from_beginning else "latest",
-    }
-    with Consumer(settings) as consumer:
+    settings = {"auto.offset.reset": "earliest" if from_beginning else "latest", "enable.metrics.push": False}
+    with Consumer({**keys_of(CONSUMER, cluster.config), **settings}) as consumer:
         consumer.assign(partitions)
         while (deadline_s is None or time.monotonic() < deadline_s) and left != 0:
             for record in consumer.poll(0.5, left):

@@ -1,7 +1,8 @@
-"""`kalda explain throttle`: whose quota applies to a client, why, and what it has used."""
+"""`kalda explain`: why a client is throttled, and what allows or denies an operation."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,6 +46,73 @@ def throttle_command(cluster: ClusterClient, client_id: str, user: str, node_id:
         for quota in node["quotas"]:
             click.echo(f"\nbroker {node['node']}, {quota['quota']}")
             _print_quota(quota, node["now_ms"])
+
+
+@explain.command("access")
+@click.option("--principal", metavar="PRINCIPAL", required=True, help="As User:alice.")
+@click.option("--operation", metavar="NAME", required=True, help="As Read, Write, Describe, ClusterAction.")
+@click.option("--resource", metavar="TYPE:NAME", required=True, help="As topic:orders, group:billing, cluster.")
+@click.option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where the client connects from."
+)
+@node_option
+@json_option
+@with_cluster
+def access_command(
+    cluster: ClusterClient, principal: str, operation: str, resource: str, host: str, node_id: int | None, as_json: bool
+) -> None:
+    """Explain what allows or denies an operation: which entry decides, and in which order entries are read.
+
+    The offset of an entry is that of the first metadata image of the broker that had it. The brokers need
+    `kalda.metrics.listener`.
+
+    \b
+    Example:
+      kalda explain access --principal User:alice --operation Read --resource topic:orders
+    """
+    kind, _, name = resource.partition(":")
+    query = {
+        "principal": principal,
+        "operation": _upper(operation),
+        "type": _upper(kind),
+        "resource": name or "kafka-cluster",
+        "host": host,
+    }
+    found = [read(each, "/explain/access", **query) for each in addresses(cluster, node_id)]
+    if as_json:
+        print_json(found)
+        return
+    for node in found:
+        if "error" in node:
+            raise click.ClickException(f"broker {node['node']}: {node['error']}")
+        _print_access(node)
+
+
+def _upper(name: str) -> str:
+    """`ClusterAction` and `cluster-action` as `CLUSTER_ACTION`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip())
+    return words.replace("-", "_").upper()
+
+
+def _print_access(node: dict[str, Any]) -> None:
+    word = "allowed" if node["allowed"] else "denied"
+    click.echo(
+        f"\nbroker {node['node']}: {node['principal']} from {node['host']} is {word} {node['operation']} on "
+        f"{node['resource_type']} {node['resource_name']}, by {node['rule']}, in the metadata up to {node['offset']}"
+    )
+    decided = node["decided_by"]
+    for pattern in node["patterns"]:
+        click.echo(f"  {pattern['type']} {pattern['name']}: {pattern['of_others']} entries of others")
+        rows = []
+        for each in pattern["entries"]:
+            what = each["skipped"] or ("decides" if each == decided else "applies")
+            rows.append(
+                (f"    {each['permission']}", each["operation"], each["principal"], each["host"], each["offset"], what)
+            )
+        if rows:
+            print_table(("    PERMISSION", "OPERATION", "PRINCIPAL", "HOST", "OFFSET", ""), rows)
+    if not node["patterns"] and node["rule"] != "SuperUser":
+        click.echo("  no entry applies to the resource")
 
 
 def _print_quota(quota: dict[str, Any], now_ms: int) -> None:

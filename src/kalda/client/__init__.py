@@ -1,8 +1,7 @@
 """Clients of a cluster, as thin shells over sockets and a clock.
 
-The command line and Spark tasks use the blocking clients over `cluster_client`. They run in the caller's thread, and
-start no thread and no event loop. They find brokers, leaders and coordinators, and retry until a deadline. They handle
-whole batches of records and do not depend on the command line.
+Decisions are those of the machines in `core`. A blocking client runs them on a thread of its own, an asyncio client on
+its loop. The command line, the embedded cluster and Spark use these clients too.
 
 - `consumer`, `aio_consumer`: the blocking consumer and the asyncio one
 - `consumer_calls`: what both can do without waiting
@@ -12,17 +11,15 @@ whole batches of records and do not depend on the command line.
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `delivery`: futures of records, and the calls when batches are done
+- `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
 - `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
   one that logs in
+- `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
 - `cluster`: requests of commands, over the core of the admin clients
-- `cluster_client`: connections, metadata, leaders, coordinators, retries until a deadline
 - `metadata`: brokers, topics and partitions as values, and bootstrap addresses
-- `retry`: deadlines, backoff
 - `errors`: the message of a failure, with advice
 - `admin`: administration of a cluster, one file a subject
-- `consumer_fetcher`: batches of partitions between offsets, from their leaders
-- `sender`: batches to leaders, in order, idempotent on request
 - `core`: decisions without I/O
 """

@@ -12,6 +12,7 @@ passed (`default.api.timeout.ms`).
 from __future__ import annotations
 
 import os
+import random
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -54,7 +55,7 @@ class Admin:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(config), keywords)
-        self._driven = AdminDriven(settings)
+        self._driven = AdminDriven(settings, random.random, monotonic_ms())
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,

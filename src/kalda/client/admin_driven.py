@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,9 +12,8 @@ from kalda import __version__
 from kalda.base.configs.admin import AdminConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channels import monotonic_ms
 from kalda.client.core.administration import AdminCore, Plan
-from kalda.client.core.backoff import Backoff
+from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
@@ -31,9 +29,9 @@ _MAX_IN_FLIGHT = 100
 class AdminDriven:
     """A core, with the operations of threads or tasks that are to be started."""
 
-    def __init__(self, config: AdminConfig) -> None:
+    def __init__(self, config: AdminConfig, random: Random, now_ms: int) -> None:
         self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
-        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.random)
+        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         kind = ControllerMetadata if config.bootstrap_controllers else ClusterMetadata
         self.core = AdminCore(
             kind(
@@ -48,7 +46,7 @@ class AdminDriven:
                 ConnectionConfig(
                     self.client_id,
                     __version__,
-                    Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random.random),
+                    Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
                     config.request_timeout_ms,
                     _MAX_IN_FLIGHT,
                     config.connection_setup_timeout_ms,
@@ -58,7 +56,7 @@ class AdminDriven:
                 )
             ),
             retry,
-            monotonic_ms(),
+            now_ms,
         )
         self.is_ending = False
         self.failure: ApiError | None = None
@@ -110,7 +108,7 @@ class AdminDriven:
             self.failure = error
             left = [*self._started, *(operation for _, operation in self._waiting)]
             self._waiting = []
-        self.core.connections.close(monotonic_ms())
+        self.core.connections.close(self.core.requests.now_ms)
         for operation in left:
             operation.fail(closed)
 

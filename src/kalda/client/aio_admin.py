@@ -23,7 +23,8 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
-from kalda.client.channels import monotonic_ms, security_of
+from kalda.client.channels import security_of
+from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.consumer_errors import Operation
@@ -40,11 +41,13 @@ Partition = TopicPartition | tuple[str, int]
 class Admin:
     """Administration of a cluster; an asynchronous context manager that closes it."""
 
+    _host: ClientHost = REAL_HOST
+
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call."""
         self._config = admin_config(read_config(config), keywords)
-        self._driven = AdminDriven(self._config)
+        self._driven = AdminDriven(self._config, self._host.random, self._host.monotonic_ms())
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,10 +75,10 @@ class Admin:
             self._loop = loop
             security = security_of(self._config.values)
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = IoLoop(loop, self._driven, security, *sizes)
+            self._io = self._host.new_io(loop, self._driven, security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the admin client belongs to another event loop: make one in each loop")
-        operation = Operation(what, monotonic_ms() + self._ms(timeout))
+        operation = Operation(what, self._host.monotonic_ms() + self._ms(timeout))
         done: asyncio.Future[None] = loop.create_future()
         operation.on_done = lambda _operation: None if done.done() else done.set_result(None)
         self._driven.submit(plan, operation)

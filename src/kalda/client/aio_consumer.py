@@ -18,9 +18,6 @@ import inspect
 import itertools
 import logging
 import os
-import random
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +26,8 @@ from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.channels import monotonic_ms, security_of
+from kalda.client.channels import security_of
+from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
@@ -96,28 +94,30 @@ class _Driven:
     def on_end(self, error: ApiError | None) -> None:
         self.failure = error
         self.is_ending = True
-        self.core.connections.close(monotonic_ms())
+        self.core.connections.close(self.core.requests.now_ms)
 
 
 class Consumer(ConsumerCalls):
     """Reads topics; an asynchronous context manager that closes it."""
 
+    _host: ClientHost = REAL_HOST
+
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call that waits."""
         self._config = settings = consumer_config(read_config(config), keywords)
-        group = settings.group_id
+        group, host = settings.group_id, self._host
         name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
         self._core = ConsumerCore(
             settings,
             client_id=settings.client_id or name,
             software_version=__version__,
-            random=random.random,
-            member_id=str(uuid.uuid4()),
-            now_ms=monotonic_ms(),
-            wall_ms=lambda: int(time.time() * 1000),
+            random=host.random,
+            member_id=host.new_member_id(),
+            now_ms=host.monotonic_ms(),
+            wall_ms=lambda: int(host.wall_s() * 1000),
         )
-        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
         self._driven = _Driven(self._core)
         self._lock = contextlib.nullcontext()
         self._security = security_of(settings.values)
@@ -171,12 +171,17 @@ class Consumer(ConsumerCalls):
         if max_records < 1:
             raise ValueError(f"max_records is {max_records}; at least 1 is expected")
         self._put_all_back()
-        due_s = time.monotonic() + (_FOREVER_S if timeout is None else timeout)
+        due_ms = self._now_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
         while True:
-            chunks = await self._poll(max(0.0, due_s - time.monotonic()), lambda: self._core.take_chunks(max_records))
-            batch = to_one_batch(chunks) if chunks else None
-            if batch is not None or time.monotonic() >= due_s:
-                return batch
+            left_s = max(0.0, (due_ms - self._now_ms()) / 1000)
+            chunks = await self._poll(left_s, lambda: self._core.take_chunks(max_records))
+            decoded = to_one_batch(chunks)
+            if decoded.failure is not None:
+                self._core.put_back(decoded.rest)
+                if decoded.batch is None:
+                    raise decoded.failure
+            if decoded.batch is not None or self._now_ms() >= due_ms:
+                return decoded.batch
 
     async def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
         records: list[Record] = await self._poll(timeout, lambda: self._core.take_records(limit))
@@ -186,7 +191,7 @@ class Consumer(ConsumerCalls):
         io = self._started()
         core, driven = self._core, self._driven
         require_subscription(core.subscription.kind)
-        due_ms = monotonic_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
+        due_ms = self._now_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
         driven.polling += 1
         try:
             self._begin().begin_poll()
@@ -221,7 +226,7 @@ class Consumer(ConsumerCalls):
                 self._begin()
                 if self._core.callback is callback:
                     self._core.on_callback_done()
-                self._core.run(monotonic_ms(), True)
+                self._core.run(self._now_ms(), True)
                 self._changed()
 
     def wakeup(self) -> None:
@@ -372,15 +377,15 @@ class Consumer(ConsumerCalls):
         if io is None:
             self._is_closed = True
             return
-        due_ms = monotonic_ms() + int((30.0 if timeout is None else timeout) * 1000)
+        due_ms = self._now_ms() + int((30.0 if timeout is None else timeout) * 1000)
         try:
             positions = self.positions() if processed else self._positions_after_failure()
             await self._finish_quietly(self._begin().begin_close(positions), due_ms)
             with contextlib.suppress(ApiError):
                 await self._revoke_all()
             await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
-            if not self._core.metrics_have_ended(monotonic_ms()):
-                await self._run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
+            if not self._core.metrics_have_ended(self._now_ms()):
+                await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -398,7 +403,7 @@ class Consumer(ConsumerCalls):
     # -- inside
 
     def _now_ms(self) -> int:
-        return monotonic_ms()
+        return self._host.monotonic_ms()
 
     def _changed(self) -> None:
         if self._io is not None:
@@ -416,14 +421,14 @@ class Consumer(ConsumerCalls):
         if self._io is None:
             self._loop = loop
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = IoLoop(loop, self._driven, self._security, *sizes)
+            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the consumer belongs to another event loop: make one in each loop")
         return self._io
 
     def _due_ms(self, timeout: float | None) -> int:
         timeout_ms = self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return monotonic_ms() + timeout_ms
+        return self._now_ms() + timeout_ms
 
     async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
         """Wait until `is_done` or the deadline. True: it is done."""
@@ -432,7 +437,7 @@ class Consumer(ConsumerCalls):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         self._driven.waiting[future] = is_done
-        delay_s = min(_FOREVER_S, max(0.0, (due_ms - monotonic_ms()) / 1000))
+        delay_s = min(_FOREVER_S, max(0.0, (due_ms - self._now_ms()) / 1000))
         timer = loop.call_later(delay_s, _give_up, future)
         try:
             return await future

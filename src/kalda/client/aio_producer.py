@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import monotonic_ms, security_of
+from kalda.client.channels import security_of
+from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
@@ -49,6 +48,8 @@ class _Driven:
         self.outgoing = outgoing
         self.waiting: set[asyncio.Future[None]] = set()
         """Tasks that wait for metadata."""
+        self.waiting_for_transaction: set[asyncio.Future[None]] = set()
+        """Tasks that wait for a request of a transaction."""
         self.is_closing = False
         self.is_forced = False
         self.failure: ApiError | None = None
@@ -70,17 +71,15 @@ class _Driven:
     def finish(self) -> None:
         for batch in self.core.take_finished():
             _deliver(batch, self.outgoing)
-        if self.core.transactions or self.core.metadata.version != self._seen_version or self.core.refused is not None:
+        # A task that waits for metadata takes a turn when it is woken: were it woken by each turn, turns would not end.
+        if self.core.metadata.version != self._seen_version or self.core.refused is not None:
             self._seen_version = self.core.metadata.version
-            self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        for waiting in self.waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+            _wake(self.waiting)
+        if self.waiting_for_transaction:
+            _wake(self.waiting_for_transaction)
 
     def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.has_ended(monotonic_ms()))
+        return self.is_forced or (self.is_closing and self.core.has_ended(self.core.now_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
         self.is_closing = True
@@ -88,8 +87,9 @@ class _Driven:
         self.core.accumulator.close()
         why = "the producer was closed before the record was acknowledged" if error is None else error.message
         self.core.sender.abort(why)
-        self.core.connections.close(monotonic_ms())
-        self._wake_waiting()
+        self.core.connections.close(self.core.now_ms())
+        _wake(self.waiting)
+        _wake(self.waiting_for_transaction)
 
 
 class Producer:
@@ -100,6 +100,8 @@ class Producer:
     ...     metadata = await delivery
     """
 
+    _host: ClientHost = REAL_HOST
+
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. The loop is that of the first `send`, or of `async with`."""
@@ -109,13 +111,14 @@ class Producer:
             self._config,
             client_id=self._config.client_id or f"producer-aio-{next(_numbers)}",
             software_version=__version__,
-            random=random.random,
+            random=self._host.random,
             ticket_type=Ticket,
             lock=nullcontext(),
-            now_ms=monotonic_ms(),
+            now_ms=self._host.monotonic_ms(),
         )
-        self._core.push_metrics(lambda: int(time.time() * 1000))
+        self._core.push_metrics(lambda: int(self._host.wall_s() * 1000))
         self._driven = _Driven(self._core, self._outgoing)
+        self._wall_s, self._monotonic_ms = self._host.wall_s, self._host.monotonic_ms
         self._security = security_of(self._config.values)
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +130,7 @@ class Producer:
         if self._io is None:
             self._loop = loop
             settings = self._config
-            self._io = IoLoop(
+            self._io = self._host.new_io(
                 loop, self._driven, self._security, settings.send_buffer_bytes, settings.receive_buffer_bytes
             )
         if loop is not self._loop:
@@ -152,7 +155,7 @@ class Producer:
         if appender is not None and not headers and on_delivery is None:
             assert self._loop is not None, "there is an appender: the loop is known"
             delivery: Delivery = self._loop.create_future()
-            if appender.append(value, key, partition, timestamp_ms, delivery, time.time()) is not None:
+            if appender.append(value, key, partition, timestamp_ms, delivery, self._wall_s()) is not None:
                 return delivery
         return await self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
 
@@ -171,28 +174,28 @@ class Producer:
         return delivery
 
     async def _append(self, io: IoLoop, record: ProducerRecord, delivery: Delivery) -> None:
-        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
-        partitions = await self._wait_for_topic(record.topic, record.partition, deadline_s)
+        deadline_ms = self._monotonic_ms() + self._config.max_block_ms
+        partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
         prepared = self._outgoing.prepare(record)
         partition = self._outgoing.partition(record, prepared, len(partitions))
         accumulator = self._core.accumulator
         topic = accumulator.topic(record.topic)
         if self._outgoing.is_plain:
             self._appenders[record.topic] = topic.appender
-        timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
+        timestamp_ms = int(self._wall_s() * 1000) if record.timestamp_ms is None else record.timestamp_ms
         ticket = Ticket()
         ticket.callback = delivery
         buffer: bytearray | None = None
         while True:
             self._check_open()
-            now_ms = monotonic_ms()
+            now_ms = self._monotonic_ms()
             key, value, tail, _ = prepared
             appended, buffer = accumulator.append(
                 topic, partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer
             )
             if appended:
                 break
-            buffer = await self._wait_for_memory(io, topic, prepared, deadline_s)
+            buffer = await self._wait_for_memory(io, topic, prepared, deadline_ms)
         if buffer is not None:
             self._core.pool.give_back(buffer)
         batch: ProducerBatch = ticket.batch
@@ -219,12 +222,12 @@ class Producer:
         the future of where the rows are."""
         self._check_open()
         io = self._start()
-        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
-        count = len(await self._wait_for_topic(topic, partition, deadline_s))
+        deadline_ms = self._monotonic_ms() + self._config.max_block_ms
+        count = len(await self._wait_for_topic(topic, partition, deadline_ms))
         accumulator = self._core.accumulator
         state = accumulator.topic(topic)
         sent: list[ProducerBatch] = []
-        now_ms = int(time.time() * 1000)
+        now_ms = int(self._wall_s() * 1000)
         columns, sticky = Columns(key, value, timestamp, headers), next_sticky(accumulator, state)
         for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
             rows = Rows(part, chosen, now_ms, self._config)
@@ -232,11 +235,11 @@ class Producer:
                 size = rows.buffer_bytes()
                 buffer = self._core.pool.take(size)
                 if buffer is None:
-                    until_s = time.monotonic() + self._config.max_block_ms / 1000
-                    buffer = await self._wait_for_buffer(io, size, until_s)
+                    until_ms = self._monotonic_ms() + self._config.max_block_ms
+                    buffer = await self._wait_for_buffer(io, size, until_ms)
                 self._check_open()
                 target = next_sticky(accumulator, state) if chosen is None else chosen
-                batch = rows.encode(buffer, topic, target, monotonic_ms())
+                batch = rows.encode(buffer, topic, target, self._monotonic_ms())
                 accumulator.append_sealed([batch], state, target)
                 sent.append(batch)
                 io.wake()
@@ -245,9 +248,9 @@ class Producer:
 
     # -- waiting
 
-    async def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
+    async def _wait_for_topic(self, topic: str, partition: int | None, deadline_ms: int) -> tuple[Partition, ...]:
         metadata, io = self._core.metadata, self._start()
-        metadata.want(topic, monotonic_ms())
+        metadata.want(topic, self._monotonic_ms())
         if partition is not None and partition < 0:
             raise ValueError(f"partition {partition}: a partition is not negative")
         while True:
@@ -264,7 +267,7 @@ class Producer:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._driven.waiting.add(waiting)
             try:
-                async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
                     await waiting
             except TimeoutError:
                 failure = self._core.connections.last_failure
@@ -275,17 +278,17 @@ class Producer:
             finally:
                 self._driven.waiting.discard(waiting)
 
-    async def _wait_for_memory(self, io: IoLoop, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
+    async def _wait_for_memory(self, io: IoLoop, topic: TopicState, prepared: Prepared, deadline_ms: int) -> bytearray:
         size = self._core.accumulator.buffer_size(topic, prepared.size_bytes)
-        return await self._wait_for_buffer(io, size, deadline_s)
+        return await self._wait_for_buffer(io, size, deadline_ms)
 
-    async def _wait_for_buffer(self, io: IoLoop, size: int, deadline_s: float) -> bytearray:
+    async def _wait_for_buffer(self, io: IoLoop, size: int, deadline_ms: int) -> bytearray:
         core = self._core
         given = asyncio.Event()
         waiter = core.pool.wait(size, given.set)
         io.wake()
         try:
-            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
                 await given.wait()
             buffer, waiter.buffer = waiter.buffer, None
             assert buffer is not None, "the pool sets the buffer before it wakes its waiter"
@@ -367,11 +370,11 @@ class Producer:
                 while not transactions.is_idle():
                     self._check_open()
                     waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._driven.waiting.add(waiting)
+                    self._driven.waiting_for_transaction.add(waiting)
                     try:
                         await waiting
                     finally:
-                        self._driven.waiting.discard(waiting)
+                        self._driven.waiting_for_transaction.discard(waiting)
         except TimeoutError:
             raise TimeoutError(f"the transaction was not {what} in time") from None
         transactions.check()
@@ -423,11 +426,11 @@ class Producer:
     async def partitions_for(self, topic: str) -> tuple[Partition, ...]:
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
-        return await self._wait_for_topic(topic, None, time.monotonic() + self._config.max_block_ms / 1000)
+        return await self._wait_for_topic(topic, None, self._monotonic_ms() + self._config.max_block_ms)
 
     def metrics(self) -> dict[str, float]:
         """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
-        return self._core.metrics.snapshot(monotonic_ms())
+        return self._core.metrics.snapshot(self._monotonic_ms())
 
     def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
         """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
@@ -449,6 +452,12 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _wake(waiting: set[asyncio.Future[None]]) -> None:
+    for each in waiting:
+        if not each.done():
+            each.set_result(None)
 
 
 async def _written(batches: list[ProducerBatch]) -> list[WrittenBatch]:

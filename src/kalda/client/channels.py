@@ -170,11 +170,11 @@ class Channels:
 
     # -- events
 
-    def on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
-        """A socket is ready."""
+    def on_event(self, connection_id: int, readable: bool, writable: bool) -> bool:
+        """A socket is ready. False: nothing follows from it, as where a part of a response has arrived."""
         channel = self._channels.get(connection_id)
         if channel is None:
-            return
+            return False
         was_open, was_unwritten, before = channel.is_open, channel.wants_write, channel.socket
         frames: list[memoryview] = []
         try:
@@ -184,7 +184,7 @@ class Channels:
                 frames = channel.receive()
         except OSError as error:
             self._lose(connection_id, error)
-            return
+            return True
         if channel.socket is not before:  # TLS has taken it over, with the same descriptor
             self._watch.unwatch(before)
             self._watch.watch(connection_id, channel.socket, channel.wants_write)
@@ -198,6 +198,7 @@ class Channels:
             connections.on_frame(connection_id, frame, now_ms)
         if writable and channel.is_open and not channel.has_unwritten:
             connections.on_written(connection_id)
+        return writable or bool(frames) or not was_open
 
     def _lose(self, connection_id: int, error: OSError) -> None:
         now_ms = monotonic_ms()

@@ -14,6 +14,7 @@ address has to fail soon.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -185,7 +186,7 @@ class ClusterClient:
     def _start(self) -> tuple[AdminDriven, IoThread]:
         if self._driven is None or self._io is None:
             settings = self._settings
-            self._driven = AdminDriven(settings)
+            self._driven = AdminDriven(settings, random.random, monotonic_ms())
             self._io = IoThread(
                 "kalda-cluster-client",
                 self._driven,

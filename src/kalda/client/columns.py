@@ -12,10 +12,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from kalda.base.errors import CorruptRecord
+from kalda.base.ids import TopicPartition
+from kalda.client.core.consumer_errors import UndecodableRecord
+from kalda.client.core.fetching import Taken
 from kalda.records import codec
 from kalda.records.arrow import iter_record_batches
 from kalda.records.batch import BatchHeader, Buffer, TimestampType, iter_batches
@@ -37,7 +41,7 @@ TYPES: Final[dict[str, pa.DataType]] = {
 
 
 class Batches(Protocol):
-    """Whole batches of a partition: `Fetched` of the slices' fetcher, `Taken` of a consumer's."""
+    """Whole batches of a partition, such as a consumer's `Taken`."""
 
     @property
     def topic(self) -> str: ...
@@ -185,9 +189,43 @@ _MAKERS: Final[dict[str, Callable[[_Source], pa.Array]]] = {
 }
 
 
-def to_one_batch(taken: Sequence[Batches]) -> pa.RecordBatch | None:
-    """All records of `taken` in one record batch of all columns; None where there is none."""
-    batches = [batch for each in taken for batch in ALL_COLUMNS.of(each)]
+class Decoded(NamedTuple):
+    """`batch` has the records before the first one that cannot be decoded, None where there is none. `rest` has the
+    offsets from which records are not in it, and `failure` says why."""
+
+    batch: pa.RecordBatch | None
+    rest: dict[TopicPartition, int]
+    failure: UndecodableRecord | None
+
+
+def to_one_batch(taken: Sequence[Taken]) -> Decoded:
+    """The records of `taken` in one record batch of all columns."""
+    batches: list[pa.RecordBatch] = []
+    for index, each in enumerate(taken):
+        try:
+            batches += list(ALL_COLUMNS.of(each))
+        except (CorruptRecord, ValueError) as error:
+            before, offset = _before_damage(each)
+            partition = TopicPartition(each.topic, each.partition)
+            rest = {TopicPartition(later.topic, later.partition): later.start for later in reversed(taken[index + 1 :])}
+            failure = UndecodableRecord(partition, offset, error)
+            failure.__cause__ = error
+            return Decoded(_joined(batches + before), rest | {partition: offset}, failure)
+    return Decoded(_joined(batches), {}, None)
+
+
+def _before_damage(taken: Taken) -> tuple[list[pa.RecordBatch], int]:
+    """The records of the batches before the first one that cannot be decoded, and the offset at which it begins."""
+    found: list[pa.RecordBatch] = []
+    for pos, header in iter_batches(taken.buffer):
+        try:
+            found += list(ALL_COLUMNS.of(taken._replace(buffer=taken.buffer[pos : pos + header.size_bytes])))
+        except (CorruptRecord, ValueError):
+            return found, max(taken.start, header.base_offset)
+    return found, taken.start
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     if len(batches) < 2:
         return batches[0] if batches else None
     return pa.concat_batches(batches)

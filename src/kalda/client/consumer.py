@@ -146,7 +146,8 @@ class Consumer(ConsumerCalls):
         """The next records as an Arrow record batch with the columns of Spark's Kafka source: key, value, topic,
         partition, offset, timestamp, timestampType, headers. None where none came within `timeout` seconds.
 
-        Deserializers and interceptors are not applied. Needs the `arrow` extra."""
+        Deserializers and interceptors are not applied. Records before one that cannot be decoded are returned; then
+        `UndecodableRecord` is raised, until the application seeks past it. Needs the `arrow` extra."""
         from kalda.client.columns import to_one_batch
 
         if max_records < 1:
@@ -157,9 +158,14 @@ class Consumer(ConsumerCalls):
         due_s = time.monotonic() + (_FOREVER_S if timeout is None else timeout)
         while True:
             chunks = self._poll(max(0.0, due_s - time.monotonic()), lambda: self._core.take_chunks(max_records))
-            batch = to_one_batch(chunks) if chunks else None
-            if batch is not None or time.monotonic() >= due_s:
-                return batch
+            decoded = to_one_batch(chunks)
+            if decoded.failure is not None:
+                with self._lock:
+                    self._core.put_back(decoded.rest)
+                if decoded.batch is None:
+                    raise decoded.failure
+            if decoded.batch is not None or time.monotonic() >= due_s:
+                return decoded.batch
 
     def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
         records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))

@@ -22,7 +22,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Watch, monotonic_ms
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
-from kalda.client.io_thread import IoThread
+from kalda.client.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity
@@ -177,9 +177,9 @@ class ConsumerIo(IoThread):
                 self._baton.release()
         self._last_call_s = time.monotonic()
 
-    def _turn(self) -> None:
+    def _turn(self, awaited: Awaited | None = None, limit_ms: int | None = None) -> None:
         self.last_turn_ms = monotonic_ms()
-        super()._turn()
+        super()._turn(awaited, limit_ms)
 
 
 class _LockedChannels(Channels):
@@ -195,9 +195,9 @@ class _LockedChannels(Channels):
         with self._lock:
             super().carry_out()
 
-    def on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
+    def on_event(self, connection_id: int, readable: bool, writable: bool) -> bool:
         with self._lock:
-            super().on_event(connection_id, readable, writable)
+            return super().on_event(connection_id, readable, writable)
 
 
 def _never() -> bool:

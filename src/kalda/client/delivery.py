@@ -6,11 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.client.core.outgoing import OnDelivery, Outgoing
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.records.appending import Ticket
+
+if TYPE_CHECKING:
+    from kalda.client.producer_io import ProducerIo
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -121,6 +124,19 @@ def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
     """Wait until the batch is done. False after `timeout` seconds."""
     if batch.is_done:
         return True
+    io: ProducerIo | None = batch.io
+    if io is None:
+        return _wait_for_others(batch, timeout)
+    if io.run_until(batch, timeout):
+        return _is_done(batch)
+    io.begin_waiting()
+    try:
+        return _wait_for_others(batch, timeout)
+    finally:
+        io.end_waiting()
+
+
+def _wait_for_others(batch: ProducerBatch, timeout: float | None) -> bool:
     waiter = threading.Lock()
     waiter.acquire()
     with _lock:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -32,11 +33,13 @@ class IoLoop:
         security: ClientSecurity | None,
         send_bytes: int,
         receive_bytes: int,
+        now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._loop = loop
+        self._now_ms = now_ms
         self._driven = driven
         self._security = security
-        self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
+        self._channels: Channels = Channels(driven, self, security, send_bytes, receive_bytes)
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -61,7 +64,7 @@ class IoLoop:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        self._timer = self._loop.call_later(max(0.0, (due_ms - monotonic_ms()) / 1000), self._on_timer)
+        self._timer = self._loop.call_later(max(0.0, (due_ms - self._now_ms()) / 1000), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -73,13 +76,13 @@ class IoLoop:
             return
         driven = self._driven
         try:
-            driven.run(monotonic_ms())
+            driven.run(self._now_ms())
             self._channels.carry_out()
             driven.finish()
             if driven.is_over():
                 self._end(None)
                 return
-            due_ms = driven.deadline_ms(monotonic_ms())
+            due_ms = driven.deadline_ms(self._now_ms())
         except Exception as error:
             log.exception("a turn of the client failed")
             self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a turn of the client failed: {error!r}"))
@@ -146,6 +149,6 @@ class IoLoop:
         self.wake()
 
     def _on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
-        self._channels.on_event(connection_id, readable, writable)
-        self._driven.finish()
-        self.wake()
+        if self._channels.on_event(connection_id, readable, writable):
+            self._driven.finish()
+            self.wake()

@@ -15,7 +15,7 @@ import logging
 import selectors
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Driven, monotonic_ms
@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0
 _NEVER_MS = 2**62
 _READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class Awaited(Protocol):
+    """What a turn may end for."""
+
+    is_done: bool
 
 
 class IoThread(threading.Thread):
@@ -46,6 +52,8 @@ class IoThread(threading.Thread):
         self._selector.register(self._wakened, selectors.EVENT_READ, None)
         self._wake_is_due = False
         """A byte is on its way to the thread."""
+        self._is_selecting = False
+        """The turn waits for sockets: an exception of a signal handler breaks nothing."""
         self.sleeps_until_ms = 0
         """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
 
@@ -65,44 +73,68 @@ class IoThread(threading.Thread):
         """The thread's work."""
         failure: ApiError | None = None
         try:
-            while not self._driven.is_over():
-                self._turn()
+            self._work()
         except BaseException as error:
             log.exception("the I/O thread %s failed", self.name)
             failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the I/O thread failed: {error!r}")
         finally:
-            try:
-                self._driven.on_end(failure)
-                self._driven.finish()
-            finally:
-                self._channels.close()
-                self._selector.close()
-                self._wakened.close()
-                self._waker.close()
+            self._end(failure)
 
-    def _turn(self) -> None:
+    def _work(self) -> None:
+        while not self._driven.is_over():
+            self._turn()
+
+    def _end(self, failure: ApiError | None) -> None:
+        try:
+            self._driven.on_end(failure)
+            self._driven.finish()
+        finally:
+            self._channels.close()
+            self._selector.close()
+            self._wakened.close()
+            self._waker.close()
+
+    def _turn(self, awaited: Awaited | None = None, limit_ms: int | None = None) -> None:
+        """Do what can be done, and wait for what comes next: until `awaited` is done, or `limit_ms`."""
         driven = self._driven
         self.sleeps_until_ms = _NEVER_MS
         driven.run(monotonic_ms())
         self._channels.carry_out()
         driven.finish()
+        if awaited is not None and awaited.is_done:
+            self.sleeps_until_ms = 0
+            return
         now_ms = monotonic_ms()
         due_ms = driven.deadline_ms(now_ms)
+        if limit_ms is not None and (due_ms is None or due_ms > limit_ms):
+            due_ms = limit_ms
         wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
         if self._wake_is_due or driven.is_over():
             wait_s = 0
         elif wait_s:
             self.sleeps_until_ms = now_ms + int(wait_s * 1000)
-        events = self._selector.select(wait_s)
+        left_s = wait_s
+        while not self._wait(left_s):  # a part of a response has come: nothing else can be done before the rest
+            left_s = max(0.0, wait_s - (monotonic_ms() - now_ms) / 1000)
         self.sleeps_until_ms = 0
+        driven.finish()  # what was acknowledged does not wait for the next turn's work
+
+    def _wait(self, wait_s: float) -> bool:
+        """Wait for sockets, and hand over what has come. False: nothing follows from it, and the time is not over."""
+        self._is_selecting = True
+        events = self._selector.select(wait_s)
+        self._is_selecting = False
+        goes_on = not events or not wait_s
         for key, mask in events:
             if key.data is None:
                 self._wakened.recv(4096)
                 self._wake_is_due = False
+                goes_on = True
             else:
                 readable, writable = bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)
-                self._channels.on_event(key.data, readable, writable)
-        driven.finish()  # what was acknowledged does not wait for the next turn's work
+                if self._channels.on_event(key.data, readable, writable):
+                    goes_on = True
+        return goes_on
 
     # -- what `Channels` needs
 

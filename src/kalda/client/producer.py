@@ -40,8 +40,8 @@ from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, 
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
-from kalda.client.io_thread import IoThread
 from kalda.client.metadata import Partition
+from kalda.client.producer_io import ProducerIo
 from kalda.records import appending
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Driven:
         self.outgoing = outgoing
         self.changed = threading.Condition()
         """Notified where the metadata has changed, and at the end."""
-        self.thread: IoThread
+        self.thread: ProducerIo
         self.appenders: dict[str, appending.TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
         self.is_closing = False
@@ -124,7 +124,7 @@ class _Driven:
         self.core.accumulator.close()
         self.is_closing = True
         self.thread.wake()
-        if threading.current_thread() is self.thread:
+        if self.thread.is_current:
             self.is_forced = True
             return
         try:
@@ -164,13 +164,14 @@ class Producer:
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
-        driven.thread = self._thread = IoThread(
+        driven.thread = self._thread = ProducerIo(
             f"kafka-producer-network-thread | {client_id}",
             driven,
             security_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
+        core.accumulator.io = self._thread
         self._thread.start()
         _open.add(driven)
         self._finalizer = weakref.finalize(self, _abandon, driven)
@@ -307,7 +308,7 @@ class Producer:
         if partition is not None and partition < 0:
             raise ValueError(f"partition {partition}: a partition is not negative")
         began_ns = time.perf_counter_ns()
-        driven = self._driven
+        driven, seen_version = self._driven, -1
         try:
             with driven.changed:
                 while True:
@@ -316,11 +317,13 @@ class Producer:
                     if partitions and (partition is None or partition < len(partitions)):
                         return partitions
                     left_s = deadline_s - time.monotonic()
-                    if left_s <= 0 or threading.current_thread() is self._thread:
+                    if left_s <= 0 or self._thread.is_current:
                         raise MetadataTimeout(self._why_no_topic(topic, partition, len(partitions)))
-                    if partitions or topic in metadata.topics:
-                        metadata.request_update()
-                    self._thread.wake()
+                    if metadata.version != seen_version:  # not where another thread's wait has ended this one's
+                        seen_version = metadata.version
+                        if partitions or topic in metadata.topics:
+                            metadata.request_update()
+                        self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
@@ -355,7 +358,7 @@ class Producer:
         self._thread.wake()
         began_ns = time.perf_counter_ns()
         try:
-            if threading.current_thread() is not self._thread:
+            if not self._thread.is_current:
                 while waiter.buffer is None and not self._driven.is_ended:
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0:
@@ -440,7 +443,7 @@ class Producer:
         self._check_open()
         if self._core.transactions is None:
             raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             raise RuntimeError("transactions cannot be begun or ended in a callback")
         return self._core.transactions
 
@@ -466,7 +469,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
         `TimeoutError` after `timeout` seconds. Cannot be called from a callback."""
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             raise RuntimeError("flush cannot be called from a callback: it would wait for itself")
         if self._driven.was_forked:
             self._check_open()

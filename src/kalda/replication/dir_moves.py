@@ -374,9 +374,10 @@ class DirMoves:
 
     def _skip(self, move: _Move, end_offset: int) -> None:
         """Compaction has left no record up to the log's end: an empty copy begins there, any other waits until a record
-        is appended."""
+        is appended. Where a log is not compacted, a read that returns nothing has met a damaged batch: the move waits
+        until the log is repaired, or the copy would lack the records."""
         current, future = move.partition.log, move.future
-        if not future.size_bytes and current.log_end_offset == end_offset:
+        if not future.size_bytes and current.log_end_offset == end_offset and current.config.compacts:
             try:
                 truncate_fully_and_start_at(future, end_offset, current.log_start_offset)
             except ApiError as error:

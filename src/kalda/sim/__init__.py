@@ -11,7 +11,8 @@ an invariant violates it in each run.
 - `machine`: disk, clock, threads and power of one host
 - `world`: a seed's loop, network and machines, with the trace and the log
 - `cluster`: whole nodes
-- `client`: requests to a cluster, with retries
+- `client`: a client process, and single requests of operators, with retries
+- `client_io`: Kalda's own asyncio clients, over the simulated network
 - `history`: what clients attempted, what was acknowledged, what they read
 - `workload`: producers and administrators
 - `readers`: consumers, from leaders and from followers
@@ -28,7 +29,10 @@ an invariant violates it in each run.
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
 - `ablations`: safeguards that are switched off one by one; some seed must fail without each
-- `transactions`: a producer of transactions, over the client's own machine
+- `client_ablations`: those of clients
+- `truncations`: unclean elections under consumers
+- `switch`: replaces attributes, and restores them
+- `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
 - `failovers`: transaction coordinators that are killed between two of their records

@@ -12,25 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalda.base.errors import ErrorCode
-from kalda.sim import controller_storm, faults
+from kalda.sim import client_ablations, controller_storm, faults
 from kalda.sim.quorum_storm import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
-
-
-class Switch:
-    """Replaces attributes, and restores them."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name` to `value` until `restore`. Raises `KeyError` where there is no such attribute."""
-        self._undo.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, value)
-
-    def restore(self) -> None:
-        while self._undo:
-            setattr(*self._undo.pop())
+from kalda.sim.switch import Switch
+from kalda.sim.truncations import truncate_under_consumers
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +302,7 @@ def _elect_uncleanly_at_once(switch: Switch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SmallAblation:
-    """A safeguard of the quorum or of controllers, tested by a simulation of these alone. `weather(seed)`
+    """A safeguard of the quorum, of controllers or of consumers, tested by a simulation of its own. `weather(seed)`
     is a run in which one of `seeds` seeds must fail without it; it raises where an invariant is violated."""
 
     name: str
@@ -384,6 +370,13 @@ CONTROLLER_ABLATIONS = {
     )
 }
 """Safeguards of the controller, by name."""
+CONSUMER_ABLATIONS = {
+    each.name: each
+    for each in (
+        SmallAblation("validation of offsets", client_ablations.follow_any_log, truncate_under_consumers, seeds=5),
+    )
+}
+"""Safeguards of consumers, by name."""
 
 
 ABLATIONS = {
@@ -401,6 +394,9 @@ ABLATIONS = {
         Ablation("the high watermark for readers of followers", _read_all_of_followers, 3, ("slow",), loads=("racks",)),
         Ablation("moves of whole logs only", _take_any_copy, 1, ("slow-disk",), loads=("dirs",)),
         Ablation("moves of synced logs only", _move_unsynced, 1, faults.POWER, seeds=60, loads=("dirs",)),
+        Ablation("sequences of first attempts", client_ablations.number_each_attempt, 1, ("reset",)),
+        Ablation("five batches in flight", client_ablations.send_without_bound, 1, ("reset", "slow")),
+        Ablation("epochs of producers", client_ablations.begin_anew_in_the_same_epoch, 3, ("pause", "cut"), 30.0),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
 }

@@ -35,7 +35,7 @@ class SimClient:
         self._last_received: dict[str, Topic] = {}
         """The last metadata of each topic, kept by `forget_leaders`: a stale response must not replace later epochs."""
         self.timeout_ms = _TIMEOUT_MS
-        self._bootstrap = bootstrap
+        self.bootstrap = bootstrap
         self._clients: dict[tuple[str, int], RpcClient] = {}
         self._coordinators: dict[str, tuple[str, int]] = {}
         self._boot: Boot = world.machine(name).start()[0]
@@ -76,7 +76,7 @@ class SimClient:
 
     async def ask_any(self, request: Request, version: int | None = None) -> Any:
         """One attempt, at a random node."""
-        return await self.ask(self.rng.choice(self._bootstrap), request, version)
+        return await self.ask(self.rng.choice(self.bootstrap), request, version)
 
     async def ask_leader(self, partition: TopicPartition, request: Request, version: int | None = None) -> Any:
         """One attempt, at the leader in this client's metadata. Raises `ApiError`."""

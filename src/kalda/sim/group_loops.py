@@ -11,9 +11,9 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.transaction_manager import GroupMember
+from kalda.client.core.commits import GroupMetadata
 from kalda.sim.membership import REJOIN, Membership
-from kalda.sim.transaction_clients import Worker, committed_offsets, fetch
+from kalda.sim.transaction_clients import Worker, committed_offsets, read_at, stable_consumer
 from kalda.verify.history import Append, Consumed, Outcome, Read
 
 _SESSION_MS = 1_000
@@ -33,6 +33,8 @@ class GroupLoop(Worker):
         self._outputs = outputs
         counts = {topic: sum(each.topic == topic for each in outputs) for topic, _ in outputs}
         self._membership = Membership(client, group, counts, _SESSION_MS, _REBALANCE_MS)
+        self._consumer = stable_consumer(client, group)
+        """Reads what the membership assigns; it is no member itself."""
         self._is_member = False
         self._next_heartbeat_s = 0.0
         self._committed: dict[TopicPartition, int] | None = None
@@ -41,6 +43,10 @@ class GroupLoop(Worker):
         self._transacts = False
         """Whether a transaction is under way: an error then ends this incarnation."""
         super().__init__(*arguments)
+
+    async def _close(self) -> None:
+        await self._consumer.close(0)
+        await super()._close()
 
     def _has_finished(self) -> bool:
         """It goes on after `stop`, until the scenario finds no input left."""
@@ -71,7 +77,7 @@ class GroupLoop(Worker):
         if not membership.assigned:
             return
         if self._committed is None:
-            self._committed = await committed_offsets(self.client, self._group, membership.assigned)
+            self._committed = await committed_offsets(self._consumer, membership.assigned)
             self._positions = dict(self._committed)
         await self._process(self.client.rng.choice(membership.assigned), self._committed)
         if self.client.rng.random() < _LEAVES and not self.is_stopping:
@@ -89,7 +95,7 @@ class GroupLoop(Worker):
     async def _process(self, partition: TopicPartition, committed: dict[TopicPartition, int]) -> None:
         """One transaction, where there is input."""
         begun_us, start = self.now_us, self._positions[partition]
-        records, end = await fetch(self.client, partition, start, read_committed=True)
+        records, end = await read_at(self._consumer, partition, start)
         self._positions[partition] = end
         transaction = self.next_transaction()
         self._history.add(
@@ -100,10 +106,10 @@ class GroupLoop(Worker):
         output, membership = self._outputs[partition], self._membership
         appends = tuple(Append(output, f"{transaction.name}<{r.value}", None, r.value) for r in records)
         consumed = (Consumed(self._group, partition, committed[partition], end),)
-        member = GroupMember(membership.generation, membership.member_id)
+        member = GroupMetadata(self._group, membership.generation, membership.member_id)
         transaction = replace(transaction, appends=appends, consumed=consumed)
         self._transacts = True
-        ended = await self.transact(transaction, self._group, {partition: end}, member)
+        ended = await self.transact(transaction, member, {partition: end})
         self._transacts = False
         if ended.outcome is Outcome.COMMITTED:
             committed[partition] = end

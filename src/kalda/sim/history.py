@@ -52,8 +52,6 @@ class History:
         """Brokers restart, and may have a log start offset that was not checkpointed."""
         self.judged_elsewhere: set[str] = set()
         """Topics whose writers have a history of their own."""
-        self.from_followers = 0
-        """How many records consumers got from followers."""
         self._world = world
 
     def may_begin_at(self, partition: TopicPartition, offset: int) -> bool:

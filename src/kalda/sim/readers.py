@@ -1,143 +1,145 @@
 """Consumers: they read all committed records from the beginning on, each once.
 
-A consumer may send its rack; then the leader names a preferred replica there (KIP-392), from which the consumer fetches
-for a time, or until a failure. Where a follower fails, the leader is used instead, as by Kafka's clients. No response
+A consumer is Kalda's own. It may send its rack; then the leader names a preferred replica there (KIP-392), from which
+the consumer fetches for a time, or until a failure. Where a follower fails, the leader is used instead. No response
 has a record at or above its own high watermark, whichever replica it is from.
 
-Where records at the beginning were deleted, reading continues at the log start offset.
+Where records at the beginning were deleted, reading continues at the log start offset. So `auto.offset.reset` is none,
+and each gap is compared with the deletions: a consumer that jumped to an offset by itself would hide a loss.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.fetch import (
-    FetchRequest,
-    FetchRequestFetchPartition,
-    FetchRequestFetchTopic,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-    OffsetSpec,
-)
+from kalda.client.core.connections import OnDone
+from kalda.client.core.consumer_errors import NoOffset, OffsetOutOfRange
+from kalda.client.core.requests import FETCH_BASE
+from kalda.protocol.messages.fetch import FetchRequest
+from kalda.protocol.notation import Request
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
 from kalda.sim.client import SimClient
+from kalda.sim.client_io import SimConsumer
 from kalda.sim.history import History
 
-_FETCH_VERSION = 12
-_LIST_VERSION = 7
-_PREFERRED_S = (0.2, 5)
-"""How long a reader uses a preferred replica; Kafka's clients until their metadata expires."""
+_PREFERRED_MS = (1_000, 6_000)
+"""How long a consumer uses a preferred replica, as long as its metadata is valid; 300 s by default."""
+_MAX_WAIT_MS = 500
+_CORRUPT = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.KAFKA_STORAGE_ERROR))
 
 Records = list[tuple[int, bytes]]
 """Offsets and values."""
 
 
 class Reader:
-    """Reads partitions for one client."""
+    """A consumer of partitions, and the checks of what it reads."""
 
-    def __init__(self, client: SimClient, history: History, rack: str = "") -> None:
+    def __init__(self, client: SimClient, history: History, rack: str, config: dict[str, object] | None = None) -> None:
         self._client = client
         self._history = history
-        self._rack = rack
-        self._preferred: dict[TopicPartition, tuple[int, float]] = {}
-        """The preferred replica that the leader has named, and the time until which it is used."""
+        self.consumer = SimConsumer(
+            client,
+            {
+                "auto.offset.reset": "none",
+                "enable.auto.commit": False,
+                "allow.auto.create.topics": False,
+                "client.rack": rack,
+                "fetch.max.wait.ms": _MAX_WAIT_MS,
+                "fetch.min.bytes": client.rng.choice((1, 2_000)),
+                "max.partition.fetch.bytes": 1 << 16,
+                "metadata.max.age.ms": client.rng.randint(*_PREFERRED_MS),
+                **(config or {}),
+            },
+            self._tap,
+        )
 
-    async def read(self, partition: TopicPartition, position: int, max_wait_ms: int) -> tuple[Records, int]:
-        """Committed records from `position` on, and the next position. Raises `ApiError`."""
+    async def poll(self, timeout_s: float) -> dict[TopicPartition, Records]:
+        """The next records by partition. An error that must not be is a violation."""
         try:
-            records = await self._fetch(partition, position, max_wait_ms)
+            records = await self.consumer.poll(timeout_s)
+        except OffsetOutOfRange as error:
+            for partition, position in error.positions.items():
+                await self._skip_deleted(partition, position)
+            return {}
+        except NoOffset as error:
+            for partition in error.partitions:
+                if partition in self.consumer.assignment():
+                    self.consumer.seek(partition, 0)
+            return {}
         except ApiError as error:
-            if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
-                raise
-            # Skip deleted records. A later leader may have a lower log start offset.
-            start_offset = await self._log_start_offset(partition)
-            if not self._history.may_begin_at(partition, max(start_offset, 1)):
-                raise
-            return [], max(position, start_offset)
-        return records, records[-1][0] + 1 if records else position
+            if not self._may_fail(error):
+                self._client.world.violated(f"{self._client.name} cannot read: {error!r}")
+            await self._client.pause()
+            return {}
+        found: dict[TopicPartition, Records] = {}
+        for record in records:
+            partition = TopicPartition(record.topic, record.partition)
+            found.setdefault(partition, []).append((record.offset, record.value or b""))
+        for partition, read in found.items():
+            self._history.read(self._client.name, partition, read)
+        return found
 
-    async def _fetch(self, partition: TopicPartition, position: int, max_wait_ms: int) -> Records:
-        """One attempt; with a preferred replica that fails, a second one at the leader."""
-        preferred = self._replica(partition)
-        if preferred is not None:
-            try:
-                return await self._fetch_from(preferred, partition, position, max_wait_ms)
-            except CorruptRecord:
-                raise
-            except ApiError:
-                self._preferred.pop(partition, None)
-        return await self._fetch_from(None, partition, position, max_wait_ms)
-
-    async def _log_start_offset(self, partition: TopicPartition) -> int:
-        entry = ListOffsetsPartition(partition_index=partition.partition, timestamp=OffsetSpec.EARLIEST)
-        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name=partition.topic, partitions=[entry])])
-        answer = await self._client.ask_leader(partition, request, _LIST_VERSION)
-        found = answer.topics[0].partitions[0]
-        if found.error_code:
-            raise ApiError(ErrorCode(found.error_code))
-        offset: int = found.offset
-        return offset
-
-    def may_fail(self, partition: TopicPartition, error: ApiError) -> bool:
-        """Whether a read may fail with this error for a time."""
-        return error.code.retriable and (not isinstance(error, CorruptRecord) or partition in self._history.damaged)
-
-    def _replica(self, partition: TopicPartition) -> tuple[str, int] | None:
-        found = self._preferred.get(partition)
-        if found is None:
-            return None
-        broker = self._client.metadata.brokers.get(found[0])
-        if broker is None:
-            self._client.forget_leaders()  # new metadata has the broker; else the leader would name it again and again
-        elif found[1] >= self._client.world.now_s:
-            return broker.host, broker.port
-        del self._preferred[partition]
-        return None
-
-    async def _fetch_from(
-        self, address: tuple[str, int] | None, partition: TopicPartition, position: int, max_wait_ms: int
-    ) -> Records:
-        """Fetch with the leader epoch, so that a former leader, which may have lost records, refuses instead of
-        answering with its own end of the log."""
-        client = self._client
-        leader = await client.find_leader(partition)
-        request = _fetch(partition, position, max_wait_ms, client.leader_epoch(partition), self._rack)
-        answer = await client.ask(leader if address is None else address, request, _FETCH_VERSION)
-        if answer.error_code:
-            raise ApiError(ErrorCode(answer.error_code))
-        if not answer.responses:
-            return []
-        data = answer.responses[0].partitions[0]
-        if data.error_code:
-            raise ApiError(ErrorCode(data.error_code), f"at {position}")
-        if data.preferred_read_replica >= 0:
-            until_s = client.world.now_s + client.rng.uniform(*_PREFERRED_S)
-            self._preferred[partition] = data.preferred_read_replica, until_s
-            client.world.trace(client.name, f"reads {partition} from node-{data.preferred_read_replica} from now on")
-        records = records_of(data.records, position)
-        if records and records[-1][0] >= data.high_watermark:
-            broker = (leader if address is None else address)[0]
-            client.world.violated(
-                f"{client.name} gets offset {records[-1][0]} of {partition} from {broker}, "
-                f"whose high watermark is {data.high_watermark}"
+    async def _skip_deleted(self, partition: TopicPartition, position: int) -> None:
+        """Continue at the log start offset. A later leader may have a lower one."""
+        try:
+            start_offset = (await self.consumer.beginning_offsets(partition))[partition]
+        except ApiError as error:
+            if not error.code.retriable:
+                self._client.world.violated(f"{self._client.name} gets no beginning of {partition}: {error!r}")
+            return
+        if not self._history.may_begin_at(partition, max(start_offset, 1)):
+            self._client.world.violated(
+                f"{self._client.name} is refused offset {position} of {partition}, which begins at {start_offset}"
             )
-        if address is not None and records:
-            self._history.from_followers += len(records)
-        return records
+        if partition in self.consumer.assignment():
+            self.consumer.seek(partition, max(position, start_offset))
+            self._on_skipped(partition, position, start_offset)
+
+    def _on_skipped(self, partition: TopicPartition, start: int, end: int) -> None:
+        """The records from `start` to below `end` were deleted."""
+
+    def _may_fail(self, error: ApiError) -> bool:
+        """Whether reading may fail with this error for a time."""
+        return error.code in _CORRUPT and bool(self._history.damaged)
+
+    # What the brokers answer.
+
+    def _tap(self, node_id: int, request: Request, on_done: OnDone) -> OnDone | None:
+        """Check the response to a Fetch before the consumer gets it."""
+        if not isinstance(request, FetchRequest):
+            return on_done
+
+        def checked(response: Any, error: ApiError | None) -> None:
+            if response is not None:
+                self._check_fetched(node_id - FETCH_BASE, response)
+            on_done(response, error)
+
+        return checked
+
+    def _check_fetched(self, node_id: int, response: Any) -> None:
+        for topic in response.responses:
+            for data in topic.partitions:
+                if data.preferred_read_replica >= 0:
+                    self._client.world.trace(self._client.name, f"reads from node-{data.preferred_read_replica}")
+                if data.error_code or not data.records:
+                    continue
+                last = max(header.last_offset for _, header in iter_batches(memoryview(data.records)))
+                if last >= data.high_watermark:
+                    self._client.world.violated(
+                        f"{self._client.name} gets offset {last} of a partition from node-{node_id}, "
+                        f"whose high watermark is {data.high_watermark}"
+                    )
 
 
 class Consumer:
     """Reads some partitions from the beginning on, until `finish`."""
 
     def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition], rack: str = "") -> None:
-        self._client = client
-        self._history = history
         self._reader = Reader(client, history, rack)
-        self._positions = dict.fromkeys(partitions, 0)
+        self._partitions = partitions
         self._finishing = False
         self.task = client.spawn(self._run())
 
@@ -146,37 +148,13 @@ class Consumer:
         await self.task
 
     async def _run(self) -> None:
+        consumer = self._reader.consumer
+        consumer.assign(self._partitions)
+        for partition in self._partitions:
+            consumer.seek(partition, 0)
         while not self._finishing:
-            for partition in self._positions:
-                try:
-                    await self._read(partition)
-                except ApiError as error:
-                    if not self._reader.may_fail(partition, error):
-                        self._client.world.violated(f"{self._client.name} cannot read {partition}: {error}")
-                        return
-                    self._client.forget_leaders()
-                    await self._client.pause()
-
-    async def _read(self, partition: TopicPartition, max_wait_ms: int = 300) -> None:
-        """Read the next records of a partition. Raises `ApiError`."""
-        records, position = await self._reader.read(partition, self._positions[partition], max_wait_ms)
-        self._history.read(self._client.name, partition, records)
-        self._positions[partition] = position
-
-
-def _fetch(partition: TopicPartition, position: int, max_wait_ms: int, epoch: int, rack: str) -> FetchRequest:
-    entry = FetchRequestFetchPartition(
-        partition=partition.partition, fetch_offset=position, partition_max_bytes=1 << 16, current_leader_epoch=epoch
-    )
-    return FetchRequest(
-        max_wait_ms=max_wait_ms,
-        min_bytes=1,
-        max_bytes=1 << 20,
-        session_id=0,
-        session_epoch=-1,
-        rack_id=rack,
-        topics=[FetchRequestFetchTopic(topic=partition.topic, partitions=[entry])],
-    )
+            await self._reader.poll(1.0)
+        await consumer.close()
 
 
 def records_of(buffer: Any, start: int = 0) -> Records:

@@ -208,7 +208,7 @@ class _Run:
         plan, rng = self.plan, self.world.rng("loads")
         if "groups" in plan.loads:
             for number in range(rng.randint(1, 2)):
-                group = Group(f"group-{number}", self.partitions)
+                group = Group(f"group-{number}", self.partitions, rng)
                 self.groups.append(group)
                 for each in range(rng.randint(1, 3)):
                     client = self._client(f"member-{number}{each}")

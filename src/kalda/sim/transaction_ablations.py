@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kalda.base.errors import ErrorCode
-from kalda.sim.ablations import Switch
+from kalda.sim.client_ablations import go_on_when_fenced
+from kalda.sim.switch import Switch
 from kalda.sim.transaction_storm import TransactionPlan, TransactionVerdict, simulate_transactions
 
 
@@ -122,6 +123,7 @@ TRANSACTION_ABLATIONS = {
     for each in (
         TransactionAblation("the last stable offset bounds fetches", _read_beyond_the_last_stable_offset, _CALM),
         TransactionAblation("verification before append", _append_unverified, _CALM),
+        TransactionAblation("fencing of clients", go_on_when_fenced, _CALM),
         TransactionAblation("epochs of appends", _append_for_any_epoch, _CALM),
         TransactionAblation("fencing of markers", _take_any_marker, _LATE_MARKERS),
         TransactionAblation("stable offsets", _read_unstable_offsets, _CALM),

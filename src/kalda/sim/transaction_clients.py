@@ -6,28 +6,16 @@ A client works until `stop`, or until its incarnation ends: it is fenced, or the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
-from kalda.client.core.transaction_manager import GroupMember
-from kalda.client.core.transactions_seen import aborted_batches
-from kalda.protocol.messages.fetch import (
-    FetchRequest,
-    FetchRequestFetchPartition,
-    FetchRequestFetchTopic,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-    OffsetSpec,
-)
-from kalda.protocol.messages.offsets import OffsetFetchRequest, OffsetFetchRequestTopic
-from kalda.records.batch import check_crc, iter_batches
-from kalda.records.builder import read_records
 from kalda.sim.client import SimClient
-from kalda.sim.transactions import SimTransactions, until_answered
+from kalda.sim.client_io import SimConsumer
+from kalda.sim.transactions import Sent, SimTransactions, until_answered
 from kalda.verify.history import (
     Append,
     Consumed,
@@ -40,16 +28,15 @@ from kalda.verify.history import (
     Transaction,
 )
 
-_FETCH_VERSION = 12
-_LIST_VERSION = 7
-_OFFSET_FETCH_VERSION = 7
-_CONSUMER = -1
-"""The replica id of a client; a replica would get the log end offset."""
 _ABORTS = 0.2
 _QUITS = 0.1
 """The share of a loop's commits whose answer it does not wait for: it ends, and its successor takes over."""
+_ENDS_AT_ONCE = 0.3
+"""The share of transactions that are ended before the outcomes of their records are known."""
 _PATIENCE_S = 60.0
 """How long a read is retried, in virtual time: longer than any fault lasts."""
+_POLL_S = 0.3
+_SAMPLE_S = 2.0
 
 
 class Worker:
@@ -93,7 +80,11 @@ class Worker:
             self.client.world.trace(self.client.name, f"ends: {error}")
         except ApiError as error:
             self.client.world.trace(self.client.name, f"gives up: {error}")
+        await self._close()
         self.has_ended = True
+
+    async def _close(self) -> None:
+        await self.producer.close()
 
     def _has_finished(self) -> bool:
         return self._stopping
@@ -107,46 +98,53 @@ class Worker:
         return Transaction(self.name, self.incarnation, number, Outcome.UNKNOWN, self.now_us, None, None, ())
 
     async def transact(
-        self,
-        transaction: Transaction,
-        group: str = "",
-        ends: dict[TopicPartition, int] | None = None,
-        member: GroupMember | None = None,
+        self, transaction: Transaction, group: object = None, ends: dict[TopicPartition, int] | None = None
     ) -> Transaction:
-        """Run a transaction to its end, and record it. `ends`: offsets of the group that belong to it, and `member`
-        the one that has read the input. Raises `ApiError`."""
+        """Run a transaction to its end, and record it. Raises `ApiError`."""
         self._history.add(transaction)
-        producer, commits = self.producer, self.client.rng.random() >= _ABORTS
+        producer, rng = self.producer, self.client.rng
+        commits, waits = rng.random() >= _ABORTS, rng.random() >= _ENDS_AT_ONCE
+        sent: dict[TopicPartition, Sent] = {}
         await producer.begin()
         try:
-            transaction = replace(transaction, appends=await self._write(transaction.appends))
+            sent = await self._send(transaction.appends)
+            if waits:
+                transaction = replace(transaction, appends=await self._offsets(transaction.appends, sent))
             if ends:
-                await producer.send_offsets(group, ends, member)
+                await producer.send_offsets(ends, group)
             if commits:
                 transaction = replace(transaction, commit_sent_us=self.now_us)
                 self._history.add(transaction)
-                if ends and self.client.rng.random() < _QUITS:
-                    producer.commit_without_answer()
+                if ends and rng.random() < _QUITS:
+                    await producer.commit_without_answer()
                     raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "it does not wait for the answer to its commit")
                 await until_answered(producer.commit)
+                transaction = replace(transaction, appends=await self._offsets(transaction.appends, sent))
                 return self._ended(transaction, Outcome.COMMITTED)
         except AbortableTransactionError as error:
             self.client.world.trace(self.client.name, f"has to abort: {error}")
         await until_answered(producer.abort)
         return self._ended(transaction, Outcome.ABORTED)
 
-    async def _write(self, appends: tuple[Append, ...]) -> tuple[Append, ...]:
+    async def _send(self, appends: tuple[Append, ...]) -> dict[TopicPartition, Sent]:
         values: dict[TopicPartition, list[str]] = {}
         for append in appends:
             values.setdefault(append.partition, []).append(append.value)
-        following = dict(await self.producer.write(values))
-        found = []
-        for append in appends:
-            offset = following[append.partition]
-            if offset >= 0:
-                following[append.partition] = offset + 1
-            found.append(append._replace(offset=offset if offset >= 0 else None))
-        return tuple(found)
+        return await self.producer.send(values)
+
+    async def _offsets(self, appends: tuple[Append, ...], sent: dict[TopicPartition, Sent]) -> tuple[Append, ...]:
+        """The acknowledged offsets. Raises `ApiError` where a record has failed."""
+        waiting = {partition: iter(deliveries) for partition, deliveries in sent.items()}
+        try:
+            found = [await next(waiting[append.partition]) for append in appends]
+        except AbortableTransactionError:
+            raise
+        except ApiError as error:
+            raise AbortableTransactionError(error.code, error.message) from error
+        return tuple(
+            append._replace(offset=metadata.offset if metadata.offset >= 0 else None)
+            for append, metadata in zip(appends, found, strict=True)
+        )
 
     def _ended(self, transaction: Transaction, outcome: Outcome) -> Transaction:
         ended = replace(transaction, outcome=outcome, ended_us=self.now_us)
@@ -172,42 +170,46 @@ class Writer(Worker):
 
 
 class Loop(Worker):
-    """Consume-transform-produce of `inputs`, each into its partition of `outputs`."""
+    """Consume-transform-produce of `source` into `output`."""
 
-    def __init__(self, *arguments: Any, group: str, outputs: dict[TopicPartition, TopicPartition]) -> None:
+    def __init__(self, *arguments: Any, group: str, source: TopicPartition, output: TopicPartition) -> None:
+        self._source = source
+        self._output = output
         self._group = group
-        self._outputs = outputs
-        self._committed: dict[TopicPartition, int] | None = None
-        self.positions: dict[TopicPartition, int] = {}
+        self._committed: int | None = None
+        """None: it has to be read from the group's coordinator."""
+        self.position: int | None = None
+        self._consumer = stable_consumer(arguments[0], group)
+        self._consumer.assign([source])
         super().__init__(*arguments)
 
     def _has_finished(self) -> bool:
         """It goes on after `stop`, until the scenario finds no input left."""
         return False
 
+    async def _close(self) -> None:
+        await self._consumer.close(0)
+        await super()._close()
+
     async def step(self) -> None:
+        source, consumer = self._source, self._consumer
         if self._committed is None:
-            self._committed = await committed_offsets(self.client, self._group, list(self._outputs))
-            self.positions = dict(self._committed)
-        partition = self.client.rng.choice(list(self._outputs))
-        begun_us, start = self.now_us, self.positions[partition]
-        records, end = await fetch(self.client, partition, start, read_committed=True)
-        self.positions[partition] = end
+            self._committed = (await committed_offsets(consumer, [source]))[source]
+            self.position = self._committed
+            consumer.seek(source, self._committed)
+        begun_us, start = self.now_us, consumer.positions()[source].offset
+        records = await read(consumer)
+        self.position = end = consumer.positions()[source].offset
         transaction = self.next_transaction()
-        read = Read(self.name, partition, start, end, begun_us, self.now_us, records, transaction.name)
-        self._history.add(read)
+        self._history.add(Read(self.name, source, start, end, begun_us, self.now_us, records, transaction.name))
         if not records:
             return
-        output = self._outputs[partition]
-        appends = tuple(Append(output, f"{transaction.name}<{r.value}", None, r.value) for r in records)
-        consumed = (Consumed(self._group, partition, self._committed[partition], end),)
+        appends = tuple(Append(self._output, f"{transaction.name}<{r.value}", None, r.value) for r in records)
+        consumed = (Consumed(self._group, source, self._committed, end),)
         ended = await self.transact(
-            replace(transaction, appends=appends, consumed=consumed), self._group, {partition: end}
+            replace(transaction, appends=appends, consumed=consumed), consumer.group_metadata(), {source: end}
         )
-        if ended.outcome is Outcome.COMMITTED:
-            self._committed[partition] = end
-        else:
-            self._committed = None
+        self._committed = end if ended.outcome is Outcome.COMMITTED else None
 
 
 class Observer:
@@ -216,8 +218,10 @@ class Observer:
     def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition]) -> None:
         self._client = client
         self._history = history
-        self._positions = dict.fromkeys(partitions, 0)
+        self._partitions = partitions
         self._stopping = False
+        self._stable = stable_consumer(client)
+        self._latest = SimConsumer(client, {"isolation.level": "read_uncommitted"})
         self.task = client.spawn(self._run())
 
     async def finish(self) -> None:
@@ -225,27 +229,31 @@ class Observer:
         await self.task
 
     async def _run(self) -> None:
+        self._stable.assign(self._partitions)
+        for partition in self._partitions:
+            self._stable.seek(partition, 0)
         while not self._stopping:
-            for partition in self._positions:
-                try:
-                    await self._read(partition)
+            await self._read()
+            for partition in self._partitions:
+                with contextlib.suppress(ApiError):
                     await self.sample(partition)
-                except ApiError:
-                    self._client.forget_leaders()
-                    await self._client.pause()
             await asyncio.sleep(0.1)
 
-    async def _read(self, partition: TopicPartition) -> None:
-        begun_us, start = self._now_us, self._positions[partition]
-        records, end = await fetch(self._client, partition, start, read_committed=True, attempts_s=0)
-        self._positions[partition] = end
-        self._history.add(Read(self._client.name, partition, start, end, begun_us, self._now_us, records))
+    async def _read(self) -> None:
+        begun_us, starts = self._now_us, self._stable.positions()
+        records = await self._stable.poll(_POLL_S)
+        for partition, end in self._stable.positions().items():
+            found = tuple(Seen(r.offset, r.value.decode()) for r in records if (r.topic, r.partition) == partition)
+            read = Read(
+                self._client.name, partition, starts[partition].offset, end.offset, begun_us, self._now_us, found
+            )
+            self._history.add(read)
 
     async def sample(self, partition: TopicPartition) -> Sample:
         """Record the last stable offset and the high watermark. Raises `ApiError`."""
         at_us = self._now_us
-        stable = await latest_offset(self._client, partition, read_committed=True)
-        end = await latest_offset(self._client, partition, read_committed=False)
+        stable = (await self._stable.end_offsets(partition, timeout=_SAMPLE_S))[partition]
+        end = (await self._latest.end_offsets(partition, timeout=_SAMPLE_S))[partition]
         sample = Sample(partition, stable, end, at_us)
         self._history.add(sample)
         return sample
@@ -255,108 +263,65 @@ class Observer:
         return int(self._client.world.now_s * 1_000_000)
 
 
-async def fetch(
-    client: SimClient, partition: TopicPartition, start: int, *, read_committed: bool, attempts_s: float = _PATIENCE_S
-) -> tuple[tuple[Seen, ...], int]:
-    """Records from `start` on, and the next position. Retries for `attempts_s`. Raises `ApiError`."""
+def stable_consumer(client: SimClient, group: str | None = None) -> SimConsumer:
+    """A read_committed consumer that takes few records at once."""
+    return SimConsumer(
+        client,
+        {
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "none",
+            "enable.auto.commit": False,
+            "fetch.max.wait.ms": 200,
+            "max.partition.fetch.bytes": 1 << 12,
+            "max.poll.records": client.rng.choice((7, 100)),
+            "metadata.max.age.ms": 5_000,
+            **({} if group is None else {"group.id": group}),
+        },
+    )
 
-    async def attempt() -> Any:
-        await client.find_leader(partition)
-        entry = FetchRequestFetchPartition(
-            partition=partition.partition,
-            fetch_offset=start,
-            partition_max_bytes=1 << 12,
-            current_leader_epoch=client.leader_epoch(partition),
-        )
-        request = FetchRequest(
-            max_wait_ms=200,
-            min_bytes=1,
-            max_bytes=1 << 20,
-            session_id=0,
-            session_epoch=-1,
-            isolation_level=int(read_committed),
-            topics=[FetchRequestFetchTopic(topic=partition.topic, partitions=[entry])],
-        )
-        answer = await client.ask_leader(partition, request, _FETCH_VERSION)
-        data = answer.responses[0].partitions[0]
-        if data.error_code:
-            raise ApiError(ErrorCode(data.error_code), f"{partition} at {start}")
-        return data
 
-    data = await client.until(attempt, attempts_s)
-    buffer = memoryview(data.records or b"")
-    aborted = ((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
-    dropped = aborted_batches(buffer, aborted) if read_committed else frozenset()
-    records: list[Seen] = []
-    end = start
-    for position, header in iter_batches(buffer):
-        check_crc(buffer, position, header)
-        end = max(end, header.next_offset)
-        if not header.is_control and header.base_offset not in dropped:
-            records += [
-                Seen(record.offset, (record.value or b"").decode())
-                for record in read_records(buffer, position)
-                if record.offset >= start
-            ]
-    return tuple(records), end
+async def read(consumer: SimConsumer) -> tuple[Seen, ...]:
+    """The next records of the only partition of a consumer; none where none came. Raises `ApiError`."""
+    return tuple(Seen(record.offset, (record.value or b"").decode()) for record in await consumer.poll(_POLL_S))
+
+
+async def read_at(consumer: SimConsumer, partition: TopicPartition, start: int) -> tuple[tuple[Seen, ...], int]:
+    """Records of one partition from `start` on, and the next position. Raises `ApiError`."""
+    consumer.assign([partition])
+    position = consumer.positions().get(partition)
+    if position is None or position.offset != start:
+        consumer.seek(partition, start)
+    records = await read(consumer)
+    return records, consumer.positions()[partition].offset
+
+
+async def committed_offsets(consumer: SimConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """The group's offsets, 0 where there is none, when no transaction with offsets is open. Raises `ApiError`."""
+    found = await consumer.committed(*partitions, timeout=_PATIENCE_S)
+    return {each: 0 if (position := found[each]) is None else position.offset for each in partitions}
 
 
 async def latest_offset(client: SimClient, partition: TopicPartition, *, read_committed: bool) -> int:
     """The high watermark, or with `read_committed` the last stable offset. Raises `ApiError`."""
-    await client.find_leader(partition)
-    entry = ListOffsetsPartition(
-        partition_index=partition.partition,
-        timestamp=OffsetSpec.LATEST,
-        current_leader_epoch=client.leader_epoch(partition),
-    )
-    request = ListOffsetsRequest(
-        replica_id=_CONSUMER,
-        isolation_level=int(read_committed),
-        topics=[ListOffsetsTopic(name=partition.topic, partitions=[entry])],
-    )
-    found = (await client.ask_leader(partition, request, _LIST_VERSION)).topics[0].partitions[0]
-    if found.error_code:
-        raise ApiError(ErrorCode(found.error_code), str(partition))
-    offset: int = found.offset
-    return offset
-
-
-async def committed_offsets(
-    client: SimClient, group: str, partitions: list[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """The group's offsets, 0 where there is none, when no transaction with offsets is open. Raises `ApiError`."""
-    topics: dict[str, OffsetFetchRequestTopic] = {}
-    for name, index in partitions:
-        topics.setdefault(name, OffsetFetchRequestTopic(name=name, partition_indexes=[])).partition_indexes.append(
-            index
-        )
-    request = OffsetFetchRequest(group_id=group, topics=list(topics.values()), require_stable=True)
-
-    async def attempt() -> dict[TopicPartition, int]:
-        answer = await client.ask_coordinator(group, request, _OFFSET_FETCH_VERSION)
-        codes = [answer.error_code, *(p.error_code for topic in answer.topics for p in topic.partitions)]
-        for code in filter(None, codes):
-            raise ApiError(ErrorCode(code), f"group {group}")
-        return {
-            TopicPartition(topic.name, p.partition_index): max(0, p.committed_offset)
-            for topic in answer.topics
-            for p in topic.partitions
-        }
-
-    found: dict[TopicPartition, int] = await client.until(attempt, _PATIENCE_S)
-    return found
+    consumer = SimConsumer(client, {"isolation.level": "read_committed" if read_committed else "read_uncommitted"})
+    try:
+        return (await consumer.end_offsets(partition, timeout=_PATIENCE_S))[partition]
+    finally:
+        await consumer.close()
 
 
 async def final_log(client: SimClient, partition: TopicPartition) -> FinalLog:
     """A partition as it is in the end. Raises `ApiError`."""
-    stable = await client.until(lambda: latest_offset(client, partition, read_committed=True), _PATIENCE_S)
-    end = await client.until(lambda: latest_offset(client, partition, read_committed=False), _PATIENCE_S)
+    stable = await latest_offset(client, partition, read_committed=True)
+    end = await latest_offset(client, partition, read_committed=False)
     both = []
-    for read_committed, limit in ((False, end), (True, stable)):
+    for isolation, limit in (("read_uncommitted", end), ("read_committed", stable)):
+        consumer = SimConsumer(client, {"isolation.level": isolation, "auto.offset.reset": "none"})
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
         records: list[Seen] = []
-        position = 0
-        while position < limit:
-            found, position = await fetch(client, partition, position, read_committed=read_committed)
-            records += found
+        while consumer.positions()[partition].offset < limit:
+            records += await read(consumer)
+        await consumer.close()
         both.append(tuple(records))
     return FinalLog(partition, 0, end, stable, *both)

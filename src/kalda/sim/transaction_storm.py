@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -26,6 +25,7 @@ from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig,
 from kalda.sim import faults
 from kalda.sim.checks import Observer as ClusterObserver
 from kalda.sim.client import SimClient
+from kalda.sim.client_io import SimConsumer
 from kalda.sim.cluster import SimCluster
 from kalda.sim.failovers import CoordinatorKills
 from kalda.sim.group_loops import GroupLoop
@@ -38,9 +38,10 @@ from kalda.sim.transaction_clients import (
     Worker,
     Writer,
     committed_offsets,
-    fetch,
     final_log,
     latest_offset,
+    read_at,
+    stable_consumer,
 )
 from kalda.sim.transactions import FEATURE
 from kalda.sim.world import Violation, World
@@ -156,6 +157,8 @@ class _Storm:
         self.history = History(Settings(_TIMEOUT_MS, _SLACK_MS))
         self.checks = ClusterObserver(self.cluster)
         self.roles: list[_Role] = []
+        self._group_reader: SimConsumer | None = None
+        """Reads what the members of the group have not processed, without being one."""
         self.partitions = [*_INPUTS, *_OUTPUTS.values()]
 
     def client(self, name: str) -> SimClient:
@@ -242,8 +245,10 @@ class _Storm:
         def loop(name: str, incarnation: int) -> Worker:
             client = self.client(f"{name}.{incarnation}")
             source = _INPUTS[_number_of(name)]
-            outputs = {source: _OUTPUTS[source]}
-            return Loop(client, self.history, name, incarnation, _TIMEOUT_MS, group=_GROUP, outputs=outputs)
+            return Loop(
+                client, self.history, name, incarnation, _TIMEOUT_MS,
+                group=_GROUP, source=source, output=_OUTPUTS[source],
+            )  # fmt: skip
 
         self.roles = [_Role(f"writer-{number}", writer) for number in range(self.rng.randint(1, 3))]
         if not self.plan.members:
@@ -333,17 +338,19 @@ class _Storm:
 
     async def _latest(self, admin: SimClient, partition: TopicPartition, read_committed: bool) -> int:
         """The last stable offset, or the high watermark."""
-        attempt = partial(latest_offset, admin, partition, read_committed=read_committed)
-        offset: int = await admin.spawn(admin.until(attempt))
+        offset: int = await admin.spawn(latest_offset(admin, partition, read_committed=read_committed))
         return offset
 
     async def _is_drained(self, admin: SimClient) -> bool:
         """Whether every loop's position has reached the end of its input; or, of members, the group's offsets."""
         if self.plan.members:
-            for partition, offset in (await admin.spawn(committed_offsets(admin, _GROUP, _INPUTS))).items():
+            consumer = self._group_reader
+            if consumer is None:
+                consumer = self._group_reader = stable_consumer(admin, _GROUP)
+            for partition, offset in (await admin.spawn(committed_offsets(consumer, _INPUTS))).items():
                 end = await self._latest(admin, partition, False)
                 while offset < end:
-                    records, offset = await admin.spawn(fetch(admin, partition, offset, read_committed=True))
+                    records, offset = await admin.spawn(read_at(consumer, partition, offset))
                     if records:
                         return False
             return True
@@ -352,7 +359,7 @@ class _Storm:
                 for partition in _INPUTS:
                     if _number_of(role.name) != partition.partition:
                         continue
-                    position = role.worker.positions.get(partition)
+                    position = role.worker.position
                     end = await self._latest(admin, partition, False)
                     if position is None or position < end:
                         return False
@@ -361,7 +368,8 @@ class _Storm:
     async def _judge(self, admin: SimClient) -> None:
         for partition in self.partitions:
             self.history.add(await admin.spawn(final_log(admin, partition)))
-        for partition, offset in (await admin.spawn(committed_offsets(admin, _GROUP, _INPUTS))).items():
+        committed = await admin.spawn(committed_offsets(stable_consumer(admin, _GROUP), _INPUTS))
+        for partition, offset in committed.items():
             self.history.add(FinalOffset(_GROUP, partition, offset))
         for finding in judge(self.history).findings[:10]:
             self.world.violated(str(finding))

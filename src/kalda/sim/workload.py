@@ -1,8 +1,9 @@
 """Producers and administrators, which work through all faults until `finish`.
 
-A producer sends a round of batches to one partition, and repeats those that were not acknowledged, in order, until all
-are. So the log must have an idempotent producer's records once and in order; of another producer, it must have every
-acknowledged record.
+A producer is Kalda's own. It sends rounds of records to single partitions, without waiting for those before, up to a
+bound; its batches are small, so that several are in flight. The log must have an idempotent producer's records once
+and in order; of another producer, it must have every acknowledged record. A producer's record fails only where its
+`delivery.timeout.ms` is short; else every record is acknowledged once the faults are over.
 
 A producer snapshot, whose format is Kafka's, has only the last batch of each producer. A broker that restarts from one
 does not recognize earlier batches, so where brokers restart, a producer has one batch in flight.
@@ -15,23 +16,23 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.client.core.producer_batch import RecordMetadata
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
     DeleteTopicsRequest,
 )
-from kalda.protocol.messages.transactions import InitProducerIdRequest
-from kalda.protocol.notation import Request
-from kalda.records.builder import build_batch
 from kalda.sim.client import SimClient
-from kalda.sim.history import History, value_of
-from kalda.sim.machine import EPOCH_MS
+from kalda.sim.client_io import SimProducer
+from kalda.sim.history import History, Written, value_of
 
-_PRODUCE_VERSION = 11
-_MAX_ROUND = 4
-_MAX_RECORDS = 3
+_MAX_ROUND = 12
+_MAX_UNFINISHED = 40
+"""Records without an outcome, at which a producer waits."""
+_PATIENT_MS = 900_000
+"""Longer than any run."""
+_IMPATIENT_MS = 6_000
 
 
 class Producer:
@@ -40,14 +41,27 @@ class Producer:
     def __init__(
         self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, in_flight: int
     ) -> None:
-        """`in_flight` is the most batches in flight of an idempotent producer; others have one."""
+        """`in_flight` is the most requests in flight of an idempotent producer; others have one."""
         self._client = client
         self._history = history
         self._partitions = partitions
         self._idempotent = idempotent
-        self._in_flight = in_flight
-        self._producer = (-1, -1)
-        self._sequences = dict.fromkeys(partitions, 0)
+        rng = client.rng
+        self._is_patient = rng.random() < 0.8
+        self._producer = SimProducer(
+            client,
+            {
+                "acks": "all",
+                "enable.idempotence": idempotent,
+                "max.in.flight.requests.per.connection": in_flight if idempotent else 1,
+                "linger.ms": rng.choice((0, 5, 50)),
+                "batch.size": rng.choice((100, 300, 1_200)),
+                "delivery.timeout.ms": _PATIENT_MS if self._is_patient else _IMPATIENT_MS,
+                "max.block.ms": _PATIENT_MS,
+                "compression.type": rng.choice(("none", "none", "lz4")),
+            },
+        )
+        self._unfinished: set[asyncio.Future[RecordMetadata]] = set()
         self._finishing = False
         self.task = client.spawn(self._run())
 
@@ -57,89 +71,39 @@ class Producer:
         await self.task
 
     async def _run(self) -> None:
-        client = self._client
-        if self._idempotent:
-            self._producer = await client.until(self._init_producer_id)
+        rng = self._client.rng
         while not self._finishing:
-            partition = client.rng.choice(self._partitions)
-            await self._round(partition)
-            await asyncio.sleep(client.rng.choice((0, 0.01, 0.1, 0.4)))
-
-    async def _init_producer_id(self) -> tuple[int, int]:
-        answer = await self._client.ask_any(
-            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), 4
-        )
-        if answer.error_code:
-            raise ApiError(ErrorCode(answer.error_code))
-        return answer.producer_id, answer.producer_epoch
+            await self._round(rng.choice(self._partitions))
+            await asyncio.sleep(rng.choice((0, 0.1, 0.4, 0.8)))
+            while len(self._unfinished) > _MAX_UNFINISHED:
+                await asyncio.wait(self._unfinished, return_when=asyncio.FIRST_COMPLETED)
+        await self._producer.flush()
+        await self._producer.close()
 
     async def _round(self, partition: TopicPartition) -> None:
         client = self._client
         written = self._history.of(client.name, partition, self._idempotent)
-        waiting: list[tuple[list[int], bytes]] = []
         for _ in range(client.rng.randint(1, _MAX_ROUND)):
-            numbers = list(range(written.attempted, written.attempted + client.rng.randint(1, _MAX_RECORDS)))
-            written.attempted += len(numbers)
-            waiting.append((numbers, self._batch(partition, numbers)))
-        while waiting:
-            sent = waiting[: self._in_flight]
-            answers = await self._send_all(partition, [batch for _, batch in sent])
-            left: list[tuple[list[int], bytes]] = []
-            for (numbers, batch), (code, offset, message) in zip(sent, answers, strict=True):
-                if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    base = -1 if code or offset < 0 else offset
-                    client.world.trace(client.name, f"acked {numbers[0]}..{numbers[-1]} in {partition} at {offset}")
-                    written.acked.update((n, base + at if base >= 0 else -1) for at, n in enumerate(numbers))
-                    continue
-                if not code.retriable and code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                    client.world.violated(f"{client.name} is refused {numbers} of {partition}: {code.name} {message}")
-                    return
-                # OUT_OF_ORDER_SEQUENCE_NUMBER follows from the failure of an earlier batch, or comes from a former
-                # leader that is not fenced yet. If it never ends, records were lost, and `finish` does not complete.
-                left.append((numbers, batch))
-            waiting = left + waiting[len(sent) :]
-            if left:
-                client.forget_leaders()
-                await client.pause()
+            number, written.attempted = written.attempted, written.attempted + 1
+            value = value_of(client.name, partition, number)
+            delivery = await self._producer.send(partition.topic, value, partition=partition.partition)
+            self._unfinished.add(delivery)
+            delivery.add_done_callback(self._recording(written, partition, number))
 
-    def _batch(self, partition: TopicPartition, numbers: list[int]) -> bytes:
-        producer_id, producer_epoch = self._producer
-        sequence = self._sequences[partition] if self._idempotent else -1
-        self._sequences[partition] += len(numbers)
-        now_ms = EPOCH_MS + int(self._client.world.now_s * 1000)
-        return bytes(
-            build_batch(
-                [(now_ms, None, value_of(self._client.name, partition, number), ()) for number in numbers],
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=sequence,
-            )
-        )
+    def _recording(self, written: Written, partition: TopicPartition, number: int) -> Any:
+        """What records the outcome of one record."""
+        client = self._client
 
-    async def _send_all(self, partition: TopicPartition, batches: list[bytes]) -> list[tuple[ErrorCode, int, str]]:
-        """Send the batches: of an idempotent producer all at once and in order, of others one after another."""
-        requests = [self._request(partition, batch) for batch in batches]
-        if self._idempotent:
-            outcomes = await self._client.ask_leader_all(partition, requests, _PRODUCE_VERSION)
-        else:
-            outcomes = [(await self._client.ask_leader_all(partition, [r], _PRODUCE_VERSION))[0] for r in requests]
-        return [_outcome(each) for each in outcomes]
+        def on_done(delivery: asyncio.Future[RecordMetadata]) -> None:
+            self._unfinished.discard(delivery)
+            error = delivery.exception()
+            if error is None:
+                written.acked[number] = offset = delivery.result().offset
+                client.world.trace(client.name, f"acked {number} in {partition} at {offset}")
+            elif self._is_patient or not (isinstance(error, ApiError) and error.code.retriable):
+                client.world.violated(f"{client.name} is refused record {number} of {partition}: {error!r}")
 
-    def _request(self, partition: TopicPartition, batch: bytes) -> Request:
-        data = PartitionProduceData(index=partition.partition, records=batch)
-        return ProduceRequest(
-            acks=-1,
-            timeout_ms=2_000,
-            topic_data=[TopicProduceData(name=partition.topic, partition_data=[data])],
-        )
-
-
-def _outcome(outcome: Any) -> tuple[ErrorCode, int, str]:
-    if isinstance(outcome, ApiError):
-        return (outcome.code if outcome.code.retriable else ErrorCode.NETWORK_EXCEPTION), -1, ""
-    assert not isinstance(outcome, BaseException), repr(outcome)
-    result = outcome.responses[0].partition_responses[0]
-    return ErrorCode(result.error_code), result.base_offset, result.error_message or ""
+        return on_done
 
 
 class Administrator:

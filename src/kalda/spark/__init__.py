@@ -50,11 +50,15 @@ if TYPE_CHECKING:
     from kalda.spark.planning import OffsetRange
 
 
-def register(spark: SparkSession) -> None:
-    """Register the format in this session, and allow Spark to pass the conditions of queries to it."""
+def register(spark: SparkSession, *, push_filters: bool = False) -> None:
+    """Register the format in this session.
+
+    With `push_filters`, the conditions of batch queries on topic, partition, offset and timestamp reduce what is read.
+    Each query then needs a frame of its own, from `load`: Spark keeps what one query has narrowed, and a later query of
+    the same frame without a condition would read no more than that."""
     from kalda.spark.source import register_in
 
-    register_in(spark)
+    register_in(spark, push_filters=push_filters)
 
 
 def session(app_name: str = "kalda", master: str | None = None, **settings: object) -> SparkSession:

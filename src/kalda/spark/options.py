@@ -205,8 +205,9 @@ def kafka_error(keys: Mapping[str, str], error: InvalidConfig) -> OptionError:
     """The error of a client's configuration, with the option's name."""
     key = max((key for key in keys if key in error.message), key=len, default=None)
     if key is None:
-        return OptionError("kafka.*", "", error.message)
-    return OptionError(_PREFIX + key, keys[key], error.message)
+        return OptionError(_PREFIX + "*", "(several)", error.message)
+    is_secret = "password" in key or "jaas" in key
+    return OptionError(_PREFIX + key, "(hidden)" if is_secret else keys[key], error.message)
 
 
 def _start(options: OptionTable, is_streaming: bool) -> Bound:

@@ -3,8 +3,9 @@
 Spark makes the source in a separate Python process, calls `partitions` there, and pickles the reader for the tasks.
 `read` imports what a task needs, so that a worker that only unpickles a reader stays small.
 
-PySpark refuses a reader with `pushFilters` where the session does not allow it, so there are two sources. `register`
-allows it and registers the one with filters; the one that Spark discovers (`pyspark_kalda`) has none.
+There are two sources, since PySpark refuses a reader with `pushFilters` where the session does not allow it. The one
+with filters is registered where the user asks for it: Spark (seen with 4.3) keeps the narrowed partitions with the
+relation that `load` has made, and a later query of the same frame that has no condition reads those only.
 """
 
 from __future__ import annotations
@@ -94,13 +95,14 @@ COLUMNS: Final = StructType(
 ALL_COLUMNS: Final = StructType([*COLUMNS.fields, HEADERS])
 
 
-def register_in(spark: SparkSession) -> None:
+def register_in(spark: SparkSession, *, push_filters: bool = False) -> None:
     """See `kalda.spark.register`. Warns where Spark's Python processes cannot import Kalda."""
     advice = python_advice(os.environ.get("PYSPARK_PYTHON") or "python3")
     if advice is not None:
         warnings.warn(advice, stacklevel=3)
-    spark.conf.set(FILTER_PUSHDOWN, "true")
-    spark.dataSource.register(FilteringSource)
+    if push_filters:
+        spark.conf.set(FILTER_PUSHDOWN, "true")
+    spark.dataSource.register(FilteringSource if push_filters else KaldaSource)
 
 
 def python_advice(program: str) -> str | None:

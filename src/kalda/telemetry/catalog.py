@@ -38,7 +38,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.network:type=RequestMetrics": (
         Metric("RequestsPerSec", "requests by API and version", "request,version", True),
-        Metric("RequestBytes", "bytes of requests", "request", True),
+        Metric("RequestBytes", "mean size of requests; of one in seventeen, as the times", "request"),
         Metric("LocalTimeMs", "for how long a request holds the event loop", "request,quantile"),
         Metric("RemoteTimeMs", "for how long its answer waits for others", "request,quantile"),
         Metric("TotalTimeMs", "both", "request,quantile"),

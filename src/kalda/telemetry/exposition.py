@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from math import inf, isnan
 from typing import Any
 
-from kalda.base.sensors import Measurable, SensorName
-from kalda.telemetry.names import HELP, family_of, is_counter, label_of, value_of
+from kalda.base.sensors import Measurable, SensorName, Tags
+from kalda.telemetry.names import HELP, family_of, is_counter, jmx_name, label_of, value_of
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _PIECE_LINES = 500
@@ -30,7 +30,7 @@ def openmetrics(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -
         for name, sensor in members:
             value = sensor.measure(now_ms)
             if not isnan(value):
-                lines.append(f"{family}{'_total' if counter else ''}{_labels(name)} {_number(value)}")
+                lines.append(f"{family}{'_total' if counter else ''}{_labels(name.tags)} {_number(value)}")
             if len(lines) >= _PIECE_LINES:
                 yield "\n".join(lines) + "\n"
                 lines = []
@@ -38,10 +38,31 @@ def openmetrics(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -
     yield "\n".join(lines) + "\n"
 
 
-def _labels(name: SensorName) -> str:
-    if not name.tags:
+def jmx_text(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> Iterator[str]:
+    """The same under the names of the JMX exporter, for dashboards that were made for Apache Kafka behind it. As from
+    the exporter, no sample says whether it is a counter."""
+    families: dict[str, list[tuple[Tags, Measurable]]] = {}
+    for name, sensor in sensors:
+        family, labels = jmx_name(name, is_counter(sensor))
+        families.setdefault(family, []).append((labels, sensor))
+    lines: list[str] = []
+    for family, members in families.items():
+        lines.append(f"# TYPE {family} unknown")
+        for labels, sensor in members:
+            value = sensor.measure(now_ms)
+            if not isnan(value):
+                lines.append(f"{family}{_labels(labels)} {_number(value)}")
+            if len(lines) >= _PIECE_LINES:
+                yield "\n".join(lines) + "\n"
+                lines = []
+    lines.append("# EOF")
+    yield "\n".join(lines) + "\n"
+
+
+def _labels(tags: Tags) -> str:
+    if not tags:
         return ""
-    return "{" + ",".join(f'{label_of(tag)}="{value_of(value)}"' for tag, value in name.tags) + "}"
+    return "{" + ",".join(f'{label_of(tag)}="{value_of(value)}"' for tag, value in tags) + "}"
 
 
 def _number(value: float) -> str:

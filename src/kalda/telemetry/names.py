@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kalda.base.sensors import Counter, CounterSum, Measurable, SensorName
+from kalda.base.sensors import Counter, CounterSum, Measurable, SensorName, Tags
 
+_NOT_IN_JMX: Final = re.compile(r"[^a-zA-Z0-9_]")
 _FORBIDDEN: Final = re.compile(r"[^a-z0-9_]+")
 _PER_SECOND: Final = "PerSec"
 
@@ -54,6 +55,34 @@ def family_of(name: SensorName, counter: bool) -> str:
     domain, _, kind = name.group.partition(":type=")
     own = name.name.removesuffix(_PER_SECOND) if counter else name.name
     return _FORBIDDEN.sub("_", f"{domain}_{kind}_{own}".lower()).strip("_")
+
+
+_QUANTILES: Final = {
+    "0.5": "50thPercentile",
+    "0.75": "75thPercentile",
+    "0.95": "95thPercentile",
+    "0.99": "99thPercentile",
+    "0.999": "999thPercentile",
+    "1.0": "Max",
+}
+"""The attributes of a histogram's MBean, by the tag that a quantile has here."""
+
+
+def jmx_name(name: SensorName, counter: bool) -> tuple[str, Tags]:
+    """Name and labels as the JMX exporter makes them without any rules: domain, type and attribute of the MBean, its
+    other properties as labels. Meters and gauges have an attribute each; where Kafka's own metrics library makes the
+    MBean (`raft-metrics`), each metric is an attribute."""
+    domain, _, kind = name.group.partition(":type=")
+    if not name.name[0].isupper():
+        return _NOT_IN_JMX.sub("_", f"{domain}_{kind}_{name.name}"), name.tags
+    attribute = "Count" if counter else "Value"
+    tags = []
+    for tag, value in name.tags:
+        if tag == "quantile":
+            attribute = _QUANTILES.get(value, value)
+        else:
+            tags.append((tag, value))
+    return _NOT_IN_JMX.sub("_", f"{domain}_{kind}_{attribute}"), (("name", name.name), *tags)
 
 
 def label_of(tag: str) -> str:

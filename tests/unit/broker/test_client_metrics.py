@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def connected(cluster: Cluster) -> Iterator[ClusterClient]:
-    with ClusterClient(cluster.bootstrap_servers, client_id="loader\x1b[2J" + "x" * 30_000) as client:
+    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "loader\x1b[2J" + "x" * 30_000}) as client:
         resource = Resource(ConfigResourceType.CLIENT_METRICS, "all")
         set_configs(client, resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
         yield client
@@ -159,7 +159,7 @@ def test_an_unknown_codec(pusher: Pusher) -> None:
 
 
 def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, connected: ClusterClient) -> None:
-    with ClusterClient(cluster.bootstrap_servers, client_id="other") as other:
+    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "other"}) as other:
         got = Pusher(other).got
     assert (got.requested_metrics, got.push_interval_ms) == ([], 300_000)
 

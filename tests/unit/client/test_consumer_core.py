@@ -206,6 +206,17 @@ def test_a_dead_leader_is_replaced_by_the_one_in_new_metadata() -> None:
     assert drain(member, 10) == numbered(10, 10)
 
 
+def test_a_leader_that_is_missing_is_asked_for_without_another_event() -> None:
+    """It is found missing after the turn's request for metadata was decided: the next turn is due at once."""
+    cluster = cluster_of(partitions=2, brokers=1)
+    cluster.logs[T1].leader, cluster.logs[T1].epoch = -1, 1
+    member = Member(cluster).assign(T0)
+    member.poll(10_000)
+    member.assign(T0, T1)
+    member.turn()
+    assert member.core.deadline_ms(cluster.now_ms, True) == cluster.now_ms
+
+
 def test_reads_from_the_replica_that_the_leader_names() -> None:
     cluster = cluster_of(1)
     cluster.append("t", 0, *numbered(10))

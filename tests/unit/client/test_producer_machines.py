@@ -381,6 +381,18 @@ def test_a_leader_that_stays_unreachable_is_asked_for_again_until_another_is_ele
     assert world.delivered == [(b"v", None)]
 
 
+def test_a_leader_that_is_missing_is_asked_for_without_another_event() -> None:
+    """The sender finds it missing after the turn's request for metadata was decided: the next turn is due at once."""
+    world = ready_world()
+    world.partitions[0].leader, world.partitions[0].epoch = -1, 1
+    world.core.metadata.request_update()
+    world.run(500)
+    world.send(b"v", 0)
+    world.partitions[0].leader, world.partitions[0].epoch = 1, 2
+    world.run(5_000)
+    assert world.delivered == [(b"v", None)]
+
+
 def test_a_cluster_that_refuses_metadata_says_why_until_it_does_not() -> None:
     world = ready_world()
     metadata = world.core.metadata

@@ -429,3 +429,33 @@ def test_a_failed_first_initialization_is_repeated_after_an_abort() -> None:
     manager.begin_abort()
     assert coordinator.run() == ["InitProducerId"]
     assert (manager.state, manager.producer_id) == (State.READY, 7)
+
+
+@pytest.mark.parametrize("what", ["partition", "offsets"])
+def test_before_version_2_an_abort_before_anything_was_sent_needs_no_request(what: str) -> None:
+    """The coordinator would refuse to end a transaction to which nothing was added: a fatal error."""
+    coordinator = ready(V1)
+    manager = coordinator.manager
+    manager.begin()
+    if what == "partition":
+        manager.add_partition(A)
+    else:
+        manager.send_offsets("g", {A: 1})
+    manager.begin_abort()
+    assert coordinator.run() == []
+    assert manager.state is State.READY
+
+
+@pytest.mark.parametrize(("was_sent", "ends"), [(True, ["FindCoordinator", "EndTxn"]), (False, [])])
+def test_before_version_2_what_could_not_be_sent_has_not_started_the_transaction(
+    was_sent: bool, ends: list[str]
+) -> None:
+    coordinator = ready(V1)
+    manager = coordinator.manager
+    manager.begin()
+    manager.add_partition(A)
+    assert manager.next_request(0) is not None
+    manager.on_failure(ErrorCode.NETWORK_EXCEPTION, "cut", 0, was_sent=was_sent)
+    manager.begin_abort()
+    assert coordinator.run() == ends
+    assert manager.state is State.READY

@@ -225,3 +225,24 @@ def test_levels_are_in_use_while_an_entity_of_theirs_has_a_limit() -> None:
     assert quotas.limits.levels == Levels.USER_CLIENT_ID
     quotas.set_limit(Entity("u", DEFAULT), None)
     assert not quotas.is_enabled
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [(1e6, 16_384), (1e6, 250_000), (5e6, 250_000), (20e6, 1_000_000), (500e6, 1_000_000)]
+)
+def test_a_client_that_sends_without_a_pause_of_its_own_gets_the_rate_of_its_quota(limit: float, size: int) -> None:
+    """Over some of the periods in which it swings: after the first windows a client pauses for long, then it may catch
+    up. Within one such period of 22 seconds the rate is 0.85 to 1.12 of the quota where a request has the bytes of a
+    second, in Apache Kafka as here; so a measurement has to cover whole periods."""
+    quotas = ClientQuotas(QuotaType.PRODUCE, CONFIG)
+    quotas.set_limit(Entity(ABSENT, "c"), limit)
+    now_us, sent = 100_000_000, 0
+    began_us = now_us + 22_000_000
+    ends_us = began_us + 220_000_000 if limit < 20e6 else began_us + 44_000_000
+    while now_us < ends_us:
+        if now_us >= began_us:
+            sent += size
+        pause_ms = quotas.record("User:ANONYMOUS", "c", size, now_us // 1_000)
+        now_us += 1_000 * pause_ms or max(1, int(size / 4 / limit * 1e6))  # four times the quota
+    rate = sent / (ends_us - began_us) * 1e6
+    assert 0.95 <= rate / limit <= 1.05

@@ -288,7 +288,8 @@ def test_deleted_records_are_not_copied(world: World) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 5])
-def test_a_log_whose_last_records_were_compacted_away(world: World, kept: int) -> None:
+def test_a_log_whose_last_records_were_compacted_away(kept: int) -> None:
+    world = World(LogConfig(segment_bytes=4_000, index_interval_bytes=200, cleanup_policy=frozenset(("compact",))))
     partition = world.lead()
     write(partition, kept)
     partition.log.roll(1_000_000)
@@ -304,6 +305,20 @@ def test_a_log_whose_last_records_were_compacted_away(world: World, kept: int) -
     world.record()
     assert world.home == "/d1"
     assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, kept + 7 + bool(kept))
+
+
+def test_a_damaged_batch_is_not_taken_for_a_compacted_one(world: World) -> None:
+    """A length of its offsets beyond the log's end hides it from reads, and all that is behind it: the move waits."""
+    partition = world.lead()
+    write(partition, 3)
+    path = partition.log.segments.active.path(".log")
+    for bit in range(23 * 8, 24 * 8 - 1):  # of lastOffsetDelta, without its sign
+        world.disk.flip_bit(path, bit)
+    partition.log.reads.positions.clear()
+    world.moves.alter(TP, "/d1")
+    world.advance(60_000)
+    assert not world.reported
+    assert world.home == "/d0"
 
 
 def test_moves_that_are_refused(world: World) -> None:

@@ -6,7 +6,9 @@ import math
 
 from kalda.base.sensors import SensorName, Sensors
 from kalda.base.stats import Avg
-from kalda.telemetry.exposition import as_json, openmetrics
+from kalda.telemetry.exposition import as_json, jmx_text, openmetrics
+from kalda.telemetry.node_points import node_points
+from kalda.telemetry.otlp import Kind, Temporality
 
 TOPICS = "kafka.server:type=BrokerTopicMetrics"
 
@@ -63,3 +65,35 @@ def test_values_under_kafkas_names() -> None:
     assert {"group": TOPICS, "name": "BytesInPerSec", "tags": {"topic": "a"}, "value": 5, "counter": True} in found
     assert [row["value"] for row in found if row["name"] == "infinite"] == [None]
     assert not any(row["name"] == "of-nothing" for row in found)
+
+
+def test_the_names_of_the_jmx_exporter() -> None:
+    sensors = some()
+    sensors.gauge("kafka.server:type=raft-metrics", "current-leader").value = 1
+    sensors.gauge(
+        "kafka.network:type=RequestMetrics", "TotalTimeMs", (("request", "Fetch"), ("quantile", "0.99"))
+    ).value = 2
+    lines = [line for line in "".join(jmx_text(sensors.everything(), 0)).splitlines() if not line.startswith("#")]
+    assert lines == [
+        "g_t_half 0.5",
+        "g_t_infinite +Inf",
+        'kafka_network_RequestMetrics_99thPercentile{name="TotalTimeMs",request="Fetch"} 2',
+        'kafka_server_BrokerTopicMetrics_Count{name="BytesInPerSec"} 7',
+        'kafka_server_BrokerTopicMetrics_Count{name="BytesInPerSec",topic="a"} 5',
+        'kafka_server_KafkaServer_Value{name="BrokerState"} 3',
+        "kafka_server_raft_metrics_current_leader 1",
+    ]
+
+
+def test_data_points_for_a_collector() -> None:
+    points = {(point.name, point.attributes): point for point in node_points(some().everything(), 0, 2_000, 1_000)}
+    assert ("g_t_infinite", ()) not in points
+    total = points["kafka_server_brokertopicmetrics_bytesin", (("topic", "a"),)]
+    assert (total.kind, total.value, total.temporality, total.is_monotonic) == (
+        Kind.SUM,
+        5,
+        Temporality.CUMULATIVE,
+        True,
+    )
+    assert (total.start_ns, total.time_ns) == (10**9, 2 * 10**9)
+    assert points["g_t_half", ()].kind is Kind.GAUGE

@@ -50,7 +50,9 @@ KEYS = (
     Key("value.deserializer", CLASS, "bytes"),
 )
 _RECEIVE_BUFFER = Key("receive.buffer.bytes", INT, -1, AtLeast(-1))
-"""The system tunes the buffer; Kafka's default of 64 KiB would end that, and with it most of the prefetch."""
+"""The system tunes the buffer. Kafka's default of 64 KiB would end that: on loopback, `poll_arrow` returned a quarter
+fewer records a second with it, at 1.4 times the CPU, since each read takes less from the kernel; and over a link with a
+long round trip it bounds the rate to 64 KiB a round trip."""
 CONSUMER = Definition(sorted((*(k for k in client.KEYS if k.name != _RECEIVE_BUFFER.name), _RECEIVE_BUFFER, *KEYS)))
 _ONLY_CLASSIC = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 _DURATION = re.compile(

@@ -111,6 +111,15 @@ BROKER: dict[str, str] = {
         "host:port of an HTTP listener with what the node measures, for Prometheus at /metrics, and with the use of "
         "quotas. Whoever reaches it reads the names of topics, users and clients. Empty: there is none."
     ),
+    "kalda.metrics.names": (
+        "Names at /metrics: prometheus, lower case, with counters and their totals; or jmx, those of the JMX exporter "
+        "without rules, for dashboards that were made for Apache Kafka behind it."
+    ),
+    "kalda.metrics.otlp.endpoint": (
+        "URL of an OpenTelemetry collector, as http://collector:4318/v1/metrics, to which the node posts what it "
+        "measures, as OTLP over HTTP. Empty: to none."
+    ),
+    "kalda.metrics.otlp.interval.ms": "How often the node posts its metrics to kalda.metrics.otlp.endpoint.",
     "kalda.producer.ids.max": (
         "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
         "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "

@@ -74,12 +74,15 @@ class BrokerContext(NamedTuple):
     """Requests for partitions that are being opened wait here."""
     security: NodeSecurity | None
     """None where all listeners of the cluster are PLAINTEXT."""
-    to_brokers: ClientSecurity | None
-    """Of connections to other brokers; None for PLAINTEXT."""
     faults: PublishingFaults
     """Contains exceptions while an image is applied."""
     on_fatal: Callable[[str], None]
     """Stops the node; called with the reason why this broker cannot go on."""
+
+    @property
+    def to_brokers(self) -> ClientSecurity | None:
+        """The security of connections to other brokers; None for PLAINTEXT. Raises `ValueError`."""
+        return None if self.security is None else self.security.to_brokers()
 
     def broker_epoch(self) -> int:
         """The epoch of this broker's registration; -1 before the first."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
+from kalda.client.cluster import ClusterClient
 from kalda.client.metadata import Leader
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
@@ -16,27 +17,9 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsTopic,
     OffsetSpec,
 )
-from kalda.protocol.notation import Request
 
-R = TypeVar("R")
 _CONSUMER = -1
 """The replica id of a client that is not a replica."""
-
-
-class AsksLeaders(Protocol):
-    """A `ClusterClient`."""
-
-    timeout_ms: int
-
-    def ask_leaders(
-        self,
-        partitions: Iterable[TopicPartition],
-        build: Callable[[list[tuple[TopicPartition, Leader]]], Request],
-        read: Callable[[Any], Iterator[tuple[TopicPartition, int, R]]],
-        *,
-        what: str = "partition",
-        timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, R]: ...
 
 
 class FoundOffset(NamedTuple):
@@ -49,7 +32,7 @@ class FoundOffset(NamedTuple):
 
 
 def list_offsets(
-    cluster: AsksLeaders,
+    cluster: ClusterClient,
     times: Mapping[TopicPartition, int],
     *,
     read_committed: bool = False,
@@ -87,7 +70,7 @@ def list_offsets(
     return cluster.ask_leaders(times, build, read, timeout_ms=timeout_ms)
 
 
-def offsets_at(cluster: AsksLeaders, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
+def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
     """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
     record is older."""
     found = list_offsets(cluster, dict.fromkeys(partitions, mark))
@@ -96,7 +79,7 @@ def offsets_at(cluster: AsksLeaders, partitions: Collection[TopicPartition], mar
     return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
 
 
-def delete_records(cluster: AsksLeaders, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Delete the records below an offset, or below the high watermark where it is -1; returns each partition's new log
     start offset. Raises `ApiError`.
     """

@@ -125,6 +125,8 @@ class Accumulator:
         """Calls of `flush` that are waiting."""
         self.numbering: Numbering | None = None
         """Sequence numbers, where the producer is idempotent."""
+        self.io: Any = None
+        """Each batch gets it, for the threads that wait for the batch."""
         self._metadata = metadata
         self._ticket_type = ticket_type
         self._active: dict[TopicPartition, PartitionQueue] = {}
@@ -251,6 +253,7 @@ class Accumulator:
     def _new_batch(self, queue: PartitionQueue, buffer: bytearray, now_ms: int) -> ProducerBatch:
         topic = queue.topic
         batch = ProducerBatch(queue.topic_partition, buffer, self._limit(topic), now_ms)
+        batch.io = self.io
         self._enqueue(queue, batch)
         partition = queue.topic_partition.partition
         if partition < len(topic.appender.open):

@@ -207,7 +207,10 @@ class AdminCore:
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
         self.requests.now_ms = now_ms
-        times = [self.requests.deadline_ms()]
+        requests_ms = self.requests.deadline_ms()
+        if requests_ms == now_ms:
+            return now_ms
+        times = [requests_ms]
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
         return min((time for time in times if time is not None and time > now_ms), default=None)
 

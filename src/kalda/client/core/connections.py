@@ -224,6 +224,15 @@ class Connections:
             self._connect(min(idle, key=lambda peer: (peer.failures, peer.last_used_ms)), now_ms)
         return None
 
+    def may_find_node(self, now_ms: int) -> bool:
+        """Whether `least_loaded` would return a node now, or begin a connection."""
+        peers = self._peers.values()
+        if any(self._can_send(peer, now_ms) for peer in peers):
+            return True
+        if any(peer.state in (State.CONNECTING, State.NEGOTIATING) for peer in peers):
+            return False
+        return any(peer.state is State.IDLE and now_ms >= peer.retry_at_ms for peer in peers)
+
     def is_any_usable(self, now_ms: int) -> bool:
         """Whether some node is connected, is being connected, or may be tried now."""
         return any(peer.state is not State.IDLE or now_ms >= peer.retry_at_ms for peer in self._peers.values())

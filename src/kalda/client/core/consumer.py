@@ -99,7 +99,7 @@ class ConsumerCore:
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
         self.subscription = Subscription()
-        reset = _reset_of(config)
+        self._reset = reset = _reset_of(config)
         self.fetcher = Fetcher(
             _fetch_config(config, reset),
             self.subscription,
@@ -124,7 +124,6 @@ class ConsumerCore:
             retry_backoff_ms=config.retry_backoff_ms,
             require_stable=config.read_committed,
         )
-        self._reset = reset
         self._membership = self._make_membership(member_id)
         self._refused: ApiError | None = None
         self._next_auto_commit_ms = now_ms + config.auto_commit_interval_ms
@@ -197,8 +196,11 @@ class ConsumerCore:
     def deadline_ms(self, now_ms: int, is_polling: bool) -> int | None:
         """When `run` is due, if nothing happens before; None: not before an event."""
         self.requests.now_ms = now_ms
+        requests_ms = self.requests.deadline_ms()
+        if requests_ms == now_ms:
+            return now_ms
         times = [
-            self.requests.deadline_ms(),
+            requests_ms,
             self.positions.deadline_ms(),
             self.fetcher.deadline_ms(),
             self.committing.deadline_ms(),
@@ -346,6 +348,13 @@ class ConsumerCore:
     def take_chunks(self, rows: int) -> list[Taken]:
         """The next batches, for columns; none where none is buffered. Raises what has failed."""
         return self.fetcher.take_chunks(rows)
+
+    def put_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Records that were taken from these offsets on are fetched again."""
+        for partition, offset in offsets.items():
+            state = self.subscription.partitions.get(partition)
+            if state is not None:
+                state.seek(OffsetAndEpoch(offset))
 
     @property
     def callback(self) -> Callback | None:

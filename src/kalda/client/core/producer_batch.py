@@ -74,6 +74,8 @@ class ProducerBatch(appending.Records):
     def __init__(self, topic_partition: TopicPartition, buffer: bytearray, limit: int, now_ms: int) -> None:
         super().__init__(buffer, limit)
         self.topic_partition = topic_partition
+        self.io: Any = None
+        """What a thread may run that waits for this batch; the accumulator's `io`."""
         self.buffer: bytearray | None = buffer
         """The pool's memory; None once it is given back."""
         self.created_ms = now_ms

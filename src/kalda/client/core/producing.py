@@ -183,7 +183,9 @@ class ProducerCore:
             due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
         if due_ms is None or due_ms > now_ms:
             return due_ms
-        # Due, but there was no node for it: not before a connection is made, fails, or may be tried again.
+        if self.connections.may_find_node(now_ms):
+            return now_ms  # it has become due since the last attempt
+        # There is no node for it before a connection is made, fails, or may be tried again.
         retry_ms = self.connections.next_retry_ms()
         return retry_ms if retry_ms is not None and retry_ms > now_ms else None
 

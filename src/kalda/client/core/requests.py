@@ -71,10 +71,12 @@ class Requests:
                 self.connections.send(node_id, self.metadata.next_request(now_ms), now_ms, self._on_metadata)
 
     def deadline_ms(self) -> int | None:
-        """When `run` is due; None where only an event helps."""
-        times = [self.connections.deadline_ms(self.now_ms), self.connections.next_retry_ms()]
+        """When `run` is due, which may be now; None where only an event helps."""
         due_ms = self.metadata.next_request_at_ms(self.now_ms)
-        if due_ms is not None and due_ms > self.now_ms:
+        if due_ms is not None and due_ms <= self.now_ms and self.connections.may_find_node(self.now_ms):
+            return self.now_ms  # the request has become due since `run`
+        times = [self.connections.deadline_ms(self.now_ms), self.connections.next_retry_ms()]
+        if due_ms is not None:
             times.append(due_ms)
         if self._find_at_ms > self.now_ms:
             times.append(self._find_at_ms)

@@ -154,7 +154,10 @@ class TransactionManager:
         self._added_groups: set[str] = set()
         """Groups that AddOffsetsToTxn has added."""
         self._is_started = False
-        """Whether the coordinator may hold this transaction as ongoing, so that EndTxn is needed."""
+        """Whether the coordinator may hold this transaction as ongoing, so that EndTxn is needed: before version 2 it
+        refuses to end one to which nothing was added."""
+        self._was_started = False
+        """`_is_started` before the request in flight."""
         self._bump_required = False
         """InitProducerId has to raise the epoch after the abort."""
         self._end_is_skipped = False
@@ -179,8 +182,8 @@ class TransactionManager:
         self._expect_transaction("send")
         if partition in self._partitions or partition in self._new_partitions:
             return
-        self._is_started = True
         if self.is_v2:
+            self._is_started = True  # its first batch adds it
             self._partitions.add(partition)
         else:
             self._new_partitions[partition] = None
@@ -206,7 +209,7 @@ class TransactionManager:
         """Commit a group's offsets as a part of the transaction, with a text for some of them."""
         self._expect_transaction("send offsets")
         if offsets:
-            self._is_started = True
+            self._is_started |= self.is_v2
             self._offsets.append(_Offsets(group_id, dict(offsets), member or GroupMember(), dict(texts or {})))
 
     def begin_commit(self) -> None:
@@ -271,8 +274,10 @@ class TransactionManager:
         cannot be committed."""
         if self._in_flight is not None or now_ms < self._retry_at_ms:
             return None
-        self._in_flight = self._choose(has_batches)
-        return self._in_flight
+        self._in_flight = outgoing = self._choose(has_batches)
+        if outgoing is not None and isinstance(outgoing.request, _STARTS):
+            self._was_started, self._is_started = self._is_started, True
+        return outgoing
 
     @property
     def retry_at_ms(self) -> int:
@@ -301,11 +306,13 @@ class TransactionManager:
             case _:
                 raise AssertionError(f"{sent.request} is no request of transactions")
 
-    def on_failure(self, code: ErrorCode, message: str, now_ms: int) -> None:
-        """The request in flight has no response: the connection broke, or the time has passed. The coordinator is
-        looked up again, and the request is repeated."""
+    def on_failure(self, code: ErrorCode, message: str, now_ms: int, *, was_sent: bool = True) -> None:
+        """The request in flight has no response: the connection broke, the time has passed, or it could not be sent.
+        The coordinator is looked up again, and the request is repeated."""
         sent, self._in_flight = self._in_flight, None
         assert sent is not None, "a failure has a request"
+        if not was_sent and isinstance(sent.request, _STARTS):
+            self._is_started = self._was_started
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self._fail(fatal(code, message))
             return
@@ -591,6 +598,8 @@ _FATAL_FOR_BATCHES = frozenset(
         ErrorCode.UNSUPPORTED_VERSION,
     )
 )
+_STARTS = (AddPartitionsToTxnRequest, AddOffsetsToTxnRequest)
+"""Requests that make a transaction an ongoing one before version 2."""
 _MADE_VOID_BY_ABORT = (AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, TxnOffsetCommitRequest)
 """Requests whose outcome does not matter where the transaction is aborted meanwhile. An error that fences the producer
 is answered to EndTxn too."""

@@ -235,7 +235,9 @@ class TransactionDriver:
         elif not self._connections.is_ready(node_id, now_ms):
             if not self._connections.is_reachable(node_id, now_ms):
                 self._pending = None
-                self._fail(ErrorCode.NETWORK_EXCEPTION, f"the coordinator, node {node_id}, cannot be reached")
+                why = f"the coordinator, node {node_id}, cannot be reached"
+                with self._lock:
+                    manager.on_failure(ErrorCode.NETWORK_EXCEPTION, why, now_ms, was_sent=False)
             return
         self._pending = None
         self._connections.send(
@@ -251,7 +253,10 @@ class TransactionDriver:
         pending = self._pending
         if pending is not None:
             if pending.node_id is None:
-                return self._connections.next_retry_ms()
+                if self._connections.may_find_node(now_ms):
+                    return now_ms
+                retry_ms = self._connections.next_retry_ms()
+                return retry_ms if retry_ms is not None and retry_ms > now_ms else None
             return self._connections.ready_at_ms(pending.node_id, now_ms)
         retry_at_ms = self.manager.retry_at_ms
         return retry_at_ms if retry_at_ms > now_ms else None

@@ -1,0 +1,144 @@
+"""What a well-behaved client notices of one that storms, with quotas on: the p99 of its round trips.
+
+    python bench/storms.py [--seconds 10] [--only throttled|connections|topics|requests]
+
+    throttled     produces as fast as it can, and ignores the pauses that it is given
+    connections   opens 10,000 connections at once
+    topics        creates 5,000 topics at once: a hundred requests on one connection
+    requests      sends small requests, pipelined, as fast as it can
+
+The storm is a process of its own, with the client id `storm`, which has quotas of every kind; the node limits new
+connections. The other client produces one record at a time. Printed is its p99 during the storm over that before it,
+and what the storm got done a second. Client, storm and node share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+
+from harness.client import Raw, produce_request
+from harness.nodes import Node
+from harness.systems import KALDA
+
+from kalda.client.admin.quotas import alter_quotas
+from kalda.client.cluster import ClusterClient
+from kalda.protocol.framing import encode_request
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
+from kalda.protocol.notation import Request
+
+_QUOTAS = {
+    "producer_byte_rate": 1e6,
+    "consumer_byte_rate": 1e6,
+    "request_percentage": 10.0,
+    "controller_mutation_rate": 50.0,
+}
+_SETTINGS = "max.connection.creation.rate=200\n"
+_ROUND_TRIPS = 1_000
+
+
+def frame_of(request: Request, version: int) -> bytes:
+    body = b"".join(encode_request(request, version, 1, "storm"))
+    return len(body).to_bytes(4, "big") + body
+
+
+def flood(port: int, frame: bytes, until: float) -> int:
+    """Send the frame, and read the answers as they come. Returns the bytes of the answers."""
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.setblocking(False)
+        burst = frame * max(1, 65_536 // len(frame))
+        got = 0
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                peer.send(burst)
+            with contextlib.suppress(BlockingIOError):
+                got += len(peer.recv(1 << 20))
+            time.sleep(0.0005)
+    return got
+
+
+def storm(kind: str, port: int, seconds: float) -> None:
+    """In a process of its own."""
+    until = time.monotonic() + seconds
+    if kind == "throttled":
+        flood(port, frame_of(produce_request("storm", 100_000), 9), until)
+    elif kind == "requests":
+        flood(port, frame_of(MetadataRequest(topics=[]), 9), until)
+    elif kind == "topics":
+        requests = [
+            CreateTopicsRequest(
+                topics=[
+                    CreatableTopic(name=f"s-{at + each}", num_partitions=1, replication_factor=1) for each in range(50)
+                ],
+                timeout_ms=10_000,
+            )
+            for at in range(0, 5_000, 50)
+        ]
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.sendall(b"".join(frame_of(request, 7) for request in requests))
+            peer.settimeout(1.0)
+            while time.monotonic() < until:
+                with contextlib.suppress(TimeoutError):
+                    peer.recv(1 << 20)
+    else:
+        peers: list[socket.socket] = []
+        while time.monotonic() < until and len(peers) < 10_000:
+            peer = socket.socket()
+            peer.setblocking(False)
+            with contextlib.suppress(BlockingIOError, OSError):
+                peer.connect(("127.0.0.1", port))
+            peers.append(peer)
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+def measure(kind: str, seconds: float) -> None:
+    """One storm on a node of its own."""
+    node = Node(KALDA, _SETTINGS)
+    try:
+        node.start()
+        node.create_topics(["calm", "storm"])
+        with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+            alter_quotas(cluster, {"client-id": "storm"}, _QUOTAS)
+        raw = Raw(node.port, produce_request("calm", 100), 9)
+        raw.round_trips(_ROUND_TRIPS)
+        before = raw.round_trips(4 * _ROUND_TRIPS)
+        command = [sys.executable, __file__, "--storm", kind, "--port", str(node.port), "--seconds", str(seconds + 4)]
+        with subprocess.Popen(command) as process:
+            time.sleep(2.5)  # the quota's first windows are free
+            until, during = time.monotonic() + seconds, []
+            while time.monotonic() < until:
+                during.append(raw.round_trips(_ROUND_TRIPS))
+            process.wait()
+        p50, p99 = (sorted(each[key] for each in during)[len(during) // 2] for key in ("p50_us", "p99_us"))
+        print(
+            f"{kind:12} p50 {before['p50_us']:.0f} -> {p50:.0f} µs ({p50 / before['p50_us']:.2f}x), "
+            f"p99 {before['p99_us']:.0f} -> {p99:.0f} µs ({p99 / before['p99_us']:.2f}x)",
+            flush=True,
+        )
+    finally:
+        node.close()
+
+
+def main() -> None:
+    """Run them all, or one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = ("throttled", "connections", "topics", "requests")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--only", choices=kinds)
+    parser.add_argument("--storm", choices=kinds, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.storm:
+        storm(given.storm, given.port, given.seconds)
+        return
+    for kind in [given.only] if given.only else kinds:
+        measure(kind, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

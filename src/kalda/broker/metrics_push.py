@@ -1,0 +1,114 @@
+"""Posts what a node measures to an OpenTelemetry collector: `kalda.metrics.otlp.endpoint`, OTLP over HTTP (protobuf).
+
+The sensors are read on the event loop, in pieces; they are encoded, compressed and posted by a job. At most one post is
+under way, and one that fails is dropped: the next one has newer totals. A collector that hangs or refuses therefore
+costs a thread for a while, and nothing else. The messages are those that clients push, so no library is needed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from itertools import islice
+from typing import Final
+from urllib.parse import urlsplit
+
+from kalda.base.clock import Clock
+from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.sensors import Sensors
+from kalda.telemetry.node_points import node_points
+from kalda.telemetry.otlp import DataPoint, encode
+
+log = logging.getLogger("kalda.node")
+
+ENDPOINT: Final = "kalda.metrics.otlp.endpoint"
+_PIECE: Final = 500
+"""Sensors that are read in one turn of the loop."""
+_TIMEOUT_S: Final = 10
+
+
+class MetricsPush:
+    """One node's."""
+
+    def __init__(
+        self,
+        node_id: int,
+        cluster_id: str,
+        endpoint: str,
+        interval_ms: int,
+        sensors: Sensors,
+        clock: Clock,
+        timers: Timers,
+        jobs: Jobs,
+    ) -> None:
+        """Raises `ValueError` for another URL than one of HTTP."""
+        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+            raise ValueError(f"{ENDPOINT}={endpoint}: http://HOST:PORT/PATH is expected")
+        self._endpoint = endpoint
+        self._interval_ms = interval_ms
+        self._sensors = sensors
+        self._clock = clock
+        self._timers = timers
+        self._jobs = jobs
+        self._resource = (
+            ("service.name", "kalda"),
+            ("service.instance.id", str(node_id)),
+            ("kafka.cluster.id", cluster_id),
+        )
+        self._start_ms = clock.wall_ms()
+        self._timer: Timer | None = None
+        """For the next post, or the next piece of this one; None while one is posted."""
+        self.posted = 0
+        """Posts so far that the collector has taken."""
+        self.failed = 0
+        """And those that it has not. Each that is a power of two is logged."""
+        self._closed = False
+
+    def start(self) -> None:
+        """Post from now on, the first time after an interval."""
+        self._timer = self._timers.call_later_ms(self._interval_ms, self._begin)
+
+    def close(self) -> None:
+        """Post no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        left = self._sensors.everything()
+        points: list[DataPoint] = []
+
+        def read_piece() -> None:
+            if self._closed:
+                return
+            piece = list(islice(left, _PIECE))
+            points.extend(node_points(piece, self._clock.mono_ms(), self._clock.wall_ms(), self._start_ms))
+            if len(piece) == _PIECE:
+                self._timer = self._timers.call_later_ms(0, read_piece)
+            else:
+                self._timer = None
+                self._jobs.run(lambda: _post(self._endpoint, encode(points, self._resource)), self._posted)
+
+        read_piece()
+
+    def _posted(self, _: None, error: BaseException | None) -> None:
+        if error is None:
+            self.posted += 1
+        else:
+            self.failed += 1
+            if self.failed & (self.failed - 1) == 0:
+                log.warning(
+                    "%s=%s has not taken metrics, %d times now: %s", ENDPOINT, self._endpoint, self.failed, error
+                )
+        if not self._closed:
+            self.start()
+
+
+def _post(endpoint: str, payload: bytes) -> None:
+    """Runs on a thread. Raises `OSError`."""
+    from urllib.request import Request, urlopen
+
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    request = Request(endpoint, gzip.compress(payload), headers, method="POST")
+    with urlopen(request, timeout=_TIMEOUT_S) as answer:
+        answer.read(64 * 1024)

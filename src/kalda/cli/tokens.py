@@ -1,0 +1,106 @@
+"""`kalda tokens`: delegation tokens."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.admin.access import Token
+    from kalda.client.cluster import ClusterClient
+
+_hmac_option = click.option("--hmac", metavar="BASE64", required=True, help="The token's HMAC, as `create` prints it.")
+
+
+@click.group()
+def tokens() -> None:
+    """Create, list, renew and expire delegation tokens.
+
+    \b
+    Examples:
+      kalda tokens create --renewer User:scheduler --max-life-time-ms 86400000
+      kalda tokens list --owner User:alice
+      kalda tokens expire --hmac BASE64
+    """
+
+
+@tokens.command("create")
+@click.option("--owner", metavar="PRINCIPAL", help="Whom the token is for; needs CREATE_TOKENS on that user.")
+@click.option("--renewer", metavar="PRINCIPAL", multiple=True, help="Who may renew it besides its owner.")
+@click.option("--max-life-time-ms", type=int, default=-1, help="At most so long. [default: the brokers' own]")
+@json_option
+@with_cluster
+def create_command(
+    cluster: ClusterClient, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int, as_json: bool
+) -> None:
+    """Create a token. Its HMAC is a secret: whoever has it can log in as its owner."""
+    from kalda.client.admin.access import create_token
+
+    token = create_token(cluster, owner=owner, renewers=renewer, max_lifetime_ms=max_life_time_ms)
+    _print([token], as_json, with_hmac=True)
+
+
+@tokens.command("list")
+@click.option("--owner", metavar="PRINCIPAL", multiple=True, help="Only tokens that concern this principal.")
+@json_option
+@with_cluster
+def list_command(cluster: ClusterClient, /, owner: tuple[str, ...], as_json: bool) -> None:
+    """List tokens, without their HMACs."""
+    from kalda.client.admin.access import describe_tokens
+
+    _print(describe_tokens(cluster, owner), as_json, with_hmac=False)
+
+
+@tokens.command("renew")
+@_hmac_option
+@click.option("--renew-time-period-ms", type=int, default=-1, help="How long from now. [default: the brokers' own]")
+@with_cluster
+def renew_command(cluster: ClusterClient, /, hmac: str, renew_time_period_ms: int) -> None:
+    """Move the expiry of a token on."""
+    from kalda.client.admin.access import renew_token
+
+    click.echo(f"The token expires at {renew_token(cluster, _decoded(hmac), renew_time_period_ms)} ms since 1970.")
+
+
+@tokens.command("expire")
+@_hmac_option
+@click.option("--expiry-time-period-ms", type=int, default=-1, help="How long from now. [default: at once]")
+@with_cluster
+def expire_command(cluster: ClusterClient, /, hmac: str, expiry_time_period_ms: int) -> None:
+    """Have a token expire."""
+    from kalda.client.admin.access import expire_token
+
+    click.echo(f"The token expires at {expire_token(cluster, _decoded(hmac), expiry_time_period_ms)} ms since 1970.")
+
+
+def _decoded(hmac: str) -> bytes:
+    """Raises `click.UsageError`; the message does not have the secret."""
+    try:
+        return base64.b64decode(hmac, validate=True)
+    except binascii.Error as error:
+        raise click.UsageError(f"--hmac is not base64: {error}") from None
+
+
+def _print(found: list[Token], as_json: bool, *, with_hmac: bool) -> None:
+    rows = []
+    for token in found:
+        row = token._asdict()
+        del row["hmac"]
+        if with_hmac:
+            row["hmac"] = base64.b64encode(token.hmac).decode()
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("There are no tokens.")
+    else:
+        print_table(
+            tuple(name.upper().replace("_", "-") for name in rows[0]),
+            [tuple(" ".join(each) if isinstance(each, tuple) else each for each in row.values()) for row in rows],
+        )

@@ -1,0 +1,90 @@
+"""`kalda users`: the SCRAM credentials of users."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kalda.cli.output import print_json, print_table
+from kalda.cli.session import json_option, with_cluster
+
+if TYPE_CHECKING:
+    from kalda.client.cluster import ClusterClient
+
+_MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_mechanism_option = click.option(
+    "--mechanism", type=click.Choice(list(_MECHANISMS)), default="SCRAM-SHA-512", show_default=True
+)
+
+
+@click.group()
+def users() -> None:
+    """Set, remove and list the SCRAM credentials of users.
+
+    \b
+    Examples:
+      kalda users set alice
+      kalda users list
+      kalda users remove alice --mechanism SCRAM-SHA-256
+    """
+
+
+@users.command("set")
+@click.argument("name")
+@_mechanism_option
+@click.option("--iterations", type=click.IntRange(4096, 16384), default=8192, show_default=True)
+@click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help="Asked for where not given.")
+@with_cluster
+def set_command(cluster: ClusterClient, /, name: str, mechanism: str, iterations: int, password: str) -> None:
+    """Set the password of a user. Only its salted hash is sent."""
+    import os
+
+    from kalda.client.admin.access import alter_users
+    from kalda.metadata.scram import ScramMechanism
+    from kalda.metadata.scram_arguments import salted_password
+    from kalda.protocol.messages.security import ScramCredentialUpsertion
+
+    salt = os.urandom(24)
+    chosen = ScramMechanism(_MECHANISMS[mechanism])
+    salted = salted_password(chosen, password, salt, iterations)
+    upsertion = ScramCredentialUpsertion(
+        name=name, mechanism=chosen.value, iterations=iterations, salt=salt, salted_password=salted
+    )
+    alter_users(cluster, upsertions=[upsertion])
+    click.echo(f"{name} has a credential of {mechanism}.")
+
+
+@users.command("remove")
+@click.argument("name")
+@_mechanism_option
+@with_cluster
+def remove_command(cluster: ClusterClient, /, name: str, mechanism: str) -> None:
+    """Remove a credential of a user."""
+    from kalda.client.admin.access import alter_users
+    from kalda.protocol.messages.security import ScramCredentialDeletion
+
+    alter_users(cluster, deletions=[ScramCredentialDeletion(name=name, mechanism=_MECHANISMS[mechanism])])
+    click.echo(f"{name} has no credential of {mechanism} any more.")
+
+
+@users.command("list")
+@click.argument("names", nargs=-1)
+@json_option
+@with_cluster
+def list_command(cluster: ClusterClient, /, names: tuple[str, ...], as_json: bool) -> None:
+    """List the users that have credentials; never their secrets."""
+    from kalda.client.admin.access import describe_users
+
+    words = {number: word for word, number in _MECHANISMS.items()}
+    rows = [
+        {"user": user, "mechanism": words.get(mechanism, str(mechanism)), "iterations": iterations}
+        for user, credentials in sorted(describe_users(cluster, names).items())
+        for mechanism, iterations in sorted(credentials.items())
+    ]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("No user has a SCRAM credential.")
+    else:
+        print_table(("USER", "MECHANISM", "ITERATIONS"), [tuple(row.values()) for row in rows])

@@ -1,0 +1,203 @@
+"""Access control entries, SCRAM credentials and delegation tokens: describe and change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kalda.client.admin.cluster_plans import Acl, AclFilter
+from kalda.client.cluster import ClusterClient
+from kalda.client.errors import refused
+from kalda.protocol.messages import security as messages
+
+
+class Token(NamedTuple):
+    """A delegation token (KIP-48). Principals are `User:alice`, times milliseconds since 1970."""
+
+    token_id: str
+    owner: str
+    requester: str
+    renewers: tuple[str, ...]
+    issued_ms: int
+    expires_ms: int
+    max_ms: int
+    hmac: bytes
+    """The secret: whoever has it can log in as the owner."""
+
+
+def _filter(acl_filter: AclFilter) -> dict[str, Any]:
+    """The fields of a filter in requests."""
+    return {
+        "resource_type_filter": acl_filter.resource_type,
+        "resource_name_filter": acl_filter.resource_name,
+        "pattern_type_filter": acl_filter.pattern_type,
+        "principal_filter": acl_filter.principal,
+        "host_filter": acl_filter.host,
+        "operation": acl_filter.operation,
+        "permission_type": acl_filter.permission,
+    }
+
+
+def _creation(acl: Acl) -> messages.AclCreation:
+    return messages.AclCreation(
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        resource_pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
+    )
+
+
+def describe_acls(cluster: ClusterClient, acl_filter: AclFilter) -> list[Acl]:
+    """The entries that match. Raises `ApiError`."""
+    answer = cluster.any_broker(messages.DescribeAclsRequest(**_filter(acl_filter)))
+    if answer.error_code:
+        raise refused(answer.error_code, "ACLs", answer.error_message)
+    return [
+        Acl(
+            resource.resource_type,
+            resource.resource_name,
+            resource.pattern_type,
+            each.principal,
+            each.host,
+            each.operation,
+            each.permission_type,
+        )
+        for resource in answer.resources
+        for each in resource.acls
+    ]
+
+
+def create_acls(cluster: ClusterClient, acls: Sequence[Acl]) -> None:
+    """Create entries; one that exists already is left. Raises `ApiError`."""
+    answer = cluster.any_broker(messages.CreateAclsRequest(creations=[_creation(acl) for acl in acls]))
+    for acl, result in zip(acls, answer.results, strict=True):
+        if result.error_code:
+            raise refused(result.error_code, f"ACL of {acl.principal} on {acl.resource_name}", result.error_message)
+
+
+def delete_acls(cluster: ClusterClient, filters: Sequence[AclFilter]) -> list[Acl]:
+    """Delete the entries that match any of the filters, and return them. Raises `ApiError`."""
+    asked = [messages.DeleteAclsFilter(**_filter(each)) for each in filters]
+    answer = cluster.any_broker(messages.DeleteAclsRequest(filters=asked))
+    deleted: dict[Acl, None] = {}
+    for result in answer.filter_results:
+        if result.error_code:
+            raise refused(result.error_code, "ACLs", result.error_message)
+        for each in result.matching_acls:
+            deleted[
+                Acl(
+                    each.resource_type,
+                    each.resource_name,
+                    each.pattern_type,
+                    each.principal,
+                    each.host,
+                    each.operation,
+                    each.permission_type,
+                )
+            ] = None
+    return list(deleted)
+
+
+def describe_users(cluster: ClusterClient, users: Sequence[str] = ()) -> dict[str, dict[int, int]]:
+    """Iterations by mechanism (1: SCRAM-SHA-256, 2: SCRAM-SHA-512) of each user, or of all. Raises `ApiError`."""
+    asked = [messages.UserName(name=name) for name in users]
+    answer = cluster.any_broker(messages.DescribeUserScramCredentialsRequest(users=asked))
+    if answer.error_code:
+        raise refused(answer.error_code, "users", answer.error_message)
+    found: dict[str, dict[int, int]] = {}
+    for result in answer.results:
+        if result.error_code:
+            raise refused(result.error_code, f"user {result.user}", result.error_message)
+        found[result.user] = {each.mechanism: each.iterations for each in result.credential_infos}
+    return found
+
+
+def alter_users(
+    cluster: ClusterClient,
+    upsertions: Sequence[messages.ScramCredentialUpsertion] = (),
+    deletions: Sequence[messages.ScramCredentialDeletion] = (),
+) -> None:
+    """Set and delete SCRAM credentials. Raises `ApiError`."""
+    request = messages.AlterUserScramCredentialsRequest(deletions=list(deletions), upsertions=list(upsertions))
+    for result in cluster.any_broker(request).results:
+        if result.error_code:
+            raise refused(result.error_code, f"user {result.user}", result.error_message)
+
+
+def _principal(text: str) -> tuple[str, str]:
+    kind, _, name = text.partition(":")
+    return kind, name
+
+
+def create_token(
+    cluster: ClusterClient, *, owner: str | None = None, renewers: Sequence[str] = (), max_lifetime_ms: int = -1
+) -> Token:
+    """A token of the caller, or of `owner`. Raises `ApiError`."""
+    kind, name = _principal(owner) if owner is not None else (None, None)
+    request = messages.CreateDelegationTokenRequest(
+        owner_principal_type=kind,
+        owner_principal_name=name,
+        renewers=[
+            messages.CreatableRenewers(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
+            for each in renewers
+        ],
+        max_lifetime_ms=max_lifetime_ms,
+    )
+    answer = cluster.any_broker(request)
+    if answer.error_code:
+        raise refused(answer.error_code, "delegation token")
+    return Token(
+        answer.token_id,
+        f"{answer.principal_type}:{answer.principal_name}",
+        f"{answer.token_requester_principal_type}:{answer.token_requester_principal_name}",
+        tuple(renewers),
+        answer.issue_timestamp_ms,
+        answer.expiry_timestamp_ms,
+        answer.max_timestamp_ms,
+        bytes(answer.hmac),
+    )
+
+
+def describe_tokens(cluster: ClusterClient, owners: Sequence[str] = ()) -> list[Token]:
+    """The tokens of some owners, or all that the caller may see. Raises `ApiError`."""
+    asked = [
+        messages.DescribeDelegationTokenOwner(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
+        for each in owners
+    ]
+    answer = cluster.any_broker(messages.DescribeDelegationTokenRequest(owners=asked or None))
+    if answer.error_code:
+        raise refused(answer.error_code, "delegation tokens")
+    return [
+        Token(
+            each.token_id,
+            f"{each.principal_type}:{each.principal_name}",
+            f"{each.token_requester_principal_type}:{each.token_requester_principal_name}",
+            tuple(f"{one.principal_type}:{one.principal_name}" for one in each.renewers),
+            each.issue_timestamp,
+            each.expiry_timestamp,
+            each.max_timestamp,
+            bytes(each.hmac),
+        )
+        for each in answer.tokens
+    ]
+
+
+def renew_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
+    """When the token expires now; a negative period stands for the broker's own. Raises `ApiError`."""
+    answer = cluster.any_broker(messages.RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms))
+    if answer.error_code:
+        raise refused(answer.error_code, "delegation token")
+    expires_ms: int = answer.expiry_timestamp_ms
+    return expires_ms
+
+
+def expire_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
+    """When the token expires now; with a negative period it is removed at once. Raises `ApiError`."""
+    answer = cluster.any_broker(messages.ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms))
+    if answer.error_code:
+        raise refused(answer.error_code, "delegation token")
+    expires_ms: int = answer.expiry_timestamp_ms
+    return expires_ms

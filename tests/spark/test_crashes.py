@@ -1,0 +1,138 @@
+"""kill -9 of a streaming job, of its Python worker and of a broker, restarted from the checkpoint: row for row.
+
+`KALDA_SPARK_ROUNDS` is the number of kills of each kind. Without it the test is left out: a round takes minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kalda import Consumer, Producer
+from kalda.testing import Cluster
+
+pytestmark = pytest.mark.spark
+JOB = Path(__file__).with_name("crashing_job.py")
+ROUNDS = int(os.environ.get("KALDA_SPARK_ROUNDS", "0"))
+ROWS_A_ROUND = 20_000
+
+
+class Job:
+    """A job that is started again whenever it has ended, from its checkpoint."""
+
+    def __init__(self, servers: str, checkpoint: Path, mode: str) -> None:
+        self._command = [sys.executable, str(JOB), servers, str(checkpoint), mode]
+        self._log = checkpoint.with_suffix(".log")
+        self.starts = 0
+        self.start()
+
+    def start(self) -> None:
+        self.starts += 1
+        with open(self._log, "a") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+
+    def wait_for_batches(self, count: int) -> None:
+        """Until the job has reported so often; it reports once a second."""
+        while count:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+            count -= line.startswith("batch")
+            if not line:
+                self.kill()
+                assert self.starts < 10 * ROUNDS + 10, self._log.read_text()[-5_000:]
+                self.start()
+
+    def workers(self) -> list[psutil.Process]:
+        """Python processes that run tasks."""
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        return [each for each in found if any("pyspark.daemon" in part for part in _command(each))]
+
+    def kill(self) -> None:
+        """As a machine that is switched off: the driver, its JVM and all workers."""
+        if self._process.poll() is not None:
+            return
+        driver = psutil.Process(self._process.pid)
+        family = [*driver.children(recursive=True), driver]
+        for each in family:
+            try:
+                each.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(family, timeout=30)
+        self._process.wait()
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def values(servers: str, topic: str) -> Counter[bytes]:
+    """The committed values of a topic."""
+    with Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed"}) as consumer:
+        consumer.assign([(topic, each.partition) for each in consumer.partitions_for(topic).partitions])
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets()
+        found: Counter[bytes] = Counter()
+        while any(consumer.position(each) < ends[each] for each in consumer.assignment()):
+            found.update(one.value for one in consumer.poll(0.2, max_records=10_000))
+        return found
+
+
+def fill(servers: str, first: int, count: int) -> None:
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for number in range(first, first + count):
+            producer.send("in", str(number).encode(), partition=number % 3)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(brokers=3) as one:
+        one.create_topic("in", partitions=3)
+        one.create_topic("out", partitions=3)
+        yield one
+
+
+@pytest.mark.skipif(not ROUNDS, reason="takes minutes: set KALDA_SPARK_ROUNDS to the number of kills of each kind")
+def test_every_row_once_whatever_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """The driver, a worker and a broker are killed in turn, at a random moment of a batch."""
+    randomly = random.Random(7)
+    servers, checkpoint, total = cluster.bootstrap_servers, tmp_path / "job", 0
+    job = Job(servers, checkpoint, "once")
+    try:
+        for number in range(3 * ROUNDS):
+            fill(servers, total, ROWS_A_ROUND)
+            total += ROWS_A_ROUND
+            job.wait_for_batches(randomly.randrange(1, 3))
+            if number % 3 == 0:
+                job.kill()
+                job.start()
+            elif number % 3 == 1:
+                for worker in job.workers()[:1]:
+                    worker.send_signal(signal.SIGKILL)
+            else:
+                node = 1 + number // 3 % 3
+                cluster.kill_node(node)
+                cluster.start_node(node)
+        for _ in range(120):
+            job.wait_for_batches(1)
+            found = values(servers, "out")
+            if len(found) >= total:
+                break
+        assert found == values(servers, "in")
+        assert len(found) == total
+    finally:
+        job.kill()

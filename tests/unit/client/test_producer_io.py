@@ -1,0 +1,133 @@
+"""Turns of a blocking producer: of its own thread, or of a thread that waits for a record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda import Producer
+from kalda.base.errors import ApiError
+from kalda.client.core.producer_batch import RecordMetadata
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+
+TIMEOUT_S = 20
+
+
+class Broker(ScriptedBroker):
+    """Acknowledges every batch, while `is_open` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics["t"] = [1]
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.answers[ApiKey.PRODUCE] = self._produce
+
+    def _produce(self, request: Any, _version: int) -> Any:
+        assert self.is_open.wait(TIMEOUT_S)
+        results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
+        topic_id = request.topic_data[0].topic_id
+        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as made:
+        yield made
+        made.is_open.set()
+
+
+@pytest.fixture
+def producer(broker: Broker) -> Iterator[Producer]:
+    with Producer(bootstrap_servers=broker.address, linger_ms=0, enable_idempotence=False) as made:
+        made.send("t", b"first").result(TIMEOUT_S)
+        yield made
+
+
+def test_a_thread_that_waits_runs_the_turns(broker: Broker, producer: Producer) -> None:
+    threads: list[int] = []
+
+    def delivered(_metadata: RecordMetadata | None, _error: Exception | None) -> None:
+        threads.append(threading.get_ident())
+
+    broker.is_open.clear()
+    future = producer.send("t", b"v", on_delivery=delivered)
+    io = producer._thread
+    turn = io._turn
+
+    def turn_then_open(*arguments: Any) -> None:
+        if threading.current_thread() is not io:
+            broker.is_open.set()
+        turn(*arguments)
+
+    io._turn = turn_then_open  # type: ignore[method-assign]
+    future.result(TIMEOUT_S)
+    assert threads == [threading.get_ident()]
+
+
+def test_a_batch_that_no_thread_waits_for_is_sent(producer: Producer) -> None:
+    sent = threading.Event()
+    producer.send("t", b"waited for").result(TIMEOUT_S)
+    producer.send("t", b"v", on_delivery=lambda _metadata, _error: sent.set())
+    assert sent.wait(TIMEOUT_S)
+
+
+def test_many_threads_wait(producer: Producer) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(30):
+                producer.send("t", b"v").result(TIMEOUT_S)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failures
+
+
+def test_an_interrupt_of_a_thread_that_waits_for_sockets_breaks_nothing(broker: Broker, producer: Producer) -> None:
+    broker.is_open.clear()
+    future = producer.send("t", b"v")
+    io = producer._thread
+    select = io._selector.select
+
+    def interrupted(timeout: float | None = None) -> Any:
+        if threading.current_thread() is io:
+            return select(timeout)
+        io._selector.select = select  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    io._selector.select = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        future.result(TIMEOUT_S)
+    broker.is_open.set()
+    assert future.result(TIMEOUT_S).topic == "t"
+
+
+def test_a_turn_that_fails_on_a_thread_that_waits_ends_the_producer(broker: Broker, producer: Producer) -> None:
+    broker.is_open.clear()
+    future, other = producer.send("t", b"v"), producer.send("t", b"w")
+    io = producer._thread
+    run = producer._core.run
+
+    def broken(now_ms: int) -> None:
+        if threading.current_thread() is not io:
+            raise KeyboardInterrupt
+        run(now_ms)
+
+    producer._core.run = broken  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        future.result(TIMEOUT_S)
+    with pytest.raises(ApiError, match="the I/O thread failed"):
+        other.result(TIMEOUT_S)

@@ -1,0 +1,35 @@
+"""A machine without a Java that Spark can use: what the message says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kalda.spark import session
+from kalda.spark.java import java_advice
+
+
+def java(folder: Path, version: str) -> None:
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-21' >&2\n")
+    program.chmod(0o755)
+
+
+def test_no_java_is_one_sentence_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"no java on the PATH.*apt-get install openjdk-17-jre-headless"):
+        session()
+
+
+def test_the_java_of_java_home_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    assert "which has no bin/java" in (java_advice() or "")
+    java(tmp_path / "old", "11.0.26")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    assert "is Java 11. Spark runs on Java 17 or 21" in (java_advice() or "")
+    java(tmp_path / "new", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    assert java_advice() is None
