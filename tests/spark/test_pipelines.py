@@ -115,7 +115,7 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
 def test_a_load_with_bounds_has_only_what_is_within(
     session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.create_topic("bounded")
+    cluster.create_topic("bounded", configs={"retention.ms": -1})  # the records have old timestamps
     with producer(cluster) as made:
         for n in range(100):
             made.send("bounded", b"%d" % n, None, 0, 1_700_000_000_000 + n)
@@ -218,8 +218,8 @@ def test_a_snapshot_is_what_a_compacted_log_gives(
 
 
 def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, options: dict[str, str]) -> None:
-    cluster.create_topic("before", partitions=2)
-    cluster.create_topic("after", partitions=2)
+    cluster.create_topic("before", partitions=2, configs={"retention.ms": -1})
+    cluster.create_topic("after", partitions=2, configs={"retention.ms": -1})
     with producer(cluster) as made:
         for n in range(400):
             made.send("before", None if n == 5 else b"%d" % n, b"k%d" % n, n % 2, 1_700_000_000_000 + n)
