@@ -161,7 +161,7 @@ def complete(words: str, position: int, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_nouns_and_verbs_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert complete("kalda to", 1, monkeypatch) == ["plain,topics"]
+    assert complete("kalda to", 1, monkeypatch) == ["plain,topics", "plain,tokens"]
     assert complete("kalda topics d", 2, monkeypatch) == ["plain,delete", "plain,delete-records", "plain,describe"]
 
 
