@@ -1,9 +1,11 @@
-"""`kalda.spark` beside Spark's own Kafka source, both on one `local[2]` session and reading from one Kalda node.
+"""`kalda.spark` beside Spark's own Kafka connector, both on one `local[2]` session and with one Kalda node.
 
-A topic of records with 100 B values is written once, batches straight from Arrow columns. Each round reads it with
-both sources, one after the other: into an aggregate, into an aggregate with only the value read, into Parquet. Where
-Maven cannot fetch the other source's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda is
-measured.
+A topic of records with 100 B values is written once, straight from Arrow columns. Each round reads it with both, one
+after the other: into an aggregate, into an aggregate with only the value read, into Parquet, as JSON into windows, and
+as a stream with Trigger.AvailableNow; and it writes as many rows with both, and exactly once with Kalda's, beside the
+at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch.
+Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda
+is measured.
 
 A third source is the ceiling: a Python data source that makes one such record batch in memory and yields it again and
 again, without a broker. Its cost is that of Spark's conversion of columns from Python into rows, and no Python reader
@@ -22,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,14 +39,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kalda.client.cluster_client import ClusterClient
-from kalda.client.sender import Sender
-from kalda.records.arrow import build_batches
-from kalda.records.batch import NO_LEADER_EPOCH, stamp
+from kalda import Producer
 from kalda.spark import register
 from kalda.spark.source import COLUMNS
 
-TOPIC = "rows"
+TOPIC, SMALL, WRITTEN = "rows", "small", "written"
+SMALL_BATCHES = 10
 VALUE_BYTES = 100
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
@@ -74,12 +75,19 @@ def fill(node: Node, rows: int, partitions: int) -> None:
     values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
     columns = pa.RecordBatch.from_arrays([values], ["value"])
     began = time.perf_counter()
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster, Sender(cluster, idempotent=True) as sender:
+    with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
         for chunk in range(rows // _CHUNK):
-            for batch in build_batches(columns, now_ms=int(time.time() * 1000), max_batch_bytes=1_000_000):
-                stamp(batch, 0, 0, NO_LEADER_EPOCH)  # the broker assigns offsets
-                sender.send(TOPIC, chunk % partitions, batch)
+            producer.send_batch(TOPIC, columns, partition=chunk % partitions)
     print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
+
+
+def fill_small(node: Node) -> None:
+    """100 partitions, with a row in each for every small batch; and a topic to write to."""
+    node.create_topics([SMALL], 100)
+    node.create_topics([WRITTEN], 4)
+    with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
+        for index in range(100 * SMALL_BATCHES):
+            producer.send(SMALL, b"x" * VALUE_BYTES, partition=index % 100)
 
 
 class CeilingSource(DataSource):
@@ -108,7 +116,7 @@ class CeilingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         from kalda.client.columns import TYPES, SparkColumns
-        from kalda.client.consumer_fetcher import Fetched
+        from kalda.client.core.fetching import Taken
         from kalda.records.builder import build_batch
 
         values = os.urandom(VALUE_BYTES * 10_000)
@@ -117,8 +125,7 @@ class CeilingReader(DataSourceReader):
         ]
         buffer = b"".join(build_batch(rows, base_offset=10_000 * index) for index in range(3))
         columns = SparkColumns(pa.schema([(name, TYPES[name]) for name in self.columns]))
-        fetched = Fetched(TOPIC, 0, memoryview(buffer), 0, None, 30_000, 30_000)
-        (batch,) = columns.of(fetched)
+        (batch,) = columns.of(Taken(TOPIC, 0, memoryview(buffer), 0, None, None))
         left = partition.value
         while left > 0:
             yield batch.slice(0, min(left, batch.num_rows))
@@ -181,6 +188,49 @@ class Work:
         self.frame(source).write.mode("overwrite").parquet(str(target))
         shutil.rmtree(target)
 
+    def windows(self, source: str) -> None:
+        """JSON parsed, and counted by windows of time."""
+        text = """concat('{"n": ', offset, ', "s": "', substr(hex(value), 1, 20), '"}')"""
+        parsed = self.frame(source).selectExpr("timestamp", f"from_json({text}, 'n bigint, s string') as row")
+        counted = parsed.selectExpr("window(timestamp, '1 second') as w", "row.n").groupBy("w").count()
+        found = sum(row["count"] for row in counted.collect())
+        if found != self.rows:
+            raise SystemExit(f"{self.rows} rows were written, and {found} were in windows")
+
+    def stream(self, source: str) -> None:
+        """All rows, in batches of a quarter."""
+        seen: list[int] = []
+        self._until_end(source, TOPIC, self.rows // 4, lambda frame: seen.append(frame.count()))
+        if sum(seen) != self.rows:
+            raise SystemExit(f"{self.rows} rows were streamed as {seen}")
+
+    def small_batches(self, source: str) -> None:
+        """`SMALL_BATCHES` micro-batches over 100 partitions with few rows."""
+        self._until_end(source, SMALL, 100, lambda frame: frame.write.format("noop").mode("append").save())
+
+    def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> None:
+        reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", topic)
+        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
+        stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", limit).load()
+        with tempfile.TemporaryDirectory() as checkpoint:
+            writer = stream.writeStream.foreachBatch(lambda frame, _number: do(frame)).trigger(availableNow=True)
+            writer.option("checkpointLocation", checkpoint).start().awaitTermination()
+
+    def write(self, source: str) -> None:
+        self._write(source)
+
+    def write_once(self, source: str) -> None:
+        """Spark's connector has no exactly-once writes: its plain ones are beside Kalda's."""
+        self._write(source, exactly_once=True)
+
+    def _write(self, source: str, *, exactly_once: bool = False) -> None:
+        rows = self.spark.range(0, self.rows // 2, 1, 4).selectExpr("rpad(cast(id as string), 100, 'x') as value")
+        writer = rows.write.format(FORMATS[source]).mode("append").option("topic", WRITTEN)
+        writer = writer.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
+        if exactly_once and source == KALDA:
+            writer = writer.option("kalda.exactly.once", "true")
+        writer.save()
+
 
 def cpu_s() -> float:
     """CPU seconds that Spark and its Python workers have used."""
@@ -221,22 +271,32 @@ def main() -> None:
     try:
         node.start()
         fill(node, rows, options.partitions)
+        fill_small(node)
         work = Work(session(jars), node, rows, options.partitions)
         figures = Figures()
         tasks = [
-            (work.aggregate, "into an aggregate", [*sources, CEILING]),
-            (work.aggregate_value, "only values, into an aggregate", [*sources, CEILING]),
-            (work.parquet, "into Parquet", sources),
+            (work.aggregate, "into an aggregate", rows, [*sources, CEILING]),
+            (work.aggregate_value, "only values, into an aggregate", rows, [*sources, CEILING]),
+            (work.parquet, "into Parquet", rows, sources),
+            (work.windows, "JSON into windows", rows, sources),
+            (work.stream, "a stream, Trigger.AvailableNow", rows, sources),
+            (work.write, "written", rows // 2, sources),
+            (work.write_once, "written exactly once (Spark's: at least once)", rows // 2, sources),
         ]
         for number in range(-1, options.rounds):
-            for do, title, of in tasks:
+            for do, title, count, of in tasks:
                 for source in of if number % 2 == 0 else reversed(of):
                     seconds, of_spark, of_node = measure(do, source, node)
                     if number < 0:  # warms the JVM up
                         continue
-                    figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
+                    figures.add(Figure(title, "M rows/s"), source, count / seconds / 1e6)
                     for part, used in (("Spark", of_spark), ("the node", of_node)):
-                        figures.add(Figure(f"  CPU of {part}, {title}", "µs/row", True), source, used / rows * 1e6)
+                        figures.add(Figure(f"  CPU of {part}, {title}", "µs/row", True), source, used / count * 1e6)
+            for source in sources:
+                seconds, _, _ = measure(work.small_batches, source, node)
+                if number >= 0:
+                    cost_ms = seconds / SMALL_BATCHES * 1000
+                    figures.add(Figure("a micro-batch of 100 partitions", "ms", True), source, cost_ms)
         figures.show([*sources, CEILING])
         print(f"\nsaved to {figures.save('spark')}")
         work.spark.stop()
