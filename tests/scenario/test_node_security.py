@@ -259,7 +259,7 @@ def can_connect(cluster: Cluster) -> bool:
 
 
 def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "not in time"
         PAUSE.wait(0.02)
