@@ -32,12 +32,16 @@ class Bench:
         return max(10_000, int(count * self.share) // 10_000 * 10_000)
 
     def throughput(self) -> None:
-        """Produce and consume through librdkafka, at 100 B and at 1 KB."""
+        """Produce and consume through librdkafka, at 100 B and at 1 KB, and batches by a client that only sends and
+        receives them."""
         for node in self.nodes:  # a JVM is slow until its compiler has seen the code of both sizes under load
             for size, count in ((100, 1_500_000), (1024, 300_000)):
                 node.create_topics([f"warm-up-{size}"])
                 for workload in ("produce", "consume"):
                     run_client(workload, node, f"warm-up-{size}", self._count(count), size)
+                node.create_topics([f"warm-up-batches-{size}"])
+                for workload in ("batches", "reads"):
+                    run_client(workload, node, f"warm-up-batches-{size}", self._count(count), size)
         self._throughput(100, "100 B", self._count(1_500_000), "M records/s", 1e-6)
         self._throughput(1024, "1 KB", self._count(300_000), "MB/s", 1024e-6)
 
@@ -53,7 +57,18 @@ class Bench:
                 self.figures.add(Figure(f"  cores of the client, {workload} {label}", ""), node.name, seen["cores"])
                 self.figures.add(Figure(f"  CPU of the node, {workload} {label}", "ms/MB", True, 1e3), node.name, cpu)
 
+        def raw(node: Node, number: int) -> None:
+            topic = f"batches-{size}-{number}"
+            node.create_topics([topic])
+            for workload, share, title in (("batches", 1, "produce batches of"), ("reads", 4, "fetch batches of")):
+                before = node.cpu_s()
+                rate = run_client(workload, node, topic, share * count, size)["per_s"]
+                cpu = (node.cpu_s() - before) / (share * count * size / 1e6)
+                self.figures.add(Figure(f"{title} {label}", unit, scale=scale), node.name, rate)
+                self.figures.add(Figure(f"  CPU of the node, {title} {label}", "ms/MB", True, 1e3), node.name, cpu)
+
         in_turn(self.nodes, self.rounds, work)
+        in_turn(self.nodes, self.rounds, raw)
 
     def requests(self) -> None:
         """Single-batch requests over one plain socket, and times of one at a time."""

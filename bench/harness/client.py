@@ -29,6 +29,8 @@ Figures = dict[str, float]
 _CHUNK = 10_000
 _TAKEN = 1_000
 _WINDOW = 50
+_BATCH_BYTES = 500_000
+_READ_BYTES = 8 * 1024 * 1024
 
 
 def produce(port: int, topic: str, count: int, size: int) -> Figures:
@@ -121,16 +123,16 @@ class Raw:
             data += self.socket.recv(size - len(data))
         return data
 
-    def pipelined(self, count: int) -> Figures:
-        """Requests a second with 50 to 100 of them in flight."""
-        burst = self.frame * _WINDOW
+    def pipelined(self, count: int, window: int = _WINDOW) -> Figures:
+        """Requests a second with `window` to twice as many of them in flight."""
+        burst = self.frame * window
         began = time.perf_counter()
         self.socket.sendall(burst)
-        sent, got = _WINDOW, 0
+        sent, got = window, 0
         while got < count * self.answer_size:
-            while sent - got // self.answer_size <= _WINDOW and sent < count:
+            while sent - got // self.answer_size <= window and sent < count:
                 self.socket.sendall(burst)
-                sent += _WINDOW
+                sent += window
             got += self.socket.recv_into(self._buffer)
         return {"per_s": count / (time.perf_counter() - began)}
 
@@ -170,6 +172,33 @@ def requests(port: int, topic: str, count: int, size: int) -> Figures:
 def fetches(port: int, topic: str, count: int, size: int) -> Figures:
     """Fetch requests of one batch of one record, pipelined on one connection."""
     return Raw(port, fetch_request(topic), 11).pipelined(count)
+
+
+def _large_batch(size: int) -> tuple[int, bytes]:
+    """(number of its records, itself): a batch of half a megabyte."""
+    count = _BATCH_BYTES // (size + 10)
+    now_ms = int(time.time() * 1000)
+    return count, bytes(build_batch([(now_ms, None, bytes(size), ()) for _ in range(count)]))
+
+
+def batches(port: int, topic: str, count: int, size: int) -> Figures:
+    """Records a second in batches that are ready: what the node does where its client has nothing to do."""
+    each, records = _large_batch(size)
+    data = [PartitionProduceData(index=0, records=records)]
+    topics = [TopicProduceData(name=topic, partition_data=data)]
+    raw = Raw(port, ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=topics), 9)
+    return {"per_s": raw.pipelined(count // each, 2)["per_s"] * each}
+
+
+def reads(port: int, topic: str, count: int, size: int) -> Figures:
+    """Records a second in responses that are not decoded: the beginning of what `batches` has written, each time."""
+    each, records = _large_batch(size)
+    partitions = [FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=_READ_BYTES)]
+    topics = [FetchRequestFetchTopic(topic=topic, partitions=partitions)]
+    request = FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=_READ_BYTES, session_epoch=-1, topics=topics)
+    raw = Raw(port, request, 11)
+    in_answer = raw.answer_size // len(records) * each
+    return {"per_s": raw.pipelined(max(4, count // in_answer), 2)["per_s"] * in_answer}
 
 
 def round_trip(port: int, topic: str, count: int, size: int) -> Figures:
@@ -223,6 +252,8 @@ WORKLOADS: dict[str, Callable[[int, str, int, int], Figures]] = {
         round_trip,
         metadata,
         end_to_end,
+        batches,
+        reads,
         transact,
         transact_many,
         thousands,
