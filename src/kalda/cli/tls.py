@@ -34,6 +34,10 @@ def make(directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days
     """Make a certificate authority, a certificate for nodes and one for each client in DIRECTORY.
 
     They are for tests: the keys have no password. An existing authority is not replaced.
+
+    \b
+    Examples:
+      kalda tls make certificates --client alice
     """
     try:
         from kalda.network.certificate_files import make_certificates
