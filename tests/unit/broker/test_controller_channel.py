@@ -47,6 +47,15 @@ SILENCE_MS = 3_000
 REQUEST_MS = 30_000
 
 
+class _Config(dict[str, Any]):
+    """What forwarding reads of a broker's configuration."""
+
+    node_id = 1
+
+    def __missing__(self, _key: str) -> None:
+        return None
+
+
 class Controller:
     """Answers heartbeats and ISR changes at once, and topics when the test completes them."""
 
@@ -203,7 +212,7 @@ def test_a_brokers_own_requests_do_not_wait_behind_those_of_clients() -> None:
     """Nor do clients wait behind a change of the voters, which is answered when the new voter has caught up."""
 
     async def scenario(world: World) -> None:
-        context = cast(Any, SimpleNamespace(channel=world.requests, config=SimpleNamespace(node_id=1)))
+        context = cast(Any, SimpleNamespace(channel=world.requests, config=_Config()))
         forwarding = ForwardingModule(context).forwarding
         client = PaperConnection()
         voters, voters_frame = AddRaftVoterRequest(cluster_id="c"), client.frame(AddRaftVoterRequest(cluster_id="c"), 0)
