@@ -1,4 +1,4 @@
-"""Real clients on listeners with TLS and SASL: each mechanism, with and without TLS, and what a failed login is told.
+"""Real clients on listeners with TLS and SASL: each mechanism, with and without TLS, and the error of a failed login.
 
 One node for each security protocol, in process. Each client sends a record and reads one back.
 """

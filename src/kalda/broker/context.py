@@ -91,7 +91,7 @@ class RequestContext(Caller):
 
     @property
     def may_request_tokens(self) -> bool:
-        """Not with a token, nor over a connection that authenticates nobody. The broker that forwards a request has
+        """Not with a token, nor over a connection without authentication. The broker that forwards a request has
         checked the connection of its client."""
         if self.is_token_authenticated:
             return False

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from typing import Any, Protocol
 
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
+from kalda.metadata.delegation_tokens import token_hmac
 from kalda.metadata.image import MetadataImage
 from kalda.security.mechanisms import CheckPassword, CheckToken, FindScram, Question, SaslFailed, is_password
 from kalda.security.oauthbearer import InvalidToken, ValidToken
@@ -62,7 +62,7 @@ class ScramSecrets:
     def __init__(self, image: Callable[[], MetadataImage], secret_key: str | None) -> None:
         """`secret_key`: None where delegation tokens are disabled."""
         self._image = image
-        self._secret_key = None if secret_key is None else secret_key.encode()
+        self._secret_key = secret_key
         self._of_tokens: OrderedDict[tuple[str, str], Any] = OrderedDict()
         """Credentials by mechanism and token id, in order of their last use: each takes milliseconds to derive."""
 
@@ -86,11 +86,6 @@ class ScramSecrets:
         if len(self._of_tokens) > _MAX_TOKEN_SECRETS:
             self._of_tokens.popitem(last=False)
         return ScramSecret(credential, token.owner.partition(":")[2], token.expiration_timestamp)
-
-
-def token_hmac(secret_key: bytes, token_id: str) -> bytes:
-    """The secret of a delegation token, as Kafka computes it."""
-    return hmac.digest(secret_key, token_id.encode(), "sha512")
 
 
 class ListenerAnswers:

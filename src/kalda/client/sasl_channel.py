@@ -1,7 +1,7 @@
 """A channel that logs in by SASL before it is open, and renews its session (KIP-368).
 
 It wraps a plain or encrypted channel. The requests of a login have correlation ids that the client's own requests never
-have, so their responses are told apart and are not passed on. A session that ends is renewed before the next write that
+have, so their responses are recognized and are not passed on. A session that ends is renewed before the next write that
 comes late in its life; what is written meanwhile waits here, as the server accepts no other request until then.
 
 A login that fails raises `LoginFailed`: no retry mends it.

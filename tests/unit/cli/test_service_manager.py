@@ -1,4 +1,4 @@
-"""What systemd is told, and how wheels are tagged."""
+"""Messages to systemd, and the tags of wheels."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _described(token: DelegationToken, secret: str, version: int) -> DescribedDe
 def create_token_failed(
     request: CreateDelegationTokenRequest, version: int, error: ApiError
 ) -> CreateDelegationTokenResponse:
-    """The error on top, and nobody as the owner."""
+    """The error on top, without an owner."""
     return created(ANONYMOUS, ANONYMOUS, error.code, version)
 
 
