@@ -61,15 +61,18 @@ def test_metadata_has_existing_topics_and_errors_of_unexpected_ones(cluster: Clu
 def test_leader_waits_for_an_election(broker: ScriptedBroker, cluster: ClusterClient) -> None:
     broker.topics["logs"] = [1, -1]
     answer = broker.answers[ApiKey.METADATA]
+    told = []
 
     def elect(request: Any, version: int) -> Any:
         response = answer(request, version)
-        broker.topics["logs"] = [1, 1]
+        if request.topics:  # the client asks for the brokers alone, too, and as often as its timers say
+            told.append(broker.topics["logs"][1])
+            broker.topics["logs"] = [1, 1]
         return response
 
     broker.answers[ApiKey.METADATA] = elect
     assert cluster.leader("logs", 1).node_id == 1
-    assert len(broker.requests(ApiKey.METADATA)) == 2
+    assert told == [-1, 1]
 
 
 def test_an_older_leader_epoch_does_not_replace_a_later_one(broker: ScriptedBroker, cluster: ClusterClient) -> None:
