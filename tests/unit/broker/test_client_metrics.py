@@ -26,6 +26,7 @@ from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.admin_client import Admin
 from kalda.client.cluster import ClusterClient
 from kalda.client.consumer import Consumer
 from kalda.client.producer import Producer
@@ -185,23 +186,30 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
     while not PUSHED.empty():
         PUSHED.get()
     settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
-    with Producer(settings, transactional_id=None) as producer, Consumer(settings, group_id="g") as consumer:
+    with (
+        Producer(settings, transactional_id=None) as producer,
+        Consumer(settings, group_id="g") as consumer,
+        Admin(settings) as admin,
+    ):
+        admin.list_topics()
         producer.register_metric("org.acme.orders.total", lambda: 42, is_total=True)
         consumer.subscribe(["pushed"])
         producer.send("pushed", value=b"1").result(30)
         seen: dict[str, Push] = {}
-        while len(seen) < 2:
+        while len(seen) < 3:
             consumer.poll(0.1)
             while not PUSHED.empty():
                 push = PUSHED.get()
-                seen["producer" if ".producer." in push.points[0].name else "consumer"] = push
+                seen[push.points[0].name.split(".")[3]] = push
+        assert set(seen) == {"producer", "consumer", "admin"}
     points = {point.name: point for push in seen.values() for point in push.points}
     assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
     assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
     assert points["org.apache.kafka.consumer.coordinator.rebalance.latency.max"].kind is Kind.GAUGE
     assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
     last = 0
-    while last < 2:
+    assert points["org.apache.kafka.admin.client.connection.creation.total"].is_monotonic
+    while last < 3:
         last += PUSHED.get(timeout=30).is_terminating
 
 
