@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def storm(kind: str, port: int, seconds: float) -> None:
         time.sleep(max(0.0, until - time.monotonic()))
 
 
+def allow_sockets() -> None:
+    """As many open files as this process and its children may have at all."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < 12_000:
+        print(f"only {hard} files may be open (ulimit -Hn): fewer than 10,000 connections will be")
+
+
 def measure(kind: str, seconds: float) -> None:
     """One storm on a node of its own."""
     node = Node(KALDA, _SETTINGS)
@@ -133,6 +142,7 @@ def main() -> None:
     parser.add_argument("--storm", choices=kinds, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    allow_sockets()
     if given.storm:
         storm(given.storm, given.port, given.seconds)
         return
