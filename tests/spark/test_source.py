@@ -10,6 +10,7 @@ import pytest
 from topics import BASE_MS, NewRecord, World
 
 from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster import ClusterClient
 from kalda.client.producer import Producer
@@ -204,12 +205,21 @@ def test_a_wrong_option_is_one_sentence(world: World) -> None:
     assert "Traceback" not in str(caught.value)
 
 
+def _is_announced(servers: str) -> bool:
+    with ClusterClient(servers) as client:
+        try:
+            client.any_broker(GetTelemetrySubscriptionsRequest(), check=lambda _: None)
+        except ApiError:
+            return False
+        return True
+
+
 def test_what_clients_push_is_a_table(world: World, cluster: Cluster, spark: Any) -> None:
     servers, found = cluster.bootstrap_servers, []
     with ClusterClient(servers) as client:
         subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
         set_configs(client, subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
-        while not client.any_broker(GetTelemetrySubscriptionsRequest(), check=lambda _: None).requested_metrics:
+        while not _is_announced(servers):
             pass  # the broker applies the subscription a moment after the controller's answer
         with Producer({"bootstrap.servers": servers, "client.id": "measured"}) as producer:
             producer.send("numbers", value=b"1").result(30)

@@ -36,6 +36,7 @@ class Charge:
 
     __slots__ = (
         "_encode",
+        "_encode_again",
         "_has_throttle_time",
         "_throttle",
         "_throttle_time_at",
@@ -46,10 +47,17 @@ class Charge:
     )
 
     def __init__(
-        self, throttle: Throttle, row: Row, version: int, encode: Callable[[int, Response], list[Buffer]]
+        self,
+        throttle: Throttle,
+        row: Row,
+        version: int,
+        encode: Callable[[int, Response], list[Buffer]],
+        encode_again: Callable[[int, Response], list[Buffer]],
     ) -> None:
+        """`encode` encodes a response, `encode_again` one in place of a response that was encoded already."""
         self._throttle = throttle
         self._encode = encode
+        self._encode_again = encode_again
         self.row = row
         self._waits_alone = row.quota is QuotaClass.CONTROLLER_MUTATION or (
             row.forwarded and row.quota is not QuotaClass.EXEMPT
@@ -121,8 +129,7 @@ class Charge:
                 pause_ms = charge(context, quota, request, reply, 0, 0)
                 if pause_ms > 0:
                     self._set_throttle_time(reply, pause_ms)
-                    if context.forwarded_by is None:
-                        context.connection.mute(pause_ms)
+                    self._mute(context, pause_ms)
             return reply
 
         return handle
@@ -175,7 +182,7 @@ class Charge:
         if pause_ms:
             reply = self.row.throttled(request, reply)
             self._set_throttle_time(reply, pause_ms)
-            buffers = self._encode(correlation_id, reply)
+            buffers = self._encode_again(correlation_id, reply)
         return buffers
 
     def charge(self, context: RequestContext, request: Request, reply: Response) -> Response:
@@ -234,10 +241,15 @@ class Charge:
         busy_ns = context.stopwatch.read() if self.is_timed else 0
         pause_ms = self._throttle.charge(context, self.row.quota, request, reply, size, busy_ns)
         pause_ms = max(pause_ms, known_ms)
-        if pause_ms > 0 and context.forwarded_by is None:
-            # The broker that forwarded a request mutes the client's connection.
-            context.connection.mute(pause_ms)
+        if pause_ms > 0:
+            self._mute(context, pause_ms)
         return pause_ms
+
+    def _mute(self, context: RequestContext, pause_ms: int) -> None:
+        """Mute the connection; the broker that forwarded a request mutes that of the client."""
+        if context.forwarded_by is None:
+            context.connection.mute(pause_ms)
+            self._throttle.note_pause(self.row.key, pause_ms)
 
     def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
         if self._has_throttle_time:

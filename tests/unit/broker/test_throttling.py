@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from paper_connection import PaperConnection, read_answer
 
+from kalda.base.durations import QUANTILES
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
@@ -323,12 +324,16 @@ def test_metrics_have_kafkas_names() -> None:
     world.ask(ProduceRequest(acks=-1), 11)
     sensors = Sensors()
     sensors.add_source(world.throttle.measured)
+    pauses = "kafka.network:type=RequestMetrics,name=ThrottleTimeMs,request=Produce"
     found = {str(name): sensor.measure(world.now_ms) for name, sensor in sensors.everything()}
     assert set(found) == {
         "kafka.server:type=Produce,name=byte-rate,user=alice,client-id=",
         "kafka.server:type=Produce,name=throttle-time,user=alice,client-id=",
         "kafka.server:type=Request,name=exempt-request-time",
+        *(f"{pauses},quantile={quantile}" for quantile in QUANTILES),
     }
+    pause_ms = world.connection.mutes[0]
+    assert pause_ms <= found[f"{pauses},quantile=1.0"] <= 1.25 * pause_ms
     assert found["kafka.server:type=Produce,name=throttle-time,user=alice,client-id="] == world.connection.mutes[0]
 
 
