@@ -39,6 +39,7 @@ class Charge:
         "_has_throttle_time",
         "_throttle",
         "_throttle_time_at",
+        "_waits_alone",
         "charges_at_once",
         "is_timed",
         "row",
@@ -50,11 +51,13 @@ class Charge:
         self._throttle = throttle
         self._encode = encode
         self.row = row
+        self._waits_alone = row.quota is QuotaClass.CONTROLLER_MUTATION or (
+            row.forwarded and row.quota is not QuotaClass.EXEMPT
+        )
+        """Whether the next request of the connection is served after the answer, which the controller makes."""
         self.is_timed = throttle.measures_time
         """Whether a stopwatch runs for the requests of this route."""
-        self.charges_at_once = (
-            not self.is_timed and row.throttled is None and row.quota is not QuotaClass.CONTROLLER_MUTATION
-        )
+        self.charges_at_once = not self.is_timed and row.throttled is None and not self._waits_alone
         """Whether `handler` charges responses that wait for nothing; they must not be passed to `answer` then."""
         response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
@@ -85,10 +88,16 @@ class Charge:
         throttle, quota = self._throttle, self.row.quota
         if self.charges_at_once:
             return self._charging_handler(handler)
-        if quota is QuotaClass.CONTROLLER_MUTATION:
+        if self._waits_alone:
+            # The pause is known when the controller has answered. The next request waits for it, as in Kafka, where a
+            # connection has one request at a time; all that were sent at once would escape the pause otherwise.
+            counts_partitions = quota is QuotaClass.CONTROLLER_MUTATION
 
             def handle(context: RequestContext, request: Request) -> Any:
-                context.charge = throttle.mutations_of(context)
+                if context.forwarded_by is None:
+                    context.connection.answer_alone()
+                if counts_partitions:
+                    context.charge = throttle.mutations_of(context)
                 return handler(context, request)
 
             return handle

@@ -5,8 +5,9 @@ first request of that version arrives, and kept as a route: a stage that has not
 request that does not wait costs no task, future or closure: its handler returns the response, which is encoded on the
 same stack.
 
-A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
-but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
+A listener serves the APIs that have a row, and ApiVersions announces these, but those that are hidden now. An
+unsupported version of any API but ApiVersions closes the connection, as in Kafka: the client has ignored what
+ApiVersions announced.
 
 The charge stage is described in `kalda.broker.charging`. A request out of an envelope is not charged here: the broker
 that holds the client's connection charges it. Only the partitions that it creates or deletes are.
@@ -15,7 +16,7 @@ that holds the client's connection charges it. Only the partitions that it creat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
@@ -88,8 +89,10 @@ class RequestPipeline:
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
         throttle: Throttle | None = None,
+        hidden: Callable[[], Container[ApiKey]] = tuple,
     ) -> None:
-        """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
+        """Without an authorizer every caller may do everything; without a throttle nothing is charged. `hidden()` are
+        the APIs that ApiVersions does not announce now."""
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._faults = RequestFaults()
@@ -106,7 +109,7 @@ class RequestPipeline:
         self.requests: dict[tuple[int, int], Counter] = {}
         """Requests so far, by API key and version."""
         assert ApiKey.API_VERSIONS not in self._rows, "the pipeline has its own row of ApiVersions"
-        own = ApiVersionsHandlers(self._versions, features).row()
+        own = ApiVersionsHandlers(self._versions, features, hidden).row()
         self._rows[own.key] = own
         self._versions[own.key] = range(API[own.key].lowest, API[own.key].highest + 1)
 

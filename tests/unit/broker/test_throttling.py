@@ -280,6 +280,17 @@ def test_mutations_of_a_forwarded_request_are_charged_at_the_controller_and_mute
     assert (dict(sensors.tags), sensors.requests) == ({"user": "", "client-id": "client"}, 1)
 
 
+@pytest.mark.parametrize(("key", "waits"), [("controller_mutation_rate", True), ("producer_byte_rate", False)])
+def test_a_request_behind_one_that_is_forwarded_waits_for_its_pause(key: str, waits: bool) -> None:
+    """All requests of one write would reach the controller before the first pause otherwise."""
+    late: Pending[CreateTopicsResponse] = Pending()
+    mutation = QuotaClass.CONTROLLER_MUTATION
+    world = World(Row(ApiKey.CREATE_TOPICS, lambda *_: late, create_topics_failed, ANYONE, mutation, True))
+    world.set(key, 10.0)
+    world.send(create(1), 6)
+    assert world.connection.is_answered_alone is waits
+
+
 # -- what is reported
 
 
