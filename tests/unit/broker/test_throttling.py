@@ -380,12 +380,13 @@ def test_quotas_of_addresses_and_unknown_keys(caplog: pytest.LogCaptureFixture) 
 def test_the_windows_are_those_of_the_configuration() -> None:
     windows = Windows({f"{prefix}quota.window.{key}": number for number, (prefix, key) in enumerate(
         (prefix, key)
-        for prefix in ("", "controller.", "replication.")
+        for prefix in ("", "controller.", "replication.", "alter.log.dirs.replication.")
         for key in ("num", "size.seconds")
     )}.__getitem__)  # fmt: skip
     assert windows.client == MetricConfig(1_000, 0)
     assert windows.controller == MetricConfig(3_000, 2)
     assert windows.replication == MetricConfig(5_000, 4)
+    assert windows.alter_log_dirs == MetricConfig(7_000, 6)
 
 
 def test_an_error_of_a_charged_request_is_charged_too() -> None:
