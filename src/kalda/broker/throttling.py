@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.sensors import Measurable, SensorName, Tags
@@ -43,6 +43,8 @@ _RESPONSE_OVERHEAD = {False: 0, True: 1}
 """A response is counted with four bytes before its body; in flexible versions its header has five."""
 _FIRST_FLEXIBLE_FETCH = 12
 _LOG_INTERVAL_MS = 1_000
+Charge: TypeAlias = Callable[[RequestContext, QuotaClass, Request, "Response | Encoded | None", int, int], int]
+"""The signature of `ClientThrottle.charge`."""
 EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
 
 
@@ -126,6 +128,23 @@ class ClientThrottle:
             own, own_ms = managers.request, pause_ms
         own.note_throttle(principal, client_id, own_ms, now_ms)
         return own_ms
+
+    def charge_at_once(self, quota: QuotaClass) -> Charge:
+        """`charge`, for requests of this class that are answered at once while no client has a quota of time: of
+        Produce only what such requests need of it."""
+        if quota is not QuotaClass.PRODUCE:
+            return self.charge
+        now_of, produce = self._now_ms, self.managers.produce
+        record = produce.record
+
+        def charge_produce(context: RequestContext, *_: object) -> int:
+            now_ms = now_of()
+            pause_ms = record(context.principal, context.client_id, len(context.frame), now_ms)
+            if pause_ms:
+                produce.note_throttle(context.principal, context.client_id, pause_ms, now_ms)
+            return pause_ms
+
+        return charge_produce
 
     def _charge_time(self, context: RequestContext, request: Request, busy_ns: int, now_ms: int) -> int:
         """Account for the time of a request. With acks=0 it counts for no quota: no answer could carry the pause."""

@@ -207,8 +207,7 @@ class ClientQuotas:
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1
-        metric.record(value, now_ms)
-        if metric.is_within(limit, now_ms):
+        if metric.record_within(value, limit, now_ms):
             return 0
         observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
         if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
