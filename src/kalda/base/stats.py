@@ -69,7 +69,7 @@ def violation(metric: Stat, now_ms: int) -> QuotaViolation | None:
     if quota is None:
         return None
     value = metric.measure(now_ms)
-    if value >= 0 if isinstance(metric, TokenBucket) else quota.is_acceptable(value):
+    if not value < 0 if isinstance(metric, TokenBucket) else quota.is_acceptable(value):
         return None
     return QuotaViolation(value, quota.bound, metric)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from kalda.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
+from kalda.quota.decisions import MAX_INT
 from kalda.quota.explaining import explain, usage
 from kalda.quota.managers import QuotaManagers, Windows
 
@@ -354,6 +356,22 @@ def test_a_throttle_is_explained() -> None:
     assert fetch["used"] is False
     [row] = usage(world.managers, world.now_ms)
     assert (row["quota"], row["tags"]) == ("producer_byte_rate", {"user": "alice", "client-id": ""})
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e308, float("inf")])
+def test_limits_at_the_ends_of_a_double_are_applied_and_explained(limit: float) -> None:
+    """The controller accepts them for percentages and mutations, as Kafka's."""
+    managers = QuotaManagers(WINDOWS)
+    kinds = ("request_percentage", "controller_mutation_rate")
+    managers.update({CLIENT: dict.fromkeys(kinds, limit)})
+    is_small = limit < 1
+    for now_ms in (1_000_000, 1_000_000, 1_020_000):
+        assert managers.request.record("User:a", "client", 1e9, now_ms) == (1_000 if is_small else 0)
+        charge = managers.mutations.charge_of("User:a", "client", now_ms, strict=False)
+        charge.record(100, now_ms)
+        assert charge.throttle_ms(now_ms) == (MAX_INT if is_small else 0)
+    shown = json.dumps([explain(managers, "a", "client", 1_020_003), usage(managers, 1_020_003)], allow_nan=False)
+    assert json.loads(shown)
 
 
 def test_quotas_of_addresses_and_unknown_keys(caplog: pytest.LogCaptureFixture) -> None:
