@@ -204,14 +204,7 @@ class QuorumController:
         self.event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
-        self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
-            registry,
-            self._prepare,
-            self._replay,
-            schedule=quorum.schedule_append,
-            not_leader=ErrorCode.NOT_CONTROLLER,
-            max_records_per_batch=config.max_records_per_batch,
-        )
+        self.runtime = self._make_runtime(registry)
         self.features = FeatureControl(
             registry, config.node_id, config.supported_features, voters=voters, kraft_version=kraft_version
         )
@@ -245,6 +238,17 @@ class QuorumController:
         self._replays = replay_table(self)
         self._liveness = self._make_liveness()
         self._periodic = self._periodic_tasks()
+
+    def _make_runtime(self, registry: SnapshotRegistry) -> ReplicatedRuntime[VersionedRecord]:
+        return ReplicatedRuntime(
+            registry,
+            self._prepare,
+            self._replay,
+            replay_run=lambda batch, first: self.partitions.replay_new_partitions(batch, first),
+            schedule=self._quorum.schedule_append,
+            not_leader=ErrorCode.NOT_CONTROLLER,
+            max_records_per_batch=self.config.max_records_per_batch,
+        )
 
     def _make_configs(
         self, registry: SnapshotRegistry, schema: ConfigSchema, policy: AlterConfigPolicy | None
