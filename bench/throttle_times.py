@@ -41,7 +41,7 @@ def produces() -> Callable[[], Request]:
     sizes, data = random.Random(13), os.urandom(200_000)
 
     def next_request() -> Request:
-        batch = build_batch([(1, None, data[: sizes.randrange(10_000, 200_000)], ())])
+        batch = build_batch([(int(time.time() * 1000), None, data[: sizes.randrange(10_000, 200_000)], ())])
         partitions = [PartitionProduceData(index=0, records=batch)]
         topics = [TopicProduceData(name="throttled", partition_data=partitions)]
         return ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics)
@@ -84,7 +84,7 @@ def prepare(node: Node, rate: float) -> None:
     sizes, data = random.Random(7), os.urandom(200_000)
     connection = BlockingConnection("127.0.0.1", node.port, client_id="filler", timeout_ms=60_000)
     for _ in range(100):
-        batch = build_batch([(1, None, data[: sizes.randrange(10_000, 200_000)], ())])
+        batch = build_batch([(int(time.time() * 1000), None, data[: sizes.randrange(10_000, 200_000)], ())])
         partitions = [PartitionProduceData(index=0, records=batch)]
         topics = [TopicProduceData(name="full", partition_data=partitions)]
         connection.request(ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics), 9)
