@@ -173,9 +173,10 @@ class ClientThrottle:
         return charge.pause_ms(now_ms) if isinstance(charge, _Mutations) else 0
 
     def _log(self, quotas: ClientQuotas, sensors: ClientSensors, decision: Decision) -> None:
-        if decision.now_ms - sensors.logged_ms < _LOG_INTERVAL_MS:
+        pauses = sensors.made_pauses()
+        if decision.now_ms - pauses.logged_ms < _LOG_INTERVAL_MS:
             return
-        sensors.logged_ms = decision.now_ms
+        pauses.logged_ms = decision.now_ms
         tags = ", ".join(f"{name} {printable(value)}" for name, value in sensors.tags if value)
         log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
 
@@ -200,8 +201,8 @@ class ClientThrottle:
                     found.append((SensorName(group, "mutation-rate", tags), sensors.metric))
                 else:
                     found.append((SensorName(group, quotas.metric_name, tags), sensors.metric))
-                if sensors.throttle_time is not None:
-                    found.append((SensorName(group, "throttle-time", tags), sensors.throttle_time))
+                if sensors.pauses is not None:
+                    found.append((SensorName(group, "throttle-time", tags), sensors.pauses.throttle_time))
         found.append((EXEMPT_NAME, self.managers.request.exempt))
         for api_key, durations in self._pauses.items():
             tags = (("request", API[api_key].name),)

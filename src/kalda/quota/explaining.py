@@ -90,7 +90,7 @@ def _finite(value: float | None) -> float | None:
 
 def decisions(sensors: ClientSensors) -> list[dict[str, Any]]:
     """The last decisions that throttled, the newest one last."""
-    return [decision._asdict() for decision in sensors.decisions or ()]
+    return [] if sensors.pauses is None else [decision._asdict() for decision in sensors.pauses.decisions]
 
 
 def in_words(decision: Decision) -> str:
