@@ -34,6 +34,10 @@ def itself(item: str) -> str | None:
     return item
 
 
+def _one(item: Any) -> int:
+    return 1
+
+
 class Items(NamedTuple):
     """Where the items of a request and their results are, and what the caller needs for each."""
 
@@ -46,12 +50,14 @@ class Items(NamedTuple):
     answered: str = "topics"
     name_of: Callable[[Any], str | None] = own_name
     """The resource of an item; None for an item that the handler refuses by itself."""
+    references: Callable[[Any], int] = _one
+    """How many items of the request's own data an item stands for, which the audit log has."""
     handles_none: bool = False
     """Whether the handler is called also where no item is allowed: the response has an error of the whole request."""
 
     def stage(self, handler: Handler) -> Handler:
         """`handler`, which gets what is allowed."""
-        need, failed, asked, answered, name_of, handles_none = self
+        need, failed, asked, answered, name_of, references, handles_none = self
 
         def check_then_handle(context: RequestContext, request: Any) -> Reply[Any]:
             needed = need if isinstance(need, Need) else need(context, request)
@@ -60,11 +66,11 @@ class Items(NamedTuple):
                 return handler(context, request)
             if len(items) == 1:
                 name = name_of(items[0])
-                if name is None or needed.holds(context, name):
+                if name is None or needed.holds(context, name, references(items[0])):
                     return handler(context, request)
                 refused = frozenset((name,))
             else:
-                found = needed.refused(context, _names(items, name_of))
+                found = needed.refused(context, _counted(items, name_of, references))
                 if found is None:
                     return handler(context, request)
                 refused = found
@@ -79,9 +85,16 @@ class Items(NamedTuple):
         return check_then_handle
 
 
-def _names(items: Iterable[Any], name_of: Callable[[Any], str | None]) -> Iterable[str]:
-    """Each once."""
-    return dict.fromkeys(name for item in items if (name := name_of(item)) is not None)
+def _counted(
+    items: Iterable[Any], name_of: Callable[[Any], str | None], references: Callable[[Any], int]
+) -> dict[str, int]:
+    """How many items concern each resource, in the order of the request."""
+    counts: dict[str, int] = {}
+    for item in items:
+        name = name_of(item)
+        if name is not None:
+            counts[name] = counts.get(name, 0) + references(item)
+    return counts
 
 
 def _parted(request: Q, asked: str, items: Iterable[Any], is_refused: Callable[[Any], bool]) -> tuple[Q, Q]:
