@@ -210,7 +210,7 @@ class TransactionHandlers:
             is_allowed = (
                 version >= _FIRST_ADD_OF_BROKERS
                 or caller is None
-                or (topic.name not in INTERNAL_TOPICS and WRITE_TOPIC.holds(caller, topic.name))
+                or (topic.name not in INTERNAL_TOPICS and WRITE_TOPIC.holds(caller, topic.name, len(topic.partitions)))
             )
             numbers = wanted.setdefault(topic.name, set())
             for number in topic.partitions:
