@@ -10,6 +10,8 @@ made by jobs, since the file system may block. Updates are applied one after the
 not served from the beginning of its update on. Requests for one that this broker is to lead, and that is not open yet,
 wait a while for it (`kalda.broker.opening`).
 
+A log that cannot be made for want of a file descriptor is tried again every ten seconds.
+
 An update is a sequence of steps, each for one partition or so. An unexpected exception in a step is contained, except
 in the first update, where it is raised (`kalda.broker.publishing_faults`). An exception between the steps stops the
 node: the rest of the update could not be applied.
@@ -25,13 +27,14 @@ from itertools import chain, islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.metadata.delta import MetadataDelta
-from kalda.metadata.image import MetadataImage
+from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.metadata.partition import PartitionRegistration
 from kalda.metadata.topics import LocalChanges, LocalPartition
 from kalda.replication.partition import Partition
@@ -46,6 +49,7 @@ R = TypeVar("R")
 
 _PARTITIONS_A_TURN = 32
 _TURN_MS = 10
+_OPEN_AGAIN_MS = 10_000
 _CONFIGS_A_PARTITION = 8
 """Logs whose config is updated in one step: that takes as long as to open one log."""
 
@@ -126,6 +130,12 @@ class BrokerPublisher:
         """The offset of the last image that was applied whole."""
         self._turn: Timer | None = None
         """For the next turn; None while no update waits for one."""
+        self._image = EMPTY
+        """The newest that this publisher was called with."""
+        self._unopened: dict[TopicPartition, None] = {}
+        """Partitions whose log could not be made for want of a descriptor."""
+        self._opening_again: Timer | None = None
+        """For the next attempt to open them; None while there are none."""
         self._started = False
         """Whether the first update has been applied."""
         self._closed = False
@@ -134,6 +144,7 @@ class BrokerPublisher:
         """Begin to apply one delta; the first is applied whole."""
         if self._closed:
             return
+        self._image = image
         changes = None if delta.topics is None else delta.topics.local_changes(self._broker_id)
         if changes is not None:
             # At once: requests for a new topic of the same name must not reach the partitions of the old one.
@@ -161,8 +172,9 @@ class BrokerPublisher:
         """Stop applying updates: the logs are about to be closed."""
         self._closed = True
         self._updates.clear()
-        if self._turn is not None:
-            self._turn.cancel()
+        for timer in (self._turn, self._opening_again):
+            if timer is not None:
+                timer.cancel()
 
     def _schedule(self) -> None:
         has_next = self._updates and not self._busy and not self._closed
@@ -362,14 +374,39 @@ class BrokerPublisher:
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
             )
-        opened = self._logs.get_or_create_log(
-            topic_partition,
-            topic_id,
-            self._log_config(topic_partition.topic, image),
-            self._place(registration),
-        )
+        config = self._log_config(topic_partition.topic, image)
+        try:
+            opened = self._logs.get_or_create_log(topic_partition, topic_id, config, self._place(registration))
+        except ApiError as error:
+            if isinstance(error.__cause__, NoHandleLeft):
+                self._open_later(topic_partition)
+            raise
         self._report_directory(topic_partition, topic_id, registration)
         return opened
+
+    def _open_later(self, topic_partition: TopicPartition) -> None:
+        self._unopened[topic_partition] = None
+        if self._opening_again is None:
+            log.warning(
+                "the log of %s cannot be made, as no file descriptor is left: it, and others that fail so, are tried "
+                "again in %d s",
+                topic_partition,
+                _OPEN_AGAIN_MS // 1000,
+            )
+            self._opening_again = self._timers.call_later_ms(_OPEN_AGAIN_MS, self._open_again)
+
+    def _open_again(self) -> None:
+        """Open, after the updates that wait, what the newest image still gives to this broker."""
+        self._opening_again = None
+        changes = LocalChanges()
+        for topic_partition in self._unopened:
+            if self._replicas.find(*topic_partition) is None:
+                self._image.topics.collect_local(topic_partition, self._broker_id, changes)
+        self._unopened.clear()
+        self._note_opening(changes)
+        self._updates.append(Update(self._image.offset, self._open(changes, self._image)))
+        if self._turn is None and not self._busy:
+            self._go_on()
 
     def _may_be_offline(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration

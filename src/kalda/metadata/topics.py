@@ -57,6 +57,15 @@ class TopicsImage(NamedTuple):
         topic = self.by_id.get(topic_id)
         return None if topic is None else topic.name
 
+    def collect_local(self, topic_partition: TopicPartition, broker_id: int, changes: LocalChanges) -> None:
+        """Add the partition to `changes` as if it were new; not at all where the broker has no replica of it."""
+        topic = self.by_name.get(topic_partition.topic)
+        registration = None if topic is None else topic.partitions.get(topic_partition.partition)
+        if topic is not None and registration is not None:
+            delta = TopicDelta(TopicImage(topic.name, topic.id, _NONE))
+            delta.partition_changes[topic_partition.partition] = registration
+            delta.collect_local_changes(broker_id, changes)
+
 
 EMPTY = TopicsImage({}, {})
 _NONE: Mapping[int, PartitionRegistration] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
 from kalda.broker.opening import OpeningPartitions
@@ -102,6 +103,7 @@ class FakeLogs:
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid | None] = {}
+        self.has_no_descriptor = False
         self.aside: list[tuple[TopicPartition, str]] = []
         self.futures = FakeFutures()
         self.dirs = FakeDirs(SimpleNamespace(online=True, directory_id=each) for each in (HOME, AWAY))
@@ -116,8 +118,11 @@ class FakeLogs:
         self.aside.append((topic_partition, why))
 
     def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, _: LogConfig, directory: Uuid) -> Any:
-        if topic_partition not in self.logs and directory not in (*_RESERVED, HOME, AWAY):
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if topic_partition not in self.logs:
+            if self.has_no_descriptor:
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR) from NoHandleLeft()
+            if directory not in (*_RESERVED, HOME, AWAY):
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
         assert self.logs.setdefault(topic_partition, topic_id) == topic_id
         return self.get(topic_partition)
 
@@ -125,7 +130,7 @@ class FakeLogs:
         def finish(made: list[NewLog]) -> None:
             for new in made:
                 assert new.topic_id is not None
-                if new.directory_id in (*_RESERVED, HOME, AWAY):
+                if new.directory_id in (*_RESERVED, HOME, AWAY) and not self.has_no_descriptor:
                     self.logs[new.topic_partition] = new.topic_id
 
         return Job("make logs", lambda: list(wanted), finish)
@@ -244,6 +249,20 @@ def test_the_first_image_is_applied_whole() -> None:
     world.update(*topic(OLD))
     assert len(world.replicas.served) == MANY
     assert not world.timers.due
+
+
+def test_partitions_that_found_no_descriptor_are_opened_again(world: World) -> None:
+    world.logs.has_no_descriptor = True
+    world.update(*topic(OLD, 3), *topic(NEW, 1, name="deleted meanwhile"))
+    assert not world.replicas.served
+    world.timers.turn()
+    assert not world.replicas.served, "none is left yet"
+    world.update(RemoveTopicRecord(topic_id=NEW))
+    world.logs.has_no_descriptor = False
+    world.finish()
+    assert world.replicas.ids() == {OLD}
+    assert sorted(world.led) == [TopicPartition("t", index) for index in range(3)]
+    assert not world.faults.count
 
 
 def test_a_deleted_partition_is_not_served_while_its_log_is_deleted(world: World) -> None:
