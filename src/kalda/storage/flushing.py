@@ -57,6 +57,9 @@ class Unsynced:
         truncation write its indexes anew without syncing them, so a start after a crash has to make them once more.
         """
         segments, recovery_point = log.segments, log.recovery_point
+        if len(segments) == 1:
+            # What follows gives the same. Most logs are so, and a checkpoint visits all of a directory in one turn.
+            return min(recovery_point, max(segments.active.base_offset, recovery_point - 1))
         oldest = next((each for each in self._sealed if segments.floor(each.base_offset) is each), segments.active)
         holder = segments.floor(recovery_point) or segments.first
         if holder.base_offset < oldest.base_offset:
