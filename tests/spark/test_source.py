@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from topics import BASE_MS, NewRecord, World
 
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.cluster import ClusterClient
+from kalda.client.producer import Producer
+from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 from kalda.records.compression import Compression
+from kalda.spark.client_metrics import client_metrics
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
@@ -196,3 +203,35 @@ def test_a_wrong_option_is_one_sentence(world: World) -> None:
     with pytest.raises(Exception, match="topic no-such-topic does not exist") as caught:
         world.frame(subscribe="no-such-topic").count()
     assert "Traceback" not in str(caught.value)
+
+
+def _is_announced(servers: str) -> bool:
+    with ClusterClient(servers) as client:
+        try:
+            client.any_broker(GetTelemetrySubscriptionsRequest(), check=lambda _: None)
+        except ApiError:
+            return False
+        return True
+
+
+def test_what_clients_push_is_a_table(world: World, cluster: Cluster, spark: Any) -> None:
+    servers, found = cluster.bootstrap_servers, []
+    with ClusterClient(servers) as client:
+        subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
+        set_configs(client, subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
+        while not _is_announced(servers):
+            pass  # the broker applies the subscription a moment after the controller's answer
+        with Producer({"bootstrap.servers": servers, "client.id": "measured"}) as producer:
+            producer.send("numbers", value=b"1").result(30)
+            client.topic("__client_metrics", timeout_ms=60_000)
+            while not found:
+                table = client_metrics(spark, servers).where("client_id = 'measured' and is_monotonic")
+                found = table.where("name = 'org.apache.kafka.producer.record.send.total'").limit(1).collect()
+        set_configs(client, subscription, {})
+    ((row,), types) = (found, dict(table.dtypes))
+    assert (row.kind, row.temporality, row.broker_id) == ("sum", "delta", 1)
+    assert row.value in (0.0, 1.0)
+    assert row.client_software_name == "kalda"
+    assert {types[name] for name in ("time", "received")} == {"timestamp"}
+    assert (types["value"], types["attributes"], types["client_port"]) == ("double", "map<string,string>", "int")
+    assert abs((row.received - row.time).total_seconds()) < 3_600

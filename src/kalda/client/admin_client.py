@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -56,6 +57,7 @@ class Admin:
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(config), keywords)
         self._driven = AdminDriven(settings, random.random, monotonic_ms())
+        self._driven.push_metrics(lambda: int(time.time() * 1000))
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,

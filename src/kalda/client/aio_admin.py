@@ -48,6 +48,7 @@ class Admin:
         `InvalidConfig`. Connections are made in the loop of the first call."""
         self._config = admin_config(read_config(config), keywords)
         self._driven = AdminDriven(self._config, self._host.random, self._host.monotonic_ms())
+        self._driven.push_metrics(lambda: int(self._host.wall_s() * 1000))
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
