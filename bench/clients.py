@@ -1,4 +1,4 @@
-"""Clients beside each other at one Kalda node: records produced a second, round trips, CPU a record.
+"""Clients beside each other at one Kalda node: records produced a second, round trips, CPU a record, resident memory.
 
     .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--json]
 
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -232,7 +233,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         work = WORKS[arguments.work]
-        print(json.dumps(work(arguments.servers, arguments.count, b"x" * arguments.size, arguments.batch)))
+        figures = work(arguments.servers, arguments.count, b"x" * arguments.size, arguments.batch)
+        figures["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(figures))
         return
     from lone_node import LoneNode
 
