@@ -14,7 +14,6 @@ from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin_client import Admin
-from kalda.client.consumer_calls import unknown_topic
 from kalda.client.core.administration import Kind, Outcomes, Plan, Target, per_item
 from kalda.client.errors import refused
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -47,8 +46,13 @@ class SparkAdmin(Admin):
         found = self.describe_topics(names)
         for name, error in found.errors.items():
             is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if missing_is_error or not is_missing:
-                raise unknown_topic(name) if is_missing else error
+            if is_missing and missing_is_error:
+                # Imported here: a planner makes no consumer, and each batch job starts one.
+                from kalda.client.consumer_calls import unknown_topic
+
+                raise unknown_topic(name)
+            if not is_missing:
+                raise error
         existing = _partitions_of(found.succeeded.values())
         if not subscription.assigned:
             return existing
