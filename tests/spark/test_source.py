@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import BASE_MS, NewRecord, World
+from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
+from kalda import Producer
 from kalda.records.compression import Compression
-from kalda.testing import Cluster
+from kalda.spark.planning import LEAST_TASKS
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Cluster, spark: Any) -> Iterator[World]:
-    with World(cluster, spark) as made:
+def world(spark: Any) -> Iterator[World]:
+    with cluster_of_tests() as cluster, World(cluster, spark) as made:
         made.number("numbers", [30, 0, 5])
         yield made
 
@@ -196,3 +193,20 @@ def test_a_wrong_option_is_one_sentence(world: World) -> None:
     with pytest.raises(Exception, match="topic no-such-topic does not exist") as caught:
         world.frame(subscribe="no-such-topic").count()
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.skipif("KALDA_SPARK_SESSIONS" not in os.environ, reason="takes a minute: set KALDA_SPARK_SESSIONS=1")
+def test_ten_thousand_partitions(world: World, tmp_path: Path) -> None:
+    """A record in each; partitions with few records share tasks, in a batch and in a stream."""
+    world.create("many", 10_000)
+    with Producer({"bootstrap.servers": world.servers}) as producer:
+        for partition in range(10_000):
+            producer.send("many", b"0", partition=partition)
+    frame = world.frame(subscribe="many")
+    assert frame.rdd.getNumPartitions() <= 2 * LEAST_TASKS
+    assert frame.selectExpr("count(*)", "count(distinct partition)").first()[:] == (10_000, 10_000)
+    counts: list[int] = []
+    stream = world.stream(subscribe="many", startingOffsets="earliest").writeStream
+    query = stream.foreachBatch(lambda batch, _number: counts.append(batch.count()))
+    assert query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(300)
+    assert sum(counts) == 10_000
