@@ -9,8 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
-COMPILED := $(addprefix src/kalda/records/,codec.py codec.pxd values.py values.pxd scan.py key_offsets.py \
-	key_offsets.pxd compacting.py compacting_runs.py native_crc.pxd)
+COMPILED := $(filter-out %/__init__.py,$(wildcard src/kalda/records/*.py src/kalda/records/*.pxd))
 
 .PHONY: setup demo docs test lint lint-style lint-types lint-floors bench clean
 

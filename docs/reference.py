@@ -26,6 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def page(name: str) -> str:
     """A table of all keys of a kind."""
+    from kalda.base.configs.client_documentation import CLIENT
     from kalda.base.configs.definition import to_text
     from kalda.base.configs.describe import documentation
 
@@ -44,7 +45,7 @@ def page(name: str) -> str:
             shown = to_text(",".join(default) if isinstance(default, tuple) else default)
         else:
             shown = "(required)"
-        text = (documentation(kind, key_name) or "") if kind is not None else ""
+        text = CLIENT[key_name] if kind is None else documentation(kind, key_name) or ""
         cells = (f"`{key_name}`", key.type.name.lower(), f"`{shown}`" if shown else "", text)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

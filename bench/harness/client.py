@@ -138,6 +138,10 @@ class Raw:
 
     def round_trips(self, count: int) -> Figures:
         """Percentiles of the time that one request at a time takes, in µs."""
+        return percentiles(self.durations_us(count))
+
+    def durations_us(self, count: int) -> list[float]:
+        """The time that each of `count` requests takes, one at a time, in µs."""
         taken = []
         for _ in range(count):
             began = time.perf_counter_ns()
@@ -146,8 +150,13 @@ class Raw:
             while got < self.answer_size:
                 got += self.socket.recv_into(self._buffer)
             taken.append((time.perf_counter_ns() - began) / 1000)
-        taken.sort()
-        return {"p50_us": taken[count // 2], "p99_us": taken[count * 99 // 100]}
+        return taken
+
+
+def percentiles(taken: list[float]) -> Figures:
+    """Of durations."""
+    taken.sort()
+    return {"p50_us": taken[len(taken) // 2], "p99_us": taken[len(taken) * 99 // 100]}
 
 
 def produce_request(topic: str, size: int) -> ProduceRequest:

@@ -252,6 +252,19 @@ def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
         raise AssertionError(f"group {group_id} is {found}")
 
 
+def test_consume_by_pattern_reads_topics_that_are_created_later(shell: Shell) -> None:
+    shell.run("topics", "create", "later-a")
+    reader = shell.start("consume", "^later-.*", "-p", 0, "-n", 2, "-f", "%t=%s\\n")
+    with reader:
+        assert reader.stdout is not None
+        for topic in ("later-b", "later-c"):
+            shell.run("topics", "create", topic, "-p", 2)
+            shell.run("produce", topic, "-p", 1, given="not read")
+            shell.run("produce", topic, "-p", 0, given="first")
+        assert sorted(reader.stdout.readline().strip() for _ in range(2)) == ["later-b=first", "later-c=first"]
+        assert reader.wait(60) == 0
+
+
 @pytest.fixture
 def hangups() -> Iterator[None]:
     """SIGHUP is not ignored in the processes that a test starts, also where the tests run under nohup."""

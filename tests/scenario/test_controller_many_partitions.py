@@ -8,6 +8,8 @@ from controller_world import World, state
 from kalda.base.ids import Uuid
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord, RegisterBrokerRecord
+from kalda.protocol.messages.topics import DeleteTopicsRequest, DeleteTopicState
+from kalda.statemachine import runtime
 
 
 def a_large_world(elr: bool, replicas: list[int]) -> World:
@@ -57,3 +59,14 @@ def test_a_broker_of_10200_partitions_leaves(elr: bool) -> None:
     world.request("unregister_broker", UnregisterBrokerRequest(broker_id=0))
     assert 0 not in world.active.cluster.brokers
     assert state(world.replayed()) == state(world.active)
+
+
+def test_partitions_that_are_replayed_at_once_are_those_of_a_replay_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.start_brokers(0, 1, 2)
+    world.create_topic("large", {at: [at % 3, (at + 1) % 3] for at in range(300)})
+    world.create_topic("removed", {at: [1] for at in range(200)})
+    world.request("delete_topics", DeleteTopicsRequest(topics=[DeleteTopicState(name="removed")]))
+    at_once = state(world.active), state(world.replayed())
+    monkeypatch.setattr(runtime, "_MANY", 1_000_000)
+    assert at_once == (state(world.replayed()), state(world.replayed()))

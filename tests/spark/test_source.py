@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
-from kalda import Producer
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.cluster import ClusterClient
+from kalda.client.producer import Producer
+from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 from kalda.records.compression import Compression
+from kalda.spark.client_metrics import client_metrics
 from kalda.spark.planning import LEAST_TASKS
 
 pytestmark = pytest.mark.spark
@@ -210,3 +216,35 @@ def test_ten_thousand_partitions(world: World, tmp_path: Path) -> None:
     query = stream.foreachBatch(lambda batch, _number: counts.append(batch.count()))
     assert query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(300)
     assert sum(counts) == 10_000
+
+
+def _is_announced(servers: str) -> bool:
+    with ClusterClient(servers) as client:
+        try:
+            client.any_broker(GetTelemetrySubscriptionsRequest(), check=lambda _: None)
+        except ApiError:
+            return False
+        return True
+
+
+def test_what_clients_push_is_a_table(world: World, spark: Any) -> None:
+    servers, found = world.servers, []
+    with ClusterClient(servers) as client:
+        subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
+        set_configs(client, subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
+        while not _is_announced(servers):
+            pass  # the broker applies the subscription a moment after the controller's answer
+        with Producer({"bootstrap.servers": servers, "client.id": "measured"}) as producer:
+            producer.send("numbers", value=b"1").result(30)
+            client.topic("__client_metrics", timeout_ms=60_000)
+            while not found:
+                table = client_metrics(spark, servers).where("client_id = 'measured' and is_monotonic")
+                found = table.where("name = 'org.apache.kafka.producer.record.send.total'").limit(1).collect()
+        set_configs(client, subscription, {})
+    ((row,), types) = (found, dict(table.dtypes))
+    assert (row.kind, row.temporality, row.broker_id) == ("sum", "delta", 1)
+    assert row.value in (0.0, 1.0)
+    assert row.client_software_name == "kalda"
+    assert {types[name] for name in ("time", "received")} == {"timestamp"}
+    assert (types["value"], types["attributes"], types["client_port"]) == ("double", "map<string,string>", "int")
+    assert abs((row.received - row.time).total_seconds()) < 3_600

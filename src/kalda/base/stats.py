@@ -92,6 +92,10 @@ class Sample:
         self.bins = None
 
 
+_NONE: Final[list[Sample]] = []
+"""The samples of all stats without any; never added to."""
+
+
 class SampledStat:
     """A stat of the last windows. A subclass says what a sample keeps, and how samples combine."""
 
@@ -100,8 +104,9 @@ class SampledStat:
     """The value of a sample in which nothing is recorded."""
 
     def __init__(self, config: MetricConfig | None = None) -> None:
-        self._samples: list[Sample] = []
-        """In the order in which they were first used; at most `samples + 1`, then the next one is used again."""
+        self._samples: list[Sample] = _NONE
+        """In the order in which they were first used; at most `samples + 1`, then the next one is used again. A list
+        of its own from the first value on."""
         self._current = 0
         """The index in `_samples` of the sample in which values are recorded."""
         self._drop_ms = 0
@@ -133,6 +138,15 @@ class SampledStat:
             self._drop_old(now_ms)
         return self._combine()
 
+    def release_memory(self, now_ms: int) -> bool:
+        """Forget the samples where none counts any more: what is recorded next is measured as if they were kept. False
+        where one counts."""
+        age_ms = self._config.samples * self._config.window_ms
+        if any(now_ms - sample.last_event_ms < age_ms for sample in self._samples):
+            return False
+        self._samples, self._current, self._drop_ms = _NONE, 0, 0
+        return True
+
     def _update(self, sample: Sample, value: float) -> None:
         raise NotImplementedError
 
@@ -143,7 +157,7 @@ class SampledStat:
         """The sample of this moment."""
         samples = self._samples
         if not samples:
-            samples.append(Sample(now_ms, self.INITIAL))
+            samples = self._samples = [Sample(now_ms, self.INITIAL)]
         sample = samples[self._current]
         config = self._config
         if now_ms - sample.start_ms >= config.window_ms:
@@ -171,7 +185,7 @@ class SampledStat:
     def _oldest_ms(self, now_ms: int) -> int:
         """When the oldest sample began."""
         if not self._samples:
-            self._samples.append(Sample(now_ms, self.INITIAL))
+            self._samples = [Sample(now_ms, self.INITIAL)]
         return min([sample.start_ms for sample in self._samples])
 
 
@@ -263,6 +277,13 @@ class Rate(WindowedSum):
         """The sum of the samples that count."""
         total = self._at_most = super().measure(now_ms)
         return total
+
+    def release_memory(self, now_ms: int) -> bool:
+        """Forget the samples where none counts any more."""
+        if not super().release_memory(now_ms):
+            return False
+        self._at_most = 0.0
+        return True
 
     def _drop_old(self, now_ms: int) -> None:
         super()._drop_old(now_ms)

@@ -1,8 +1,9 @@
-"""ApiVersions (18): what a listener serves, and the node's features. Announced is exactly what has a row."""
+"""ApiVersions (18): what a listener serves, and the node's features. Announced is what has a row, except the APIs of
+telemetry while nothing would receive what clients push: they are served all the same, as in Kafka."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.context import RequestContext
@@ -34,9 +35,16 @@ class Features:
 class ApiVersionsHandlers:
     """ApiVersions on one kind of listener."""
 
-    def __init__(self, served: Mapping[ApiKey, range], features: Callable[[], Features]) -> None:
-        """`served` are the versions of each API that the listener serves."""
+    def __init__(
+        self,
+        served: Mapping[ApiKey, range],
+        features: Callable[[], Features],
+        hidden: Callable[[], Container[ApiKey]],
+    ) -> None:
+        """`served` are the versions of each API that the listener serves, `hidden()` those that it does not announce
+        now."""
         self._served = served
+        self._hidden = hidden
         self._features = features
 
     def row(self) -> Row:
@@ -70,8 +78,10 @@ class ApiVersionsHandlers:
         )
 
     def _api_keys(self) -> list[ApiVersion]:
-        found = []
+        found, hidden = [], self._hidden()
         for key, versions in sorted(self._served.items()):
+            if key in hidden:
+                continue
             advertised = API[key].advertised_from
             found.append(
                 ApiVersion(

@@ -36,25 +36,36 @@ class Charge:
 
     __slots__ = (
         "_encode",
+        "_encode_again",
         "_has_throttle_time",
         "_throttle",
         "_throttle_time_at",
+        "_waits_alone",
         "charges_at_once",
         "is_timed",
         "row",
     )
 
     def __init__(
-        self, throttle: Throttle, row: Row, version: int, encode: Callable[[int, Response], list[Buffer]]
+        self,
+        throttle: Throttle,
+        row: Row,
+        version: int,
+        encode: Callable[[int, Response], list[Buffer]],
+        encode_again: Callable[[int, Response], list[Buffer]],
     ) -> None:
+        """`encode` encodes a response, `encode_again` one in place of a response that was encoded already."""
         self._throttle = throttle
         self._encode = encode
+        self._encode_again = encode_again
         self.row = row
+        self._waits_alone = row.quota is QuotaClass.CONTROLLER_MUTATION or (
+            row.forwarded and row.quota is not QuotaClass.EXEMPT
+        )
+        """Whether the next request of the connection is served after the answer, which the controller makes."""
         self.is_timed = throttle.measures_time
         """Whether a stopwatch runs for the requests of this route."""
-        self.charges_at_once = (
-            not self.is_timed and row.throttled is None and row.quota is not QuotaClass.CONTROLLER_MUTATION
-        )
+        self.charges_at_once = not self.is_timed and row.throttled is None and not self._waits_alone
         """Whether `handler` charges responses that wait for nothing; they must not be passed to `answer` then."""
         response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
@@ -85,10 +96,16 @@ class Charge:
         throttle, quota = self._throttle, self.row.quota
         if self.charges_at_once:
             return self._charging_handler(handler)
-        if quota is QuotaClass.CONTROLLER_MUTATION:
+        if self._waits_alone:
+            # The pause is known when the controller has answered. The next request waits for it, as in Kafka, where a
+            # connection has one request at a time; all that were sent at once would escape the pause otherwise.
+            counts_partitions = quota is QuotaClass.CONTROLLER_MUTATION
 
             def handle(context: RequestContext, request: Request) -> Any:
-                context.charge = throttle.mutations_of(context)
+                if context.forwarded_by is None:
+                    context.connection.answer_alone()
+                if counts_partitions:
+                    context.charge = throttle.mutations_of(context)
                 return handler(context, request)
 
             return handle
@@ -112,8 +129,7 @@ class Charge:
                 pause_ms = charge(context, quota, request, reply, 0, 0)
                 if pause_ms > 0:
                     self._set_throttle_time(reply, pause_ms)
-                    if context.forwarded_by is None:
-                        context.connection.mute(pause_ms)
+                    self._mute(context, pause_ms)
             return reply
 
         return handle
@@ -166,7 +182,7 @@ class Charge:
         if pause_ms:
             reply = self.row.throttled(request, reply)
             self._set_throttle_time(reply, pause_ms)
-            buffers = self._encode(correlation_id, reply)
+            buffers = self._encode_again(correlation_id, reply)
         return buffers
 
     def charge(self, context: RequestContext, request: Request, reply: Response) -> Response:
@@ -225,10 +241,15 @@ class Charge:
         busy_ns = context.stopwatch.read() if self.is_timed else 0
         pause_ms = self._throttle.charge(context, self.row.quota, request, reply, size, busy_ns)
         pause_ms = max(pause_ms, known_ms)
-        if pause_ms > 0 and context.forwarded_by is None:
-            # The broker that forwarded a request mutes the client's connection.
-            context.connection.mute(pause_ms)
+        if pause_ms > 0:
+            self._mute(context, pause_ms)
         return pause_ms
+
+    def _mute(self, context: RequestContext, pause_ms: int) -> None:
+        """Mute the connection; the broker that forwarded a request mutes that of the client."""
+        if context.forwarded_by is None:
+            context.connection.mute(pause_ms)
+            self._throttle.note_pause(self.row.key, pause_ms)
 
     def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
         if self._has_throttle_time:

@@ -15,6 +15,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timers
+from kalda.base.sensors import SensorName, Sensors
 from kalda.broker.auto_topics import TopicPlan
 from kalda.broker.coordinator_shell import CoordinatorShell, InternalTopicLog
 from kalda.broker.metadata_cache import MetadataCache
@@ -24,6 +25,12 @@ from kalda.records.compression import Compression
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.values import TransactionEnd
+
+
+def add_load_times(sensors: Sensors, group: str, runtime: CoordinatorRuntime[Any]) -> None:
+    """Report for how long partitions of a coordinator's topic are loaded."""
+    names = SensorName(group, "partition-load-time-avg"), SensorName(group, "partition-load-time-max")
+    sensors.add_source(lambda: zip(names, (runtime.load_time_avg, runtime.load_time_max), strict=True))
 
 
 class Coordinators:

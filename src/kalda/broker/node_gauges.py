@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kalda.base.clock import Clock
-from kalda.base.sensors import Sensors
+from kalda.base.durations import quantile_sensors
+from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors
 from kalda.broker.quorum_side import QuorumSide
 from kalda.metadata.image import MetadataImage
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from kalda.controller.quorum_controller import QuorumController
 
 CONTROLLER = "kafka.controller:type=KafkaController"
+EVENTS = "kafka.controller:type=ControllerEventManager"
 LOADER = "kafka.server:type=MetadataLoader"
 RAFT = "kafka.server:type=raft-metrics"
 
@@ -32,6 +34,7 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
         {
             "CurrentMetadataVersion": level,
             "CurrentControllerId": lambda: -1 if raft.machine.leader_id is None else raft.machine.leader_id,
+            "HandleLoadSnapshotCount": lambda: loader.snapshots_loaded,
         },
     )
     _add(
@@ -90,6 +93,8 @@ def add_controller_gauges(
         CONTROLLER,
         {
             "ActiveControllerCount": lambda: int(controller.is_active),
+            "NewActiveControllersCount": lambda: controller.cluster.activations,
+            "TimedOutBrokerHeartbeatCount": lambda: controller.cluster.timed_out_sessions,
             "MetadataErrorCount": lambda: controller.faults.count,
             "LastAppliedRecordOffset": lambda: image().offset,
             "LastAppliedRecordTimestamp": lambda: image().provenance.last_contained_log_time_ms,
@@ -103,6 +108,20 @@ def add_controller_gauges(
             "PreferredReplicaImbalanceCount": lambda: partitions(lambda leader, replicas: leader != replicas[0]),
         },
     )
+    sensors.add_source(lambda: _heartbeats(controller, clock))
+    events = controller.event_times.durations
+    sensors.add_source(lambda: quantile_sensors(EVENTS, "EventQueueProcessingTimeMs", NO_TAGS, events))
+
+
+def _heartbeats(controller: QuorumController, clock: Clock) -> Iterator[tuple[SensorName, Measurable]]:
+    """Of each broker, while this controller is active."""
+    if not controller.is_active:
+        return
+    now_ms = clock.mono_ms()
+    for broker_id, contact_ms in controller.cluster.heartbeats.contacts():
+        gauge = Gauge()
+        gauge.value = max(0, now_ms - contact_ms)
+        yield SensorName(CONTROLLER, "TimeSinceLastHeartbeatReceivedMs", (("broker", str(broker_id)),)), gauge
 
 
 def _add(sensors: Sensors, group: str, gauges: dict[str, Callable[[], float]]) -> None:

@@ -5,8 +5,9 @@ first request of that version arrives, and kept as a route: a stage that has not
 request that does not wait costs no task, future or closure: its handler returns the response, which is encoded on the
 same stack.
 
-A listener serves the APIs that have a row, and ApiVersions announces exactly these. An unsupported version of any API
-but ApiVersions closes the connection, as in Kafka: the client has ignored what ApiVersions announced.
+A listener serves the APIs that have a row, and ApiVersions announces these, but those that are hidden now. An
+unsupported version of any API but ApiVersions closes the connection, as in Kafka: the client has ignored what
+ApiVersions announced.
 
 The charge stage is described in `kalda.broker.charging`. A request out of an envelope is not charged here: the broker
 that holds the client's connection charges it. Only the partitions that it creates or deletes are.
@@ -15,7 +16,7 @@ that holds the client's connection charges it. Only the partitions that it creat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,7 @@ from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
+from kalda.protocol.error_codes import Counts, error_counter
 from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
 from kalda.protocol.notation import Request, Response
 
@@ -49,15 +51,19 @@ class Served:
 
     __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
 
-    def __init__(self, row: Row, version: int, throttle: Throttle | None, requests: Counter) -> None:
-        """`requests` counts those of this version, over all routes that it has had."""
+    def __init__(
+        self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: Counts | None
+    ) -> None:
+        """`requests` counts those of this version, over all routes that it has had, `errors` the error codes of their
+        responses, by code; None where nothing reads it."""
         self.requests = requests
         response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
-        self.encode = response_encoder(response, version)
+        encode = response_encoder(response, version)
+        self.encode = encode if errors is None else _counting(encode, error_counter(response, version), errors)
         """A response's frame, given its correlation id."""
-        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode)
+        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode)
         """The charge stage; None where the route has none."""
         self.is_charged = self.charge is not None
         self.at_once: type[Response] = _Charged if self.is_charged else response
@@ -88,8 +94,10 @@ class RequestPipeline:
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
         throttle: Throttle | None = None,
+        hidden: Callable[[], Container[ApiKey]] = tuple,
     ) -> None:
-        """Without an authorizer every caller may do everything; without a throttle nothing is charged."""
+        """Without an authorizer every caller may do everything; without a throttle nothing is charged. `hidden()` are
+        the APIs that ApiVersions does not announce now."""
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._faults = RequestFaults()
@@ -103,10 +111,13 @@ class RequestPipeline:
             for row in self._rows.values()
         }
         self._routes: dict[tuple[int, ...], Route] = {}
+        self.errors: dict[int, Counts] | None = None
+        """Error codes in responses so far, by API key and code; None where they are not counted, which is decided
+        before the first request."""
         self.requests: dict[tuple[int, int], Counter] = {}
         """Requests so far, by API key and version."""
         assert ApiKey.API_VERSIONS not in self._rows, "the pipeline has its own row of ApiVersions"
-        own = ApiVersionsHandlers(self._versions, features).row()
+        own = ApiVersionsHandlers(self._versions, features, hidden).row()
         self._rows[own.key] = own
         self._versions[own.key] = range(API[own.key].lowest, API[own.key].highest + 1)
 
@@ -170,7 +181,8 @@ class RequestPipeline:
         throttle = self._throttle
         requests = self.requests.setdefault((row.key, version), Counter())
         charged = throttle is not None and throttle.applies_to(row.quota)
-        found = Served(row, version, throttle if charged else None, requests)
+        errors = None if self.errors is None else self.errors.setdefault(row.key, Counts(int))
+        found = Served(row, version, throttle if charged else None, requests, errors)
         decode = decoder(request_class(row.key), version)
         if found.charge is not None and found.charge.is_timed:
             decode = found.charge.timed_decode(decode, lambda: self.handling)
@@ -306,6 +318,18 @@ class RequestPipeline:
         """The answer to a request whose response could not be made or encoded."""
         response = self._failed(served, context, request, as_api_error(fault))
         return [] if response is None else served.encode(context.header.correlation_id, response)
+
+
+def _counting(
+    encode: Callable[[int, Response], list[Buffer]], count: Callable[[Response, Counts], None], errors: Counts
+) -> Callable[[int, Response], list[Buffer]]:
+    """`encode`, which counts the error codes of each response."""
+
+    def count_and_encode(correlation_id: int, response: Response) -> list[Buffer]:
+        count(response, errors)
+        return encode(correlation_id, response)
+
+    return count_and_encode
 
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:

@@ -250,12 +250,21 @@ class BrokerPublisher:
         """Remove the replicas of partitions that are to be deleted."""
         for topic_partition in topic_partitions:
             self._resign(topic_partition)
-            self._contain(f"stop serving {topic_partition}", partial(self._replicas.remove, topic_partition))
+            self._contain_one("stop serving", self._replicas.remove, topic_partition)
 
     def _resign(self, topic_partition: TopicPartition) -> None:
-        self._contain(
-            f"resign as coordinator of {topic_partition}", partial(self._coordinators.on_resigned, topic_partition)
-        )
+        self._contain_one("resign as coordinator of", self._coordinators.on_resigned, topic_partition)
+
+    def _contain_one(
+        self, section: str, apply: Callable[[TopicPartition], object], topic_partition: TopicPartition
+    ) -> None:
+        """`_contain`, of one of thousands of partitions that are changed in one turn."""
+        try:
+            apply(topic_partition)
+        except Exception as error:
+            if not self._started:
+                raise
+            self._faults.add(f"{section} {topic_partition}", error)
 
     def _note_opening(self, changes: LocalChanges) -> None:
         """Requests for partitions that this broker is to lead wait from now on, until they are open."""

@@ -7,10 +7,10 @@ own and no thread that writes its response: of Kafka's times there are
     RemoteTimeMs    for how long its answer waits: for followers, for bytes, for the controller
     TotalTimeMs     both
 
-The pipeline counts every request. Times and sizes are measured only where `kalda.metrics.listener` is set, and of one
-request in `EVERY`: of a Fetch that finds nothing, two readings of the clock would be a noticeable part. Durations fall
-into buckets, four to a power of two of microseconds; whoever reads them gets quantiles of the last minute or two, up to
-the width of a bucket.
+The pipeline counts every request; where `kalda.metrics.listener` is set, also every error code of its responses, NONE
+included. A response that the controller has made for a broker is counted by the controller. Times and sizes are
+measured only where the listener is set, and of one request in `EVERY`: of a Fetch that finds nothing, two readings of
+the clock would be a noticeable part. Quantiles are of the last minute or two (`kalda.base.durations`).
 """
 
 from __future__ import annotations
@@ -18,70 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from kalda.base.durations import BUCKETS, QUANTILES, Durations, bucket_of, quantiles_ms
+from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.sensors import Counter, Gauge, Measurable, SensorName
 from kalda.broker.context import RequestContext
 from kalda.broker.pipeline import RequestPipeline
 from kalda.network.connection import Answer, Connection
 from kalda.protocol.apis import API
+from kalda.protocol.error_codes import Counts
 
 GROUP: Final = "kafka.network:type=RequestMetrics"
-QUANTILES: Final = (0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
 EVERY: Final = 17
 """A prime: clients repeat requests in patterns."""
-_BUCKETS: Final = 160
-"""Four for each bit of a duration in microseconds, up to 2^40."""
-_WINDOW_MS: Final = 60_000
-
-
-class Durations:
-    """How many durations fell into each bucket, since the start."""
-
-    __slots__ = ("_now_counts", "_then_counts", "_then_ms", "counts")
-
-    def __init__(self) -> None:
-        self.counts = [0] * _BUCKETS
-        """Add to these in place, at `bucket_of`."""
-        self._then_counts = self._now_counts = [0] * _BUCKETS
-        """What `counts` was when two windows began: one to two windows ago, and at most one."""
-        self._then_ms = 0
-
-    def recent(self, now_ms: int) -> list[int]:
-        """The counts of the last one or two windows."""
-        if now_ms - self._then_ms >= _WINDOW_MS:
-            self._then_counts, self._now_counts, self._then_ms = self._now_counts, list(self.counts), now_ms
-        return [count - then for count, then in zip(self.counts, self._then_counts, strict=True)]
-
-
-def quantiles_ms(counts: list[int]) -> list[float]:
-    """Milliseconds by `QUANTILES`; empty where nothing was counted."""
-    total = sum(counts)
-    if not total:
-        return []
-    found = []
-    seen = bucket = 0
-    for quantile in QUANTILES:
-        while bucket < _BUCKETS - 1 and seen + counts[bucket] < quantile * total:
-            seen += counts[bucket]
-            bucket += 1
-        found.append(upper_end_us(bucket) / 1000)
-    return found
-
-
-def bucket_of(duration_us: int) -> int:
-    """The bucket that a duration falls into."""
-    if duration_us < 4:
-        return max(0, duration_us)
-    bits = duration_us.bit_length()
-    return min((bits - 2 << 2) | (duration_us >> bits - 3 & 3), _BUCKETS - 1)
-
-
-def upper_end_us(bucket: int) -> int:
-    """The largest duration in a bucket."""
-    if bucket < 4:
-        return bucket
-    shift = (bucket >> 2) - 1
-    return ((4 | bucket & 3) + 1 << shift) - 1
 
 
 class _ApiMetrics:
@@ -114,6 +63,7 @@ class RequestMetrics:
     def measured(self, pipeline: RequestPipeline) -> Callable[[Connection, memoryview], Answer]:
         """The frame handler of a pipeline, measured."""
         self._pipelines.append(pipeline)
+        pipeline.errors = {}
         now_ns, on_frame, take = self._now_ns, pipeline.on_frame, self._take
         left = 1
 
@@ -162,11 +112,17 @@ class RequestMetrics:
             total.value = count
             tags = (("request", API[api_key].name), ("version", str(version)))
             yield SensorName(GROUP, "RequestsPerSec", tags), total
+        for api_key, codes in self._errors().items():
+            for code, count in codes.items():
+                total = Counter()
+                total.value = count
+                tags = (("request", API[api_key].name), ("error", ErrorCode(code).name))
+                yield SensorName(GROUP, "ErrorsPerSec", tags), total
         for api_key, metrics in list(self._by_api.items()):
             tag = ("request", API[api_key].name)
             yield SensorName(GROUP, "RequestBytes", (tag,)), _value(metrics.bytes / metrics.measured)
             at_once = metrics.at_once.recent(now_ms)
-            no_wait = [sum(at_once)] + [0] * (_BUCKETS - 1)
+            no_wait = [sum(at_once)] + [0] * (BUCKETS - 1)
             for name, others, waited in (
                 ("LocalTimeMs", at_once, metrics.local),
                 ("RemoteTimeMs", no_wait, metrics.remote),
@@ -175,6 +131,16 @@ class RequestMetrics:
                 counts = [one + other for one, other in zip(others, waited.recent(now_ms), strict=True)]
                 for quantile, value in zip(QUANTILES, quantiles_ms(counts), strict=False):
                     yield SensorName(GROUP, name, (tag, ("quantile", str(quantile)))), _value(value)
+
+    def _errors(self) -> dict[int, Counts]:
+        """Error codes of all responses so far, by API."""
+        found: dict[int, Counts] = {}
+        for pipeline in self._pipelines:
+            for api_key, codes in list((pipeline.errors or {}).items()):
+                sums = found.setdefault(api_key, Counts(int))
+                for code, count in list(codes.items()):
+                    sums[code] += count
+        return found
 
 
 def _value(value: float) -> Gauge:

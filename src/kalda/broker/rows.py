@@ -91,6 +91,10 @@ class Throttle(Protocol):
         """Account for the time in which an answer was encoded, after `charge`."""
         ...
 
+    def note_pause(self, api_key: int, pause_ms: int) -> None:
+        """A client that has sent a request of this API is muted for so long."""
+        ...
+
     def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
         """What accounts for partitions that a request creates or deletes, called with their number. It raises
         `ApiError` THROTTLING_QUOTA_EXCEEDED where the quota of the client has no room for them."""

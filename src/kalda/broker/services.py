@@ -79,6 +79,7 @@ class Services:
             unstable_versions=context.config["unstable.api.versions.enable"],
             authorizer=context.authorizer,
             throttle=context.quotas.throttle,
+            hidden=self.client_metrics.hidden_apis,
         )
         context.quotas.add_pipeline(self.pipeline)
         context.sensors.gauge(

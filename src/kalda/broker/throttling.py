@@ -19,10 +19,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.sensors import Measurable, SensorName, Tags
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass
-from kalda.protocol.apis import ApiKey
+from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.produce import ProduceRequest
@@ -53,6 +54,8 @@ class ClientThrottle:
         self.now_ns = now_ns
         """The clock by which the time of requests is measured."""
         self._now_ms = now_ms
+        self._pauses: dict[int, Durations] = {}
+        """Pauses of clients, by the API of the request."""
         for quotas in managers.by_type.values():
             quotas.on_throttled = self._log
 
@@ -157,6 +160,13 @@ class ClientThrottle:
         tags = ", ".join(f"{name} {printable(value)}" for name, value in sensors.tags if value)
         log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
 
+    def note_pause(self, api_key: int, pause_ms: int) -> None:
+        """Count a pause for `ThrottleTimeMs`, as long as the client gets it."""
+        durations = self._pauses.get(api_key)
+        if durations is None:
+            durations = self._pauses[api_key] = Durations()
+        durations.add_us(pause_ms * 1000)
+
     # -- metrics
 
     def measured(self) -> list[tuple[SensorName, Measurable]]:
@@ -174,6 +184,9 @@ class ClientThrottle:
                 if sensors.throttle_time is not None:
                     found.append((SensorName(group, "throttle-time", tags), sensors.throttle_time))
         found.append((EXEMPT_NAME, self.managers.request.exempt))
+        for api_key, durations in self._pauses.items():
+            tags = (("request", API[api_key].name),)
+            found += quantile_sensors("kafka.network:type=RequestMetrics", "ThrottleTimeMs", tags, durations)
         return found
 
 

@@ -7,12 +7,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_group, complete_topic
 from kalda.cli.failures import Failure
@@ -24,11 +25,15 @@ from kalda.cli.session import unescape, with_cluster
 if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
     from kalda.client.consumer import Consumer
+    from kalda.client.metadata import Topic
     from kalda.records.consuming import Record
 
 _POLL_S = 0.2
 _POLL_RECORDS = 2_000
 _COMMIT_S = 5.0
+_NEW_TOPICS_S = 3.0
+"""How often topics are compared with regular expressions again."""
+_NEW_TOPICS_TIMEOUT_MS = 2_000
 
 
 @click.command()
@@ -104,7 +109,8 @@ def consume(
     isolation_level: str | None,
     **prints: bool,
 ) -> None:
-    """Read records of topics, and print them. A TOPIC that begins with ^ is a regular expression.
+    """Read records of topics, and print them. A TOPIC that begins with ^ is a regular expression; topics that match it
+    and are created later are read too, without --group from their beginning, and not with --exit-at-end.
 
     Stops with Ctrl-C, or by --max-messages, --timeout-ms, --until or --exit-at-end. With --group, the offsets of
     printed records are committed.
@@ -140,7 +146,8 @@ def consume(
     with _ending_normally():
         if group_id is None:
             chosen = _partitions(cluster, topics, partitions)
-            _consume_alone(reading, cluster, settings, chosen, begin, end)
+            later = _LaterTopics(cluster, topics, partitions)
+            _consume_alone(reading, cluster, settings, chosen, begin, end, later)
         else:
             if partitions or end is not None:
                 raise click.UsageError(
@@ -249,10 +256,10 @@ def _matching(cluster: ClusterClient, topics: tuple[str, ...]) -> list[str]:
             names.append(topic)
             continue
         pattern = _expression(topic)
-        found = [each.name for each in cluster.metadata().topics.values() if pattern.fullmatch(each.name)]
+        found = sorted(each.name for each in cluster.metadata().topics.values() if pattern.fullmatch(each.name))
         if not found:
             raise Failure(f"no topic matches {topic}")
-        names += sorted(found)
+        names += found
     return list(dict.fromkeys(names))
 
 
@@ -277,6 +284,35 @@ def _partitions(cluster: ClusterClient, topics: tuple[str, ...], partitions: tup
     return chosen
 
 
+class _LaterTopics:
+    """Partitions that match the command's regular expressions, and that appear while it reads."""
+
+    def __init__(self, cluster: ClusterClient, topics: tuple[str, ...], partitions: tuple[int, ...]) -> None:
+        self._cluster = cluster
+        self._patterns = [_expression(topic) for topic in topics if topic.startswith("^")]
+        self._partitions = partitions
+        self._due_s = time.monotonic() + _NEW_TOPICS_S
+
+    def find(self, known: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Those that are not `known` and have a leader; none where it is not the time to look. A failure is repeated:
+        reading goes on meanwhile."""
+        if not self._patterns or time.monotonic() < self._due_s:
+            return []
+        found: list[TopicPartition] = []
+        topics: list[Topic] = []
+        with suppress(ApiError):
+            topics += self._cluster.metadata(timeout_ms=_NEW_TOPICS_TIMEOUT_MS).topics.values()
+        for topic in topics:
+            if any(pattern.fullmatch(topic.name) for pattern in self._patterns):
+                for each in topic.partitions:
+                    partition = TopicPartition(topic.name, each.partition)
+                    is_chosen = not self._partitions or each.partition in self._partitions
+                    if is_chosen and each.leader >= 0 and partition not in known:
+                        found.append(partition)
+        self._due_s = time.monotonic() + _NEW_TOPICS_S
+        return found
+
+
 def _consume_alone(
     reading: _Reading,
     cluster: ClusterClient,
@@ -284,6 +320,7 @@ def _consume_alone(
     chosen: list[TopicPartition],
     begin: Place,
     end: Place | None,
+    later: _LaterTopics,
 ) -> None:
     from kalda.client.core.consumer_errors import LogTruncated, OffsetOutOfRange
 
@@ -304,6 +341,11 @@ def _consume_alone(
             except (OffsetOutOfRange, LogTruncated) as error:
                 _start_anew(consumer, list(error.positions.items()))
                 continue
+            if not ends and (new := later.find(left)):
+                left += new
+                consumer.assign(left)
+                for partition in new:
+                    consumer.seek(partition, 0)
             if ends:
                 records = [each for each in records if each.offset < ends[TopicPartition(each.topic, each.partition)]]
             elif is_later and end is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -56,6 +57,7 @@ class Admin:
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(config), keywords)
         self._driven = AdminDriven(settings, random.random, monotonic_ms())
+        self._driven.push_metrics(lambda: int(time.time() * 1000))
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
             self._driven,
@@ -84,6 +86,10 @@ class Admin:
     def _ms(self, timeout: float | None) -> int:
         return self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
 
+    def _request_ms(self, timeout: float | None) -> int:
+        """For how long a broker may work on one request: no longer than its response is waited for."""
+        return min(self._ms(timeout), self._config.request_timeout_ms)
+
     def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         if self._pid != os.getpid():
             raise RuntimeError("the admin client belongs to the parent process: make one after the fork")
@@ -104,13 +110,15 @@ class Admin:
         """Create topics, or only check whether they could be."""
         return self._call(
             "creating topics",
-            topic_plans.create_topics(topics, timeout_ms=self._ms(timeout), validate_only=validate_only),
+            topic_plans.create_topics(topics, timeout_ms=self._request_ms(timeout), validate_only=validate_only),
             timeout,
         )
 
     def delete_topics(self, names: Collection[str], *, timeout: float | None = None) -> Outcomes[str, None]:
         """Delete topics."""
-        return self._call("deleting topics", topic_plans.delete_topics(names, timeout_ms=self._ms(timeout)), timeout)
+        return self._call(
+            "deleting topics", topic_plans.delete_topics(names, timeout_ms=self._request_ms(timeout)), timeout
+        )
 
     def create_partitions(
         self,
@@ -124,7 +132,7 @@ class Admin:
         return self._call(
             "creating partitions",
             topic_plans.create_partitions(
-                counts, assignments=assignments or {}, timeout_ms=self._ms(timeout), validate_only=validate_only
+                counts, assignments=assignments or {}, timeout_ms=self._request_ms(timeout), validate_only=validate_only
             ),
             timeout,
         )
@@ -143,7 +151,9 @@ class Admin:
         """For each partition, the first offset at or after a timestamp in ms, or one of `OffsetSpec`."""
         return self._call(
             "listing offsets",
-            topic_plans.list_offsets(partitions_by(times), read_committed=read_committed, timeout_ms=self._ms(timeout)),
+            topic_plans.list_offsets(
+                partitions_by(times), read_committed=read_committed, timeout_ms=self._request_ms(timeout)
+            ),
             timeout,
         )
 
@@ -152,7 +162,9 @@ class Admin:
     ) -> Outcomes[TopicPartition, int]:
         """Delete the records below an offset, or with -1 below the high watermark; the new log start offsets."""
         return self._call(
-            "deleting records", topic_plans.delete_records(partitions_by(before), timeout_ms=self._ms(timeout)), timeout
+            "deleting records",
+            topic_plans.delete_records(partitions_by(before), timeout_ms=self._request_ms(timeout)),
+            timeout,
         )
 
     def elect_leaders(
@@ -165,7 +177,7 @@ class Admin:
         """Elect leaders of these partitions; None: of all that need it."""
         return self._call(
             "electing leaders",
-            topic_plans.elect_leaders(_partitions(partitions), election, timeout_ms=self._ms(timeout)),
+            topic_plans.elect_leaders(_partitions(partitions), election, timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -175,7 +187,7 @@ class Admin:
         """Move partitions to these replicas; None cancels a reassignment."""
         return self._call(
             "reassigning partitions",
-            topic_plans.alter_reassignments(partitions_by(targets), timeout_ms=self._ms(timeout)),
+            topic_plans.alter_reassignments(partitions_by(targets), timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -185,7 +197,7 @@ class Admin:
         """The reassignments in progress; None: of all partitions."""
         return self._call(
             "listing reassignments",
-            topic_plans.list_reassignments(_partitions(partitions), timeout_ms=self._ms(timeout)),
+            topic_plans.list_reassignments(_partitions(partitions), timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -251,7 +263,7 @@ class Admin:
         """Make a controller a voter."""
         return self._call(
             "adding a voter",
-            cluster_plans.add_voter(node_id, directory_id, listeners, timeout_ms=self._ms(timeout)),
+            cluster_plans.add_voter(node_id, directory_id, listeners, timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -275,7 +287,7 @@ class Admin:
         return self._call(
             "updating features",
             cluster_plans.update_features(
-                levels, upgrade_type, timeout_ms=self._ms(timeout), validate_only=validate_only
+                levels, upgrade_type, timeout_ms=self._request_ms(timeout), validate_only=validate_only
             ),
             timeout,
         )

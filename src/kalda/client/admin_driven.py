@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.admin import AdminConfig
@@ -18,9 +18,13 @@ from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.metadata import parse_bootstrap
 from kalda.protocol.apis import ApiKey
+
+if TYPE_CHECKING:
+    from kalda.client.core.pushing import Measured
 
 _numbers = itertools.count(1)
 _MAX_IN_FLIGHT = 100
@@ -58,6 +62,12 @@ class AdminDriven:
             retry,
             now_ms,
         )
+        self._config = config
+        self._random = random
+        self._own_metrics: OwnMetrics | None = None
+        """None where `push_metrics` was not called, or has nothing to do."""
+        self._submitted = 0
+        """Operations so far."""
         self.is_ending = False
         self.failure: ApiError | None = None
         self._lock: AbstractContextManager[Any] = threading.Lock()
@@ -71,7 +81,29 @@ class AdminDriven:
             if self.is_ending:
                 operation.fail(self.failure or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client is closed"))
                 return
+            self._submitted += 1
             self._waiting.append((plan, operation))
+
+    def push_metrics(self, wall_ms: Callable[[], int]) -> None:
+        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false, or the client is
+        connected to controllers, which receive no metrics."""
+        if self._config.enable_metrics_push and not self._config.bootstrap_controllers:
+            self._own_metrics = OwnMetrics(
+                self.core.connections,
+                self._measured,
+                (),
+                wall_ms=wall_ms,
+                now_ms=lambda: self.core.requests.now_ms,
+                random=self._random,
+            )
+
+    def _measured(self, now_ms: int) -> Iterable[Measured]:
+        from kalda.client.core.pushing import Measured
+
+        group, connections = "org.apache.kafka.admin.client", self.core.connections
+        yield Measured(f"{group}.connection.creation.total", connections.made, True)
+        yield Measured(f"{group}.requests.in.flight", connections.in_flight)
+        yield Measured(f"{group}.operation.total", self._submitted, True)
 
     def at(self, now_ms: int) -> Connections:
         return self.core.at(now_ms)
@@ -85,12 +117,17 @@ class AdminDriven:
             self._started.append(operation)
             self.core.start(plan, operation)
         self.core.run(now_ms)
+        if self._own_metrics is not None and now_ms >= self._own_metrics.due_ms:
+            self._own_metrics.run(now_ms)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         with self._lock:
             if self._waiting:
                 return now_ms
-        return self.core.deadline_ms(now_ms)
+        due_ms = self.core.deadline_ms(now_ms)
+        if self._own_metrics is None:
+            return due_ms
+        return self._own_metrics.due_ms if due_ms is None else min(due_ms, self._own_metrics.due_ms)
 
     def take_actions(self) -> list[Action]:
         return self.core.take_actions()
@@ -99,7 +136,10 @@ class AdminDriven:
         return None
 
     def is_over(self) -> bool:
-        return self.is_ending
+        """A client that was closed sends its last metrics first."""
+        if not self.is_ending:
+            return False
+        return self._own_metrics is None or self._own_metrics.has_ended(self.core.requests.now_ms)
 
     def on_end(self, error: ApiError | None) -> None:
         closed = error or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client was closed")

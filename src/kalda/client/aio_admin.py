@@ -48,6 +48,7 @@ class Admin:
         `InvalidConfig`. Connections are made in the loop of the first call."""
         self._config = admin_config(read_config(config), keywords)
         self._driven = AdminDriven(self._config, self._host.random, self._host.monotonic_ms())
+        self._driven.push_metrics(lambda: int(self._host.wall_s() * 1000))
         self._io: IoLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -68,6 +69,10 @@ class Admin:
 
     def _ms(self, timeout: float | None) -> int:
         return self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
+
+    def _request_ms(self, timeout: float | None) -> int:
+        """For how long a broker may work on one request: no longer than its response is waited for."""
+        return min(self._ms(timeout), self._config.request_timeout_ms)
 
     async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         loop = asyncio.get_running_loop()
@@ -95,14 +100,14 @@ class Admin:
         """Create topics, or only check whether they could be."""
         return await self._call(
             "creating topics",
-            topic_plans.create_topics(topics, timeout_ms=self._ms(timeout), validate_only=validate_only),
+            topic_plans.create_topics(topics, timeout_ms=self._request_ms(timeout), validate_only=validate_only),
             timeout,
         )
 
     async def delete_topics(self, names: Collection[str], *, timeout: float | None = None) -> Outcomes[str, None]:
         """Delete topics."""
         return await self._call(
-            "deleting topics", topic_plans.delete_topics(names, timeout_ms=self._ms(timeout)), timeout
+            "deleting topics", topic_plans.delete_topics(names, timeout_ms=self._request_ms(timeout)), timeout
         )
 
     async def create_partitions(
@@ -117,7 +122,7 @@ class Admin:
         return await self._call(
             "creating partitions",
             topic_plans.create_partitions(
-                counts, assignments=assignments or {}, timeout_ms=self._ms(timeout), validate_only=validate_only
+                counts, assignments=assignments or {}, timeout_ms=self._request_ms(timeout), validate_only=validate_only
             ),
             timeout,
         )
@@ -136,7 +141,9 @@ class Admin:
         """For each partition, the first offset at or after a timestamp in ms, or one of `OffsetSpec`."""
         return await self._call(
             "listing offsets",
-            topic_plans.list_offsets(partitions_by(times), read_committed=read_committed, timeout_ms=self._ms(timeout)),
+            topic_plans.list_offsets(
+                partitions_by(times), read_committed=read_committed, timeout_ms=self._request_ms(timeout)
+            ),
             timeout,
         )
 
@@ -145,7 +152,9 @@ class Admin:
     ) -> Outcomes[TopicPartition, int]:
         """Delete the records below an offset, or with -1 below the high watermark; the new log start offsets."""
         return await self._call(
-            "deleting records", topic_plans.delete_records(partitions_by(before), timeout_ms=self._ms(timeout)), timeout
+            "deleting records",
+            topic_plans.delete_records(partitions_by(before), timeout_ms=self._request_ms(timeout)),
+            timeout,
         )
 
     async def elect_leaders(
@@ -158,7 +167,7 @@ class Admin:
         """Elect leaders of these partitions; None: of all that need it."""
         return await self._call(
             "electing leaders",
-            topic_plans.elect_leaders(_partitions(partitions), election, timeout_ms=self._ms(timeout)),
+            topic_plans.elect_leaders(_partitions(partitions), election, timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -168,7 +177,7 @@ class Admin:
         """Move partitions to these replicas; None cancels a reassignment."""
         return await self._call(
             "reassigning partitions",
-            topic_plans.alter_reassignments(partitions_by(targets), timeout_ms=self._ms(timeout)),
+            topic_plans.alter_reassignments(partitions_by(targets), timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -178,7 +187,7 @@ class Admin:
         """The reassignments in progress; None: of all partitions."""
         return await self._call(
             "listing reassignments",
-            topic_plans.list_reassignments(_partitions(partitions), timeout_ms=self._ms(timeout)),
+            topic_plans.list_reassignments(_partitions(partitions), timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -244,7 +253,7 @@ class Admin:
         """Make a controller a voter."""
         return await self._call(
             "adding a voter",
-            cluster_plans.add_voter(node_id, directory_id, listeners, timeout_ms=self._ms(timeout)),
+            cluster_plans.add_voter(node_id, directory_id, listeners, timeout_ms=self._request_ms(timeout)),
             timeout,
         )
 
@@ -268,7 +277,7 @@ class Admin:
         return await self._call(
             "updating features",
             cluster_plans.update_features(
-                levels, upgrade_type, timeout_ms=self._ms(timeout), validate_only=validate_only
+                levels, upgrade_type, timeout_ms=self._request_ms(timeout), validate_only=validate_only
             ),
             timeout,
         )

@@ -73,6 +73,10 @@ class ClusterControl:
         """broker id by log directory"""
         self._heartbeats: BrokerHeartbeats | None = None
         """None while this controller is not active"""
+        self.activations = 0
+        """how often this controller became active"""
+        self.timed_out_sessions = 0
+        """sessions that have ended by time while this controller was active"""
         self.unclean_holds = UncleanHolds()
 
     # Being the active controller

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 
+from kalda.base.durations import Durations
+
 log = logging.getLogger(__name__)
 
 
@@ -20,6 +22,8 @@ class EventTimes:
         self._threshold_ms = always_log_threshold_ms
         self._count = 0
         self._total_ms = 0
+        self.durations = Durations()
+        """Of all events so far."""
         self._slowest: tuple[str, int] | None = None
         """Name and duration in ms; None before the first event."""
 
@@ -27,6 +31,7 @@ class EventTimes:
         """An event has ended. It is logged where it took as long as the threshold."""
         self._count += 1
         self._total_ms += duration_ms
+        self.durations.add_us(duration_ms * 1000)
         if self._slowest is None or self._slowest[1] < duration_ms:
             self._slowest = (name, duration_ms)
         if duration_ms >= self._threshold_ms:

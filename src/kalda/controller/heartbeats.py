@@ -102,6 +102,10 @@ class BrokerHeartbeats:
         contact_ms = self._contacts.get((broker_id, epoch))
         return None if contact_ms is None else contact_ms + self._session_timeout_ms
 
+    def contacts(self) -> list[tuple[int, int]]:
+        """Brokers with a session, and the time of the last heartbeat of each."""
+        return [(broker_id, contact_ms) for (broker_id, _), contact_ms in self._contacts.items()]
+
     def oldest_expired(self, now_ms: int) -> tuple[int, int] | None:
         """The broker and epoch with the oldest heartbeat, if its session has expired. The session stays."""
         for key, contact_ms in self._contacts.items():

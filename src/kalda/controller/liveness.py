@@ -115,6 +115,7 @@ class BrokerLiveness:
         if not self._write("maybeFenceStaleBroker", lambda: self._broker_changes.fence_stale(*expired)):
             return False
         heartbeats.end_session(*expired)
+        self._cluster.timed_out_sessions += 1
         return True
 
     def elect_after_hold(self, now_ms: int) -> bool:

@@ -41,11 +41,17 @@ class _ByMember(Generic[K]):
                 members.add(partition)
 
     def load(self, partitions: Mapping[K, Iterable[TopicIdPartition]]) -> None:
+        """Add partitions that are new to these members."""
         for member, its in partitions.items():
             members = self._partitions.get(member)
             if members is None:
                 members = self._partitions[member] = TimelineSet(self._registry)
             members.load(its)
+
+    def remove(self, partitions: Mapping[K, Iterable[TopicIdPartition]]) -> None:
+        """Remove partitions that these members have."""
+        for member, its in partitions.items():
+            self._partitions[member].remove_all(its)
 
     def of(self, member: K) -> Iterator[TopicIdPartition]:
         return iter(self._partitions.get(member, ()))
@@ -111,27 +117,44 @@ class PartitionIndex:
             _set_member(self.reassigning, at, before.is_reassigning, after.is_reassigning)
 
     def load(self, partitions: Mapping[TopicIdPartition, PartitionRegistration]) -> None:
-        """Add partitions to the state after a reset: the effect of `update` for each, computed member by member."""
+        """Add new partitions: the effect of `update` for each, computed member by member."""
+        self._change(partitions, +1)
+
+    def remove(self, partitions: Mapping[TopicIdPartition, PartitionRegistration]) -> None:
+        """The effect of `update` for partitions that are removed."""
+        self._change(partitions, -1)
+
+    def _change(self, partitions: Mapping[TopicIdPartition, PartitionRegistration], sign: int) -> None:
         isr: dict[int, list[TopicIdPartition]] = defaultdict(list)
         elr: dict[int, list[TopicIdPartition]] = defaultdict(list)
         directories: dict[Uuid, list[TopicIdPartition]] = defaultdict(list)
         leaderships: dict[int, int] = defaultdict(int)
-        for at, partition in partitions.items():
+        for partition, its in _alike(partitions):
+            # Several replicas may be in directories of one id: that of "unassigned".
             for replica in partition.isr:
-                isr[replica].append(at)
+                isr[replica] += its
             for replica in partition.elr:
-                elr[replica].append(at)
-            for directory in partition.directories:
-                directories[directory].append(at)
-            leaderships[partition.leader] += 1
-        self._isr.load(isr)
-        self._elr.load(elr)
-        self._directories.load(directories)
+                elr[replica] += its
+            for directory in dict.fromkeys(partition.directories):
+                directories[directory] += its
+            leaderships[partition.leader] += len(its)
+            for is_member, members in (
+                (not partition.has_leader, self.leaderless),
+                (not partition.has_preferred_leader, self.imbalanced),
+                (partition.is_reassigning, self.reassigning),
+            ):
+                if is_member:
+                    (members.load if sign > 0 else members.remove_all)(its)
+        if sign > 0:
+            self._isr.load(isr)
+            self._elr.load(elr)
+            self._directories.load(directories)
+        else:
+            self._isr.remove(isr)
+            self._elr.remove(elr)
+            self._directories.remove(directories)
         for leader, count in leaderships.items():
-            self._count_leader(leader, count)
-        self.leaderless.load(at for at, partition in partitions.items() if not partition.has_leader)
-        self.imbalanced.load(at for at, partition in partitions.items() if not partition.has_preferred_leader)
-        self.reassigning.load(at for at, partition in partitions.items() if partition.is_reassigning)
+            self._count_leader(leader, sign * count)
 
     def _count_leader(self, leader: int, change: int) -> None:
         if leader == NO_LEADER:
@@ -142,6 +165,20 @@ class PartitionIndex:
             self._leaderships[leader] = count
         else:
             self._leaderships.pop(leader, None)
+
+
+def _alike(
+    partitions: Mapping[TopicIdPartition, PartitionRegistration],
+) -> Iterable[tuple[PartitionRegistration, list[TopicIdPartition]]]:
+    """Registrations, each with the partitions that share it: that is one for many where a topic is large."""
+    alike: dict[int, tuple[PartitionRegistration, list[TopicIdPartition]]] = {}
+    for at, partition in partitions.items():
+        same = alike.get(id(partition))
+        if same is None:
+            alike[id(partition)] = partition, [at]
+        else:
+            same[1].append(at)
+    return alike.values()
 
 
 def _set_member(members: TimelineSet[TopicIdPartition], at: TopicIdPartition, was: bool, is_now: bool) -> None:

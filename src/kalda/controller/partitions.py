@@ -6,7 +6,7 @@ broker that was removed from service, added to it, or restarted after an unclean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from kalda.base.ids import Uuid
@@ -164,6 +164,34 @@ class PartitionControl:
         assert record.topic_id in self.topic_names, f"a partition of the unknown topic {record.topic_id.hex()}"
         self._put(at, PartitionRegistration.from_record(record))
 
+    def replay_new_partitions(self, records: Sequence[VersionedRecord], first: int) -> int:
+        """Apply the records of new partitions of one topic from `records[first]` on, together: the effect of
+        `replay_partition` for each, at a fraction of the cost. Returns how many; 0 where that record is another one. A
+        record that cannot be applied so is left to `replay_partition`."""
+        record = records[first].record
+        if type(record) is not PartitionRecord or record.topic_id not in self.topic_names:
+            return 0
+        topic_id = record.topic_id
+        count = end = self.partition_counts.get(topic_id, 0)
+        new: dict[TopicIdPartition, PartitionRegistration] = {}
+        for index in range(first, len(records)):
+            record = records[index].record
+            if type(record) is not PartitionRecord or record.topic_id != topic_id or record.partition_id < count:
+                break
+            at = TopicIdPartition(topic_id, record.partition_id)
+            if at in new:
+                break
+            try:
+                new[at] = PartitionRegistration.from_record(record)
+            except ValueError:
+                break
+            end = max(end, record.partition_id + 1)
+        if new:
+            self.partition_counts[topic_id] = end
+            self.partitions.load(new)
+            self.index.load(new)
+        return len(new)
+
     def replay_partition_change(self, record: PartitionChangeRecord) -> None:
         at = TopicIdPartition(record.topic_id, record.partition_id)
         self._put(at, self.partitions[at].merge(record))
@@ -173,9 +201,10 @@ class PartitionControl:
         topic_id = record.topic_id
         name = self.topic_names.pop(topic_id)
         del self.topic_ids[name]
-        for partition_id in range(self.partition_counts.pop(topic_id, 0)):
-            at = TopicIdPartition(topic_id, partition_id)
-            self.index.update(at, self.partitions.pop(at), None)
+        ats = [TopicIdPartition(topic_id, each) for each in range(self.partition_counts.pop(topic_id, 0))]
+        removed = {at: self.partitions[at] for at in ats}
+        self.partitions.remove_all(ats)
+        self.index.remove(removed)
         key = collision_key(name)
         if key is not None:
             names = tuple(other for other in self._colliding[key] if other != name)

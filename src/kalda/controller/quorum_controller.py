@@ -201,17 +201,10 @@ class QuorumController:
         self._leader_id: int | None = None
         self._elapsed_ms = elapsed_ms
         self.faults = Faults(on_fatal)
-        self._event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
+        self.event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
-        self.runtime: ReplicatedRuntime[VersionedRecord] = ReplicatedRuntime(
-            registry,
-            self._prepare,
-            self._replay,
-            schedule=quorum.schedule_append,
-            not_leader=ErrorCode.NOT_CONTROLLER,
-            max_records_per_batch=config.max_records_per_batch,
-        )
+        self.runtime = self._make_runtime(registry)
         self.features = FeatureControl(
             registry, config.node_id, config.supported_features, voters=voters, kraft_version=kraft_version
         )
@@ -245,6 +238,17 @@ class QuorumController:
         self._replays = replay_table(self)
         self._liveness = self._make_liveness()
         self._periodic = self._periodic_tasks()
+
+    def _make_runtime(self, registry: SnapshotRegistry) -> ReplicatedRuntime[VersionedRecord]:
+        return ReplicatedRuntime(
+            registry,
+            self._prepare,
+            self._replay,
+            replay_run=lambda batch, first: self.partitions.replay_new_partitions(batch, first),
+            schedule=self._quorum.schedule_append,
+            not_leader=ErrorCode.NOT_CONTROLLER,
+            max_records_per_batch=self.config.max_records_per_batch,
+        )
 
     def _make_configs(
         self, registry: SnapshotRegistry, schema: ConfigSchema, policy: AlterConfigPolicy | None
@@ -347,6 +351,7 @@ class QuorumController:
         log.info(
             "Becoming the active controller at epoch %d, next write offset %d.", epoch, self._quorum.log_end_offset
         )
+        self.cluster.activations += 1
         self.runtime.claim(epoch, self._quorum.log_end_offset)
         self._awaits_first_poll = True
         transaction_start = self.runtime.offsets.transaction_start_offset
@@ -497,7 +502,7 @@ class QuorumController:
         return tasks
 
     def _log_event_times(self, _now_ms: int) -> bool:
-        self._event_times.log_period()
+        self.event_times.log_period()
         return False
 
     def _write_step(self, event: str, step: Callable[[], tuple[list[VersionedRecord], bool]]) -> bool:
@@ -758,7 +763,7 @@ class QuorumController:
         pending: Pending[R] = _failed(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
         with self._failing_over(event):
             pending = run()
-        self._event_times.observe(event, self._elapsed_ms() - began_ms)
+        self.event_times.observe(event, self._elapsed_ms() - began_ms)
         return pending
 
     def _require_exists(self, resource: ConfigResource) -> None:

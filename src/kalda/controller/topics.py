@@ -448,12 +448,13 @@ class TopicControl:
         """The records of new partitions, numbered from `first` on. Those of equal partitions share their lists: a topic
         may have thousands of partitions."""
         version = self._features.metadata_version
-        models: dict[PartitionRegistration, PartitionRecord] = {}
+        models: dict[int, PartitionRecord] = {}
+        """By identity: `_place` gives partitions with the same replicas one registration."""
         records = []
         for at, partition in enumerate(partitions, first):
-            model = models.get(partition)
+            model = models.get(id(partition))
             if model is None:
-                model = models[partition] = partition.to_record(topic_id, at)
+                model = models[id(partition)] = partition.to_record(topic_id, at)
                 if not version.is_directory_assignment_supported:
                     model.directories = []
             record = shallow_copy(model)

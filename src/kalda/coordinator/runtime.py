@@ -37,6 +37,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.base.stats import Avg, Max
 from kalda.coordinator.loading import Load
 from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.routing import coordinator_partition
@@ -103,13 +104,14 @@ class PartitionState(Enum):
 class _Led(Generic[S]):
     """A partition that this node leads, through all attempts to load it."""
 
-    __slots__ = ("failures", "leader_epoch", "load", "partition", "retry", "shard", "state")
+    __slots__ = ("failures", "leader_epoch", "load", "load_began_ms", "partition", "retry", "shard", "state")
 
     def __init__(self, leader_epoch: int, retry: TimerTask) -> None:
         self.leader_epoch = leader_epoch
         self.state = PartitionState.LOADING
         self.failures = 0
         """Loads that have failed since this node was elected."""
+        self.load_began_ms = 0
         self.retry = retry
         """Armed while FAILED."""
         self.partition: CoordinatorPartition[Any]
@@ -141,6 +143,9 @@ class CoordinatorRuntime(Generic[S]):
         self._partition_count = partition_count
         self._write_timeout_ms = write_timeout_ms
         self._wall_ms = wall_ms
+        self.load_time_avg = Avg()
+        """Milliseconds from the start of a load to its success; this one and its largest."""
+        self.load_time_max = Max()
         self._now_ms = 0
         self._led: dict[int, _Led[S]] = {}
         self._new_loads: list[Load[Any]] = []
@@ -191,6 +196,7 @@ class CoordinatorRuntime(Generic[S]):
             return led.shard
 
         led.state = PartitionState.LOADING
+        led.load_began_ms = self._now_ms
         led.partition = CoordinatorPartition(
             index,
             led.leader_epoch,
@@ -212,7 +218,10 @@ class CoordinatorRuntime(Generic[S]):
         except Exception as error:
             self._give_up(led, "load failed at its end", error)
             return
-        log.debug("%s-%d: loaded", self.topic, led.partition.index)
+        took_ms = now_ms - led.load_began_ms
+        self.load_time_avg.record(took_ms, now_ms)
+        self.load_time_max.record(took_ms, now_ms)
+        log.debug("%s-%d: loaded in %d ms", self.topic, led.partition.index, took_ms)
 
     def _on_fault(self, led: _Led[S], fault: ReplayFault) -> None:
         """The log has records that the shard lacks: a new shard is loaded from the log."""

@@ -186,6 +186,7 @@ class MetadataLoader:
         """installed, in the order in which they are called"""
         self._waiting: list[Publisher] = []
         """to be installed when the node has caught up"""
+        self.snapshots_loaded = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -231,6 +232,7 @@ class MetadataLoader:
         )
         image = delta.apply(provenance)
         self._unpublished_bytes = 0
+        self.snapshots_loaded += 1
         log.info("[MetadataLoader id=%d] loaded snapshot %s", self.node_id, provenance)
         self._batches.reset_to(image)
         self._publish(delta, image, Manifest(provenance, is_snapshot=True))

@@ -33,6 +33,8 @@ _RECOVERY_STATES = {state.value: state for state in LeaderRecoveryState}
 _new_tuple = tuple.__new__
 _MAX_SHARED = 10_000
 _shared_tuples: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+_shared_registrations: dict[tuple[Any, ...], PartitionRegistration] = {}
+"""Registrations of records, by their fields: the partitions of a large topic are alike."""
 
 
 def _shared(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -72,24 +74,28 @@ class PartitionRegistration(NamedTuple):
         directories = tuple(record.directories) or (DIRECTORY_MIGRATING,) * len(replicas)
         if len(directories) != len(replicas):
             raise ValueError(f"cannot replay {record}: {len(replicas)} replicas in {len(directories)} directories")
-        isr = tuple(record.isr)
         state = _RECOVERY_STATES.get(record.leader_recovery_state)
-        return _new_tuple(
-            cls,
-            (
-                _shared(replicas),
-                _shared(directories),
-                _shared(isr),
-                record.leader,
-                record.leader_epoch,
-                record.partition_epoch,
-                tuple(record.removing_replicas),
-                tuple(record.adding_replicas),
-                tuple(record.eligible_leader_replicas or ()),
-                tuple(record.last_known_elr or ()),
-                LeaderRecoveryState(record.leader_recovery_state) if state is None else state,
-            ),
+        values = (
+            replicas,
+            directories,
+            tuple(record.isr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            tuple(record.removing_replicas),
+            tuple(record.adding_replicas),
+            tuple(record.eligible_leader_replicas or ()),
+            tuple(record.last_known_elr or ()),
+            LeaderRecoveryState(record.leader_recovery_state) if state is None else state,
         )
+        shared = _shared_registrations.get(values)
+        if shared is not None:
+            return shared
+        if len(_shared_registrations) >= _MAX_SHARED:
+            _shared_registrations.clear()
+        made = _new_tuple(cls, (_shared(replicas), _shared(directories), _shared(values[2]), *values[3:]))
+        _shared_registrations[values] = made
+        return made
 
     def merge(self, record: PartitionChangeRecord) -> PartitionRegistration:
         """The registration after `record`. A None in the record means no change."""

@@ -140,23 +140,25 @@ class TopicDelta:
 
     def collect_local_changes(self, broker_id: int, changes: LocalChanges) -> None:
         """Sorts each changed partition into `changes`, by what it was to this broker and what it is now."""
-        known = self.image.partitions
+        known, name = self.image.partitions, self.name
+        local: LocalPartition | None = None
+        directory: Uuid | None = None
         for partition_id, now in self.partition_changes.items():
             before = known.get(partition_id)
             if broker_id not in now.replicas:
                 if before is not None and broker_id in before.replicas:
-                    changes.deletes[TopicPartition(self.name, partition_id)] = self.id
+                    changes.deletes[TopicPartition(name, partition_id)] = self.id
                 continue
-            key = TopicPartition(self.name, partition_id)
+            key = TopicPartition(name, partition_id)
+            if local is None or local.registration is not now:
+                local, directory = LocalPartition(self.id, now), now.directory(broker_id)
             if before is None or before.partition_epoch != now.partition_epoch:
-                local = LocalPartition(self.id, now)
                 if now.leader != broker_id:
                     changes.followers[key] = local
                 else:
                     changes.leaders[key] = local
                     if before is None or before.leader_epoch != now.leader_epoch:
                         changes.elected_leaders[key] = local
-            directory = now.directory(broker_id)
             if directory is not None and (before is None or before.directory(broker_id) != directory):
                 changes.directory_ids[key] = (self.id, directory)
         if self.replaces:

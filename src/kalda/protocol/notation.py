@@ -190,12 +190,23 @@ def default_of(cls: type[Struct], name: str) -> object:
     return value.default if isinstance(value, FieldSpec) else value
 
 
+_copiers: dict[type, Callable[[Any], Any]] = {}
+"""By class, what `shallow_copy` calls."""
+
+
 def shallow_copy(struct: S) -> S:
     """A struct with the same fields."""
     cls = type(struct)
-    copy = object.__new__(cls)
-    for name in cls.declared:
-        setattr(copy, name, getattr(struct, name))
+    copier = _copiers.get(cls)
+    if copier is None:
+        body = "\n".join(f" copy.{name} = struct.{name}" for name in cls.declared)
+        names: dict[str, Any] = {"_new": object.__new__, "_cls": cls}
+        exec(
+            compile(f"def copied(struct):\n copy = _new(_cls)\n{body}\n return copy", f"<copy {cls.__name__}>", "exec"),
+            names,
+        )
+        copier = _copiers[cls] = names["copied"]
+    copy: S = copier(struct)
     return copy
 
 

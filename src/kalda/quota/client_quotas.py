@@ -1,7 +1,8 @@
 """The use of one quota by its clients: what is recorded, and for how long a client has to pause.
 
 Clients with the same tags share sensors: the rate that its quota bounds, and the mean throttle time. Sensors are made
-with a client's first request, and are removed after an hour without one. A limit that changes keeps the usage.
+with a client's first request, and are removed after an hour without one. After ten minutes without one they keep only
+what the next request needs. A limit that changes keeps the usage.
 
 Client ids are made up by clients. So sensors, and the memory of their names, are bounded: where a new one has no room,
 the ones that were made first are removed, and such a client begins with an unused quota. A store.
@@ -10,7 +11,7 @@ the ones that were made first are removed, and such a client begins with an unus
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -21,16 +22,20 @@ from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels, Limits, Step
 
 SENSOR_LIFETIME_MS: Final = 3_600_000
 """After so long without a record a sensor is removed, as in Kafka."""
+IDLE_MS: Final = 600_000
+"""After so long without a record a sensor keeps neither samples, which count no more then, nor decisions."""
 UNLIMITED: Final = float(2**63 - 1)
 MAX_SENSORS: Final = 100_000
 MAX_NAME_BYTES: Final = 64 * 1024 * 1024
 """Of all tags of one quota, and of the cache of clients."""
 _KEPT_DECISIONS = 100
+_MAX_CONFIGS = 10_000
 _CHECKED_AT_ONCE = 5_000
 """Sensors that one call of `expire` checks."""
 NANOS_TO_PERCENT: Final = 100.0 / 1_000_000_000
 
-MetricTags = tuple[tuple[str, str], ...]
+MetricTags = tuple[str, ...]
+"""Names and values of tags in turn: of a hundred thousand clients, one tuple each."""
 
 
 class QuotaType(Enum):
@@ -50,10 +55,10 @@ class QuotaType(Enum):
 class ClientSensors:
     """What the clients with the same tags have used."""
 
-    __slots__ = ("decisions", "last_ms", "limit", "logged_ms", "metric", "requests", "tags", "throttle_time")
+    __slots__ = ("decisions", "last_ms", "limit", "logged_ms", "metric", "name", "requests", "throttle_time")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
-        self.tags = tags
+        self.name = tags
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
@@ -68,6 +73,16 @@ class ClientSensors:
         self.logged_ms = -(2**40)
         """When a throttled request was logged last."""
 
+    @property
+    def tags(self) -> tuple[tuple[str, str], ...]:
+        """Names and values."""
+        return tuple(zip(self.name[::2], self.name[1::2], strict=True))
+
+    def release_memory(self, now_ms: int) -> None:
+        """Keep what the next record needs: no more, of clients that are idle."""
+        self.metric.release_memory(now_ms)
+        self.decisions = self.throttle_time = None
+
     def note(self, decision: Decision) -> None:
         """Keep a decision that throttled."""
         if self.decisions is None:
@@ -76,9 +91,9 @@ class ClientSensors:
         self.decisions.append(decision)
 
     def set_limit(self, limit: float, config: MetricConfig) -> None:
-        """Another limit; what was used stays."""
+        """Another limit; what was used stays. `config` has it as its quota."""
         self.limit = limit
-        self.metric.config = config._replace(quota=Quota(limit))
+        self.metric.config = config
 
 
 class ClientQuotas:
@@ -105,6 +120,8 @@ class ClientQuotas:
         """Length of all names in `sensors`."""
         self._cached_bytes = 0
         """Length of all names in `_by_client`."""
+        self._configs: dict[float, MetricConfig] = {}
+        """By limit; see `_config_of`."""
         self._unchecked: list[MetricTags] = []
         """Sensors that `expire` has not checked in this round."""
         self.on_throttled: Callable[[ClientQuotas, ClientSensors, Decision], None] | None = None
@@ -144,15 +161,15 @@ class ClientQuotas:
             self._apply_limit(sensors)
 
     def _apply_limit(self, sensors: ClientSensors) -> None:
-        limit = self._limit_of(sensors.tags)
+        limit = self._limit_of(sensors.name)
         if limit != sensors.limit:
-            sensors.set_limit(limit, self.config)
+            sensors.set_limit(limit, self._config_of(limit))
 
     def _limit_of(self, tags: MetricTags) -> float:
         if self.callback is not None:
-            limit = self.callback.quota_limit(self.kind.name, dict(tags))
+            limit = self.callback.quota_limit(self.kind.name, dict(zip(tags[::2], tags[1::2], strict=True)))
         else:
-            (_, user), (_, client_id) = tags
+            _, user, _, client_id = tags
             limit = self.limits.limit((user, client_id))
         return UNLIMITED if limit is None else limit
 
@@ -170,7 +187,8 @@ class ClientQuotas:
                 return sensors
             tags = _metric_tags(*self.limits.tags(user_of(principal), client_id))
         else:
-            tags = tuple(self.callback.quota_metric_tags(self.kind.name, user_of(principal), client_id).items())
+            found = self.callback.quota_metric_tags(self.kind.name, user_of(principal), client_id)
+            tags = tags_of(found)
         sensors = self.sensors.get(tags)
         if sensors is None:
             sensors = self._make(tags, now_ms)
@@ -220,15 +238,23 @@ class ClientQuotas:
         sensors.throttle_time.record(pause_ms, now_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Check some sensors, and remove those without a record for `SENSOR_LIFETIME_MS`."""
+        """Check some sensors: remove those without a record for `SENSOR_LIFETIME_MS`, and release the memory of those
+        without one for `IDLE_MS`."""
         if not self._unchecked:
             self._unchecked = list(self.sensors)
+            # Those that are used are found again: what is kept for clients that are idle is their sensors alone.
+            self._forget_clients()
         checked, self._unchecked = self._unchecked[-_CHECKED_AT_ONCE:], self._unchecked[:-_CHECKED_AT_ONCE]
-        expired = [
-            tags
-            for tags in checked
-            if tags in self.sensors and now_ms - self.sensors[tags].last_ms > SENSOR_LIFETIME_MS
-        ]
+        expired = []
+        for tags in checked:
+            sensors = self.sensors.get(tags)
+            if sensors is None:
+                continue
+            idle_ms = now_ms - sensors.last_ms
+            if idle_ms > SENSOR_LIFETIME_MS:
+                expired.append(tags)
+            elif idle_ms > IDLE_MS:
+                sensors.release_memory(now_ms)
         self._remove(expired)
 
     def each_sensors(self) -> Iterator[ClientSensors]:
@@ -246,8 +272,18 @@ class ClientQuotas:
         while self.sensors and (len(self.sensors) >= MAX_SENSORS or self._name_bytes > MAX_NAME_BYTES):
             self._remove(list(self.sensors)[: max(1, len(self.sensors) // 16)])
         sensors = self.sensors[tags] = self._new_sensors(tags, now_ms)
-        sensors.set_limit(self._limit_of(tags), self.config)
+        limit = self._limit_of(tags)
+        sensors.set_limit(limit, self._config_of(limit))
         return sensors
+
+    def _config_of(self, limit: float) -> MetricConfig:
+        """The windows with this limit: one object for all clients that have the same one."""
+        if len(self._configs) > _MAX_CONFIGS:
+            self._configs.clear()
+        config = self._configs.get(limit)
+        if config is None:
+            config = self._configs[limit] = self.config._replace(quota=Quota(limit))
+        return config
 
     def _remove(self, removed: list[MetricTags]) -> None:
         for tags in removed:
@@ -284,11 +320,16 @@ class RequestQuotas(ClientQuotas):
 
 
 def _metric_tags(user: str, client_id: str) -> MetricTags:
-    return (("user", user), ("client-id", client_id))
+    return ("user", user, "client-id", client_id)
+
+
+def tags_of(named: Mapping[str, str]) -> MetricTags:
+    """The tags of a mapping."""
+    return tuple(part for pair in named.items() for part in pair)
 
 
 def _size(tags: MetricTags) -> int:
-    return sum([len(value) for _, value in tags])
+    return sum(map(len, tags[1::2]))
 
 
 def user_of(principal: str) -> str:

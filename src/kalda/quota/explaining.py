@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kalda.quota.client_quotas import UNLIMITED, ClientQuotas, ClientSensors
+from kalda.quota.client_quotas import UNLIMITED, ClientQuotas, ClientSensors, tags_of
 from kalda.quota.decisions import Decision, throttle_ms
 from kalda.quota.entities import ABSENT
 from kalda.quota.managers import QuotaManagers
@@ -26,7 +26,7 @@ def _explain_one(quotas: ClientQuotas, user: str, client_id: str, now_ms: int) -
     found: dict[str, Any] = {"quota": quotas.kind.value, "unit": _UNITS[quotas.metric_name]}
     if quotas.callback is not None:
         found["decided_by"] = type(quotas.callback).__qualname__
-        tags = tuple(quotas.callback.quota_metric_tags(quotas.kind.name, user, client_id).items())
+        tags = tags_of(quotas.callback.quota_metric_tags(quotas.kind.name, user, client_id))
     else:
         steps = quotas.steps(f"User:{user}", client_id)
         matched = next((step for step in steps if step.limit is not None), None)
@@ -36,7 +36,7 @@ def _explain_one(quotas: ClientQuotas, user: str, client_id: str, now_ms: int) -
         ]
         found["entity"] = None if matched is None else str(matched.entity)
         user_tag, client_tag = quotas.limits.tags(user, client_id)
-        tags = (("user", user_tag), ("client-id", client_tag))
+        tags = tags_of({"user": user_tag, "client-id": client_tag})
         found["shared_by"] = _shared_by(user_tag, client_tag)
     sensors = quotas.sensors.get(tags)
     if sensors is None:

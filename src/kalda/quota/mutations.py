@@ -9,7 +9,7 @@ Permissively, for clients that do not know this error: it is never refused, and 
 from __future__ import annotations
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.stats import MetricConfig, Quota, Rate, TokenBucket, violation
+from kalda.base.stats import MetricConfig, Rate, TokenBucket, violation
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.client_quotas import ClientQuotas, ClientSensors, MetricTags, QuotaType
 from kalda.quota.decisions import Decision, rounded
@@ -30,7 +30,7 @@ class MutationSensors(ClientSensors):
     def set_limit(self, limit: float, config: MetricConfig) -> None:
         """Another limit; the tokens stay."""
         self.limit = limit
-        self.bucket.config = config._replace(quota=Quota(limit))
+        self.bucket.config = config
 
     def record(self, value: float, now_ms: int) -> None:
         """Take `value` tokens."""

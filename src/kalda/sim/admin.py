@@ -17,12 +17,15 @@ from typing import Any
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.administration import Kind, Target
+from kalda.client.core.requests import all_topics_request
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
+from kalda.protocol.messages.fetch import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterRequestListener,
@@ -42,9 +45,13 @@ from kalda.protocol.messages.topics import (
 )
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
+from kalda.sim.client_io import SimAdmin
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster
 
 _TIMEOUT_MS = 3_000
+_DELETION_MS = 2_000
+_DELETE_RECORDS_VERSION = 2
+_METADATA_VERSION = 12
 _ENOUGH_UNKNOWN_ANSWERS = 30
 """This many attempts take longer than a former controller can still be taken for the active one."""
 _MAX_TOPICS = 6
@@ -61,6 +68,7 @@ class Operator(ABC):
 
     def __init__(self, client: SimClient, pause_s: float) -> None:
         self._client = client
+        self._admin = SimAdmin(client)
         self._rng = client.rng
         self._pause_s = pause_s
         self._finishing = False
@@ -80,6 +88,21 @@ class Operator(ABC):
     async def _act(self) -> None:
         """Make one change."""
 
+    async def delete_records(self, partition: TopicPartition, offset: int) -> bool:
+        """Delete the records below `offset`. True where this was acknowledged; else they may be deleted, even later."""
+        entry = DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
+        topic = DeleteRecordsTopic(name=partition.topic, partitions=[entry])
+        request = DeleteRecordsRequest(topics=[topic], timeout_ms=_DELETION_MS)
+        try:
+            answer = await self._admin.ask(Target(Kind.LEADER, partition), request, _DELETE_RECORDS_VERSION)
+            code = ErrorCode(answer.topics[0].partitions[0].error_code)
+        except ApiError as error:
+            code = error.code
+        self._client.world.trace(self._client.name, f"requests deletion of {partition} below {offset}: {code.name}")
+        if code is not ErrorCode.NONE:
+            self._admin.forget_leaders()
+        return code is ErrorCode.NONE
+
     async def _repeat_until_done(
         self, request: Request, version: int, code_of: Callable[[Any], int], *done: ErrorCode
     ) -> bool:
@@ -88,7 +111,7 @@ class Operator(ABC):
         outcomes_known = True
         while True:
             try:
-                code = ErrorCode(code_of(await self._client.ask_any(request, version)))
+                code = ErrorCode(code_of(await self._admin.ask_any(request, version)))
                 if code is ErrorCode.NONE or code in done:
                     return outcomes_known
                 if not code.retriable and code not in _NOT_NOW | _UNKNOWN:
@@ -164,10 +187,10 @@ class Churner(Operator):
 
     async def _names(self) -> set[str] | None:
         try:
-            await self._client.refresh()
+            answer = await self._admin.ask_any(all_topics_request(), _METADATA_VERSION)
         except ApiError:
             return None
-        return set(self._client.metadata.topics)
+        return {topic.name for topic in answer.topics}
 
     async def _grow(self, name: str) -> None:
         topic = self.topics[name]
@@ -253,7 +276,7 @@ class Reassigner(Operator):
     async def _once(self, request: Request, version: int, action: str) -> None:
         """One attempt, which may be refused or lost; only the general invariants must hold afterwards."""
         try:
-            await self._client.ask_any(request, version)
+            await self._admin.ask_any(request, version)
         except ApiError as error:
             action += f": {error.code.name}"
         self._client.world.trace(self._client.name, f"requests to {action}")
@@ -297,7 +320,7 @@ class VoterChanger(Operator):
 
     async def _once(self, request: AddRaftVoterRequest | RemoveRaftVoterRequest, version: int) -> None:
         try:
-            answer = await self._client.ask_any(request, version)
+            answer = await self._admin.ask_any(request, version)
             how = ErrorCode(answer.error_code).name
         except ApiError as error:
             how = error.code.name

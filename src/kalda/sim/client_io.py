@@ -17,6 +17,7 @@ from kalda.client.aio_consumer import Consumer
 from kalda.client.aio_producer import Producer
 from kalda.client.channels import Channels, Driven
 from kalda.client.client_host import ClientHost
+from kalda.client.core.administration import Ask, Kind, Target, single
 from kalda.client.core.connections import Action, Connect, Connections, OnDone, Write
 from kalda.client.io_loop import IoLoop
 from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
@@ -71,7 +72,27 @@ class SimAdmin(Admin):
 
     def __init__(self, client: SimClient, config: dict[str, object] | None = None) -> None:
         self._host = SimClientHost(client)
+        self._client = client
         super().__init__(_common(client) | (config or {}))
+
+    async def ask(self, target: Target, request: Request, version: int) -> Any:
+        """One attempt of a request as it is, with this version at most. Raises `ApiError`."""
+        plan = single(Ask(target, request, version), retries=False)
+        return await self._call(type(request).__name__, plan, self._client.timeout_ms / 1000)
+
+    async def ask_any(self, request: Request, version: int) -> Any:
+        """One attempt, at a random broker, which may be cut off from the others. Raises `ApiError`."""
+        host, _ = self._client.rng.choice(self._client.bootstrap)
+        return await self.ask(Target(Kind.BROKER, node_id_of(host)), request, version)
+
+    def forget_leaders(self) -> None:
+        """Request the metadata anew: a leader has refused a request."""
+        self._driven.core.metadata.request_update()
+
+
+def node_id_of(name: str) -> int:
+    """The id of a node, from the name of its machine."""
+    return int(name.rpartition("-")[2])
 
 
 def _common(client: SimClient) -> dict[str, object]:

@@ -3,17 +3,11 @@ are."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.fetch import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kalda.sim.admin import Operator
 from kalda.sim.client import SimClient
 from kalda.sim.history import History
 
-_VERSION = 2
-_TIMEOUT_MS = 2_000
 _MAX_STEP = 20
 
 
@@ -35,22 +29,5 @@ class Deleter(Operator):
         offset = min(known.acknowledged + self._rng.randint(1, _MAX_STEP), read)
         if offset > known.acknowledged:
             known.requested = max(known.requested, offset)
-            if await delete_records(self._client, partition, offset):
+            if await self.delete_records(partition, offset):
                 known.acknowledged = max(known.acknowledged, offset)
-
-
-async def delete_records(client: SimClient, partition: TopicPartition, offset: int) -> bool:
-    """Delete the records below `offset`. True where this was acknowledged; else they may be deleted, even later."""
-    entry = DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
-    request = DeleteRecordsRequest(
-        topics=[DeleteRecordsTopic(name=partition.topic, partitions=[entry])], timeout_ms=_TIMEOUT_MS
-    )
-    try:
-        answer: Any = await client.ask_leader(partition, request, _VERSION)
-        code = ErrorCode(answer.topics[0].partitions[0].error_code)
-    except ApiError as error:
-        code = error.code
-    client.world.trace(client.name, f"requests deletion of {partition} below {offset}: {code.name}")
-    if code is not ErrorCode.NONE:
-        client.forget_leaders()
-    return code is ErrorCode.NONE

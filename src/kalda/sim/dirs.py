@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.administration import Kind, Target
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
@@ -18,7 +19,7 @@ from kalda.protocol.messages.admin import (
 )
 from kalda.sim.admin import Operator
 from kalda.sim.client import SimClient
-from kalda.sim.cluster import PORT, SimCluster, SimNode
+from kalda.sim.cluster import SimCluster, SimNode
 from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 
 _METADATA = "__cluster_metadata"
@@ -43,7 +44,7 @@ class DirMover(Operator):
         request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=path, topics=topics)])
         names = ", ".join(f"{topic}-{index}" for topic, index in chosen)
         try:
-            answer = await self._client.ask((node.name, PORT), request, 2)
+            answer = await self._admin.ask(Target(Kind.BROKER, node.id), request, 2)
             codes = {partition.error_code for result in answer.results for partition in result.partitions}
             how = ", ".join(sorted(ErrorCode(code).name for code in codes))
         except ApiError as error:

@@ -24,7 +24,6 @@ from kalda.protocol.messages.topics import (
 from kalda.records.builder import build_batch
 from kalda.sim.admin import Operator
 from kalda.sim.client import SimClient
-from kalda.sim.deletions import delete_records
 from kalda.sim.history import Deleted
 from kalda.sim.machine import EPOCH_MS
 from kalda.sim.readers import Records, records_of
@@ -158,7 +157,7 @@ class Phoenix(Operator):
         offset = self._rng.choice(list(written.acked.values())) + 1
         if offset > written.deleted.acknowledged:
             written.deleted.requested = max(written.deleted.requested, offset)
-            if await delete_records(self._client, TopicPartition(NAME, index), offset):
+            if await self.delete_records(TopicPartition(NAME, index), offset):
                 written.deleted.acknowledged = max(written.deleted.acknowledged, offset)
             else:
                 self._late = max(self._late, offset)

@@ -24,7 +24,7 @@ from kalda.protocol.messages.topics import (
     DeleteTopicsRequest,
 )
 from kalda.sim.client import SimClient
-from kalda.sim.client_io import SimProducer
+from kalda.sim.client_io import SimAdmin, SimProducer
 from kalda.sim.history import History, Written, value_of
 
 _MAX_ROUND = 12
@@ -111,6 +111,7 @@ class Administrator:
 
     def __init__(self, client: SimClient, replicas: int, *, churning: bool = True) -> None:
         self._client = client
+        self._admin = SimAdmin(client)
         self._replicas = replicas
         self._finishing = False
         self.topics: dict[str, bool] = {}
@@ -147,7 +148,7 @@ class Administrator:
         )
 
         async def attempt() -> None:
-            answer = await self._client.ask_any(CreateTopicsRequest(topics=[topic], timeout_ms=3_000), 7)
+            answer = await self._admin.ask_any(CreateTopicsRequest(topics=[topic], timeout_ms=3_000), 7)
             _check(answer.topics[0], done_before=ErrorCode.TOPIC_ALREADY_EXISTS)
 
         await self._client.until(attempt)
@@ -159,7 +160,7 @@ class Administrator:
         """Delete a topic, with as many attempts as it takes."""
 
         async def attempt() -> None:
-            answer = await self._client.ask_any(DeleteTopicsRequest(topic_names=[name], timeout_ms=3_000), 5)
+            answer = await self._admin.ask_any(DeleteTopicsRequest(topic_names=[name], timeout_ms=3_000), 5)
             code = ErrorCode(answer.responses[0].error_code)
             if code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise ApiError(code)

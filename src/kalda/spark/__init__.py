@@ -36,6 +36,7 @@ Log directories:
 
 And:
 
+- `client_metrics`: what clients push to the brokers, as a table
 - `cluster`: what planners and drivers request of a cluster
 - `java`: the Java that Spark needs
 """

@@ -38,6 +38,8 @@ R = TypeVar("R")
 Rec = TypeVar("Rec")
 
 MAX_RECORDS_PER_BATCH = 10_000
+_MANY = 100
+"""Records; shorter batches are replayed one record at a time."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class ReplicatedRuntime(Generic[Rec]):
         "_on_fault",
         "_prepare",
         "_replay",
+        "_replay_run",
         "_schedule",
         "offsets",
         "registry",
@@ -88,6 +91,7 @@ class ReplicatedRuntime(Generic[Rec]):
         prepare: Callable[[int, Sequence[Rec]], Prepared],
         replay: Callable[[Rec, int], None],
         *,
+        replay_run: Callable[[Sequence[Rec], int], int] | None = None,
         schedule: Callable[[], None] | None = None,
         on_fault: Callable[[ReplayFault], None] | None = None,
         not_leader: ErrorCode,
@@ -98,12 +102,15 @@ class ReplicatedRuntime(Generic[Rec]):
         fixes offsets only by appending, and so has appended in `prepare`: a replay that fails then leaves records in
         the log that the state lacks. `on_fault(fault)` is called where a record of a write cannot be applied, and must
         end the leadership; with None, the write raises the fault. `replay(record, offset)` applies one record.
-        `not_leader` is the error of a write on a node that does not lead."""
+        `replay_run(records, first)` may apply several of a long batch at once, from that index on, and returns how
+        many; 0 leaves the record to `replay`, as it must one that cannot be applied. `not_leader` is the error of a
+        write on a node that does not lead."""
         self.registry = registry
         self.offsets = OffsetControl(registry)
         self._prepare = prepare
         self._schedule = schedule
         self._replay = replay
+        self._replay_run = replay_run
         self._on_fault = on_fault
         self._not_leader = not_leader
         self._max_records_per_batch = max_records_per_batch
@@ -171,12 +178,7 @@ class ReplicatedRuntime(Generic[Rec]):
         batches; only the end of the last one has a snapshot. A leader has applied its own records when it wrote them:
         for those `on_commit` is called alone. Raises `ReplayFault`, after which the state cannot be used any more."""
         assert not self.active, "a leader has applied its records already"
-        replay, offset = self._replay, first_offset
-        try:
-            for offset, record in enumerate(records, first_offset):
-                replay(record, offset)
-        except Exception as error:
-            raise _replay_fault(records, offset, first_offset) from error
+        self._apply(records, first_offset)
 
     def on_commit(self, offset: int) -> None:
         """Everything up to `offset` is committed: give the answers that waited for it."""
@@ -213,18 +215,34 @@ class ReplicatedRuntime(Generic[Rec]):
 
     def _write_batch(self, epoch: int, records: Sequence[Rec]) -> None:
         first_offset, commit_offset = self._prepare(epoch, records)
-        replay, before = self._replay, self.registry.newest
+        before = self.registry.newest
         assert before is not None, "while this node leads there is a snapshot of everything appended"
-        offset = first_offset
         try:
-            for offset, record in enumerate(records, first_offset):
-                replay(record, offset)
-        except Exception as error:
+            self._apply(records, first_offset)
+        except ReplayFault:
             self.registry.revert_to(before)
-            raise _replay_fault(records, offset, first_offset) from error
+            raise
         if self._schedule is not None:
             self._schedule()
         self.offsets.on_append(first_offset, len(records), commit_offset)
+
+    def _apply(self, records: Sequence[Rec], first_offset: int) -> None:
+        replay, offset = self._replay, first_offset
+        run = self._replay_run if len(records) >= _MANY else None
+        try:
+            if run is None:
+                for offset, record in enumerate(records, first_offset):
+                    replay(record, offset)
+                return
+            index = 0
+            while index < len(records):
+                offset = first_offset + index
+                applied = run(records, index)
+                if not applied:
+                    replay(records[index], offset)
+                index += applied or 1
+        except Exception as error:
+            raise _replay_fault(records, offset, first_offset) from error
 
     def _park(self, pending: Pending[R], response: R) -> None:
         offset = self._deferred.highest_offset

@@ -240,9 +240,21 @@ class TimelineDict(_Collection, MutableMapping[K, V]):
         return self.get(key, _ABSENT, epoch) is not _ABSENT
 
     def load(self, items: Mapping[K, V]) -> None:
-        """Write many keys at once, after a reset: without a snapshot no old value has to be saved."""
-        assert self._registry.newest is None, f"there is a snapshot at {self._registry.newest}"
+        """Write many keys at once: the effect of `self[key] = value` for each, at a fraction of the cost."""
+        newest = self._registry.newest
+        if newest is not None and items:
+            save, before = self._tier_to_save_in(newest).setdefault, self._current.get
+            for key in items:
+                save(key, before(key, _ABSENT))
         self._current.update(items)
+
+    def remove_all(self, keys: Iterable[K]) -> None:
+        """Remove many keys at once, each of which is there."""
+        newest = self._registry.newest
+        tier = {} if newest is None else self._tier_to_save_in(newest)
+        pop = self._current.pop
+        for key in keys:
+            tier.setdefault(key, pop(key))
 
     def items(self, epoch: int = LATEST) -> Iterable[tuple[K, V]]:  # type: ignore[override]
         return self._current.items() if epoch == LATEST else self._at(epoch).items()
@@ -335,8 +347,12 @@ class TimelineSet(MutableSet[T]):
         return len(self._members._current)
 
     def load(self, values: Iterable[T]) -> None:
-        """Add many at once, after a reset."""
+        """Add many at once, of which none is a member."""
         self._members.load(dict.fromkeys(values))
+
+    def remove_all(self, values: Iterable[T]) -> None:
+        """Remove many at once, each of which is a member."""
+        self._members.remove_all(values)
 
     def contains(self, value: T, epoch: int = LATEST) -> bool:
         return self._members.contains(value, epoch)

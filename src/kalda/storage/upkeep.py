@@ -23,6 +23,8 @@ from kalda.storage.retention import delete_old_segments
 
 _LOGS_A_POLL = 64
 _REMOVED_AGAIN_MS = 60_000
+_CHECKPOINT_INTERVAL_MS = 1_000
+"""Checkpoints that are to be written soon are written together, at most once in that time: each holds all logs."""
 _NEW_LOGS_INTERVAL_MS = 20
 """How soon `poll` is called again while new logs are waiting for the job that syncs others."""
 
@@ -95,9 +97,12 @@ class Upkeep:
         self._rolled.pop(log, None)
 
     def checkpoint_soon(self) -> None:
-        """Write checkpoints at the next `poll`: after a crash, a new log must not get the offsets of a former one of
-        its name."""
-        self._due[_Task.RECOVERY_POINTS] = self._due[_Task.LOG_STARTS] = self._now_ms()
+        """Write checkpoints within `_CHECKPOINT_INTERVAL_MS`: after a crash, a new log must not get the offsets of a
+        former one of its name. A log of that name that is made sooner has them written first
+        (`LogDir.drop_former_entries`)."""
+        due_ms = self._now_ms() + _CHECKPOINT_INTERVAL_MS
+        for task in (_Task.RECOVERY_POINTS, _Task.LOG_STARTS):
+            self._due[task] = min(due_ms, self._due.get(task, due_ms))
 
     def remove_later(self, directory: LogDir, due_ms: int, remove: Callable[[Disk], None]) -> None:
         """Have `remove` run on some thread once it is `due_ms`, if the directory is online then."""

@@ -22,7 +22,13 @@ class Metric(NamedTuple):
 
 
 _BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
+_PARTITION = "topic,partition"
 _REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
+
+_LOAD_TIMES = (
+    Metric("partition-load-time-avg", "mean time in which partitions of the coordinator's topic were loaded, in ms"),
+    Metric("partition-load-time-max", "the longest one"),
+)
 
 METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     _BROKER_TOPIC: (
@@ -39,6 +45,8 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.network:type=RequestMetrics": (
         Metric("RequestsPerSec", "requests by API and version", "request,version", True),
         Metric("RequestBytes", "mean size of requests; of one in seventeen, as the times", "request"),
+        Metric("ErrorsPerSec", "error codes in responses, NONE included", "request,error", True),
+        Metric("ThrottleTimeMs", "pauses of throttled clients, in ms, by the API of the request", "request,quantile"),
         Metric("LocalTimeMs", "for how long a request holds the event loop", "request,quantile"),
         Metric("RemoteTimeMs", "for how long its answer waits for others", "request,quantile"),
         Metric("TotalTimeMs", "both", "request,quantile"),
@@ -96,6 +104,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=MetadataLoader": (
         Metric("CurrentMetadataVersion", "the level of metadata.version"),
         Metric("CurrentControllerId", "the active controller, -1 where there is none"),
+        Metric("HandleLoadSnapshotCount", "snapshots of the metadata that were loaded"),
     ),
     "kafka.server:type=broker-metadata-metrics": (
         Metric("last-applied-record-offset", "of the metadata log"),
@@ -120,11 +129,17 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("GlobalPartitionCount", "partitions"),
         Metric("OfflinePartitionsCount", "partitions without a leader"),
         Metric("PreferredReplicaImbalanceCount", "partitions that are not led by their first replica"),
+        Metric("NewActiveControllersCount", "how often this node became the active controller"),
+        Metric("TimedOutBrokerHeartbeatCount", "brokers that it has fenced because they sent no heartbeat in time"),
+        Metric("TimeSinceLastHeartbeatReceivedMs", "of each broker, on the active controller", "broker"),
         Metric("MetadataErrorCount", "faults of the controller"),
         Metric("LastAppliedRecordOffset", "of the metadata log"),
         Metric("LastAppliedRecordTimestamp", "its time"),
         Metric("LastAppliedRecordLagMs", "how old it is"),
         Metric("LastCommittedRecordOffset", "of the metadata log"),
+    ),
+    "kafka.controller:type=ControllerEventManager": (
+        Metric("EventQueueProcessingTimeMs", "for how long events hold the active controller", "quantile"),
     ),
     "kafka.coordinator.group:type=GroupMetadataManager": (
         Metric("NumGroups", "groups that this broker coordinates"),
@@ -133,7 +148,11 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
             for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
         ),
     ),
-    "kafka.server:type=group-coordinator-metrics": (Metric("group-count", "the same as NumGroups", "protocol"),),
+    "kafka.server:type=group-coordinator-metrics": (
+        Metric("group-count", "the same as NumGroups", "protocol"),
+        *_LOAD_TIMES,
+    ),
+    "kafka.server:type=transaction-coordinator-metrics": _LOAD_TIMES,
     "kafka.coordinator.transaction:type=TransactionMarkerChannelManager": (
         Metric("UnknownDestinationQueueSize", "markers that failed, or whose partitions have no leader"),
         Metric("LogAppendRetryQueueSize", "transactions that are complete, but could not be recorded as such yet"),
@@ -141,6 +160,15 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=AddPartitionsToTxnManager": (
         Metric("VerificationTimeMs", "mean time of a verification of a transaction"),
         Metric("VerificationFailureRate", "partitions that were not confirmed", "", True),
+    ),
+    "kafka.log:type=Log": (
+        Metric("Size", "bytes of the log; these four where there are at most kalda.metrics.logs.max logs", _PARTITION),
+        Metric("LogStartOffset", "its first offset", _PARTITION),
+        Metric("LogEndOffset", "the next offset that is appended", _PARTITION),
+        Metric("NumLogSegments", "its segments", _PARTITION),
+    ),
+    "kafka.server:type=AssignmentsManager": (
+        Metric("QueuedReplicaToDirAssignments", "directories of replicas that the controller is to record"),
     ),
     "kafka.log:type=LogManager": (Metric("OfflineLogDirectoryCount", "log directories that have failed"),),
     "kafka.log:type=LogCleaner": (Metric("max-dirty-percent", "of the logs that are to be compacted"),),
@@ -156,13 +184,11 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
 """By domain and type."""
 
 ABSENT: Final[dict[str, str]] = {
-    "RequestMetrics: RequestQueueTimeMs, ResponseQueueTimeMs, ResponseSendTimeMs, ThrottleTimeMs": (
+    "RequestMetrics: RequestQueueTimeMs, ResponseQueueTimeMs, ResponseSendTimeMs": (
         "one event loop reads, handles and answers; there are no queues between threads. What waits for the loop is in "
-        "EventLoop MaxDelayMs; pauses of clients are in throttle-time"
+        "EventLoop MaxDelayMs"
     ),
-    "RequestMetrics: ErrorsPerSec, MessageConversionsTimeMs, TemporaryMemoryBytes": (
-        "answers are not searched for errors after they were encoded; batches are never converted or copied"
-    ),
+    "RequestMetrics: MessageConversionsTimeMs, TemporaryMemoryBytes": "batches are never converted or copied",
     "RequestChannel, SocketServer: queue sizes, NetworkProcessorAvgIdlePercent, RequestHandlerAvgIdlePercent": (
         "there are no such threads; request-time of all clients and exempt-request-time add up to the busy part"
     ),
@@ -172,20 +198,18 @@ ABSENT: Final[dict[str, str]] = {
     "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager": (
         "not measured: `kalda reassign status` and `kalda topics describe` show them"
     ),
-    "kafka.log:type=Log: Size, NumLogSegments, LogStartOffset, LogEndOffset; LogFlushStats": (
-        "four metrics for each of a hundred thousand partitions: DescribeLogDirs and ListOffsets have them"
-    ),
+    "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
     "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent; uncleanable-bytes": (
         "not measured: the log line of each compaction has them"
     ),
-    "KafkaController: EventQueueTimeMs, EventQueueProcessingTimeMs, TimedOutBrokerHeartbeatCount, ElectionRate...": (
-        "the periodic message of controller.performance.sample.period.ms has the times of events; elections are logged"
+    "ControllerEventManager: EventQueueTimeMs; ControllerStats: UncleanLeaderElectionsPerSec, Election...PerSec": (
+        "events have no queue of their own: what waits for the loop is in EventLoop MaxDelayMs; elections are logged"
     ),
     "raft-metrics: commit-latency, election-latency, poll-idle-ratio, append- and fetch-records-rate": (
         "not measured; DescribeQuorum has the lag of each replica"
     ),
-    "coordinators: partition-load-time, event-queue, thread-idle-ratio, rebalance and offset-commit rates": (
-        "coordinators have no threads and no queues of their own; loads are logged; RequestsPerSec counts requests"
+    "coordinators: event-queue, thread-idle-ratio, rebalance and offset-commit rates": (
+        "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"
     ),
     "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
         "ZooKeeper, the pool of handler threads and the JVM do not exist here"

@@ -165,6 +165,11 @@ class ClientInstances:
 
     # -- subscriptions
 
+    @property
+    def has_subscriptions(self) -> bool:
+        """Whether some client may have something to push."""
+        return bool(self._subscriptions)
+
     def set_subscription(self, name: str, configs: Mapping[str, str]) -> str | None:
         """Replace a subscription; without configs it is removed. Returns why it cannot be read, where it cannot: the
         former one is removed then."""

@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.base.configs import client_metrics, describe, documentation, group, topic
+from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY, PER_BROKER_ONLY, base_name, find_key, synonyms
 from kalda.base.configs.broker_kalda import KALDA_KEYS
+from kalda.base.configs.client_documentation import CLIENT
+from kalda.base.configs.consumer import CONSUMER
 from kalda.base.configs.definition import (
     DOUBLE,
     INT,
@@ -35,6 +38,7 @@ from kalda.base.configs.definition import (
 from kalda.base.configs.describe import Entry
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
 from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.producer import PRODUCER
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.properties import parse_properties
@@ -334,6 +338,7 @@ def test_documentation_is_of_keys_that_exist() -> None:
         describe.documentation("broker", "listener.name.x.max.connections") == documentation.BROKER["max.connections"]
     )
     assert describe.documentation("broker", "rare.key") is None
+    assert set(CLIENT) == {*PRODUCER.names(), *CONSUMER.names(), *ADMIN.names()}
 
 
 def test_listener_prefixes() -> None:

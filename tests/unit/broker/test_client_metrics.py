@@ -8,21 +8,31 @@ import queue
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
+from paper_connection import PaperConnection, read_answer
 
 from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
+from kalda.broker.api_versions import Features
 from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
+from kalda.broker.modules.client_metrics import ClientMetricsModule
+from kalda.broker.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.admin_client import Admin
 from kalda.client.cluster import ClusterClient
 from kalda.client.consumer import Consumer
 from kalda.client.producer import Producer
+from kalda.network.connection import Connection
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.records.compression import Compression, compress
 from kalda.telemetry.client_records import Source
@@ -33,6 +43,13 @@ POINTS = [
     DataPoint("org.apache.kafka.producer.record.queue.time.avg", Kind.GAUGE, 1.5, 5_000_000, attributes=(("t", "x"),)),
     DataPoint("a.total", Kind.SUM, 3, 5_000_000, 0, temporality=Temporality.DELTA, is_monotonic=True),
 ]
+NODE = {
+    "process.roles": "broker",
+    "node.id": "1",
+    "log.dirs": "/nowhere",
+    "controller.quorum.bootstrap.servers": "localhost:9093",
+    "controller.listener.names": "CONTROLLER",
+}
 PUSHED: queue.Queue[Push] = queue.Queue()
 
 
@@ -169,23 +186,30 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
     while not PUSHED.empty():
         PUSHED.get()
     settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
-    with Producer(settings, transactional_id=None) as producer, Consumer(settings, group_id="g") as consumer:
+    with (
+        Producer(settings, transactional_id=None) as producer,
+        Consumer(settings, group_id="g") as consumer,
+        Admin(settings) as admin,
+    ):
+        admin.list_topics()
         producer.register_metric("org.acme.orders.total", lambda: 42, is_total=True)
         consumer.subscribe(["pushed"])
         producer.send("pushed", value=b"1").result(30)
         seen: dict[str, Push] = {}
-        while len(seen) < 2:
+        while len(seen) < 3:
             consumer.poll(0.1)
             while not PUSHED.empty():
                 push = PUSHED.get()
-                seen["producer" if ".producer." in push.points[0].name else "consumer"] = push
+                seen[push.points[0].name.split(".")[3]] = push
+        assert set(seen) == {"producer", "consumer", "admin"}
     points = {point.name: point for push in seen.values() for point in push.points}
     assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
     assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
     assert points["org.apache.kafka.consumer.coordinator.rebalance.latency.max"].kind is Kind.GAUGE
     assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
     last = 0
-    while last < 2:
+    assert points["org.apache.kafka.admin.client.connection.creation.total"].is_monotonic
+    while last < 3:
         last += PUSHED.get(timeout=30).is_terminating
 
 
@@ -208,6 +232,27 @@ def test_the_command_line(cluster: Cluster, connected: ClusterClient) -> None:
     refused = CliRunner().invoke(cli, [*bad, cluster.bootstrap_servers])
     assert refused.exit_code == 1
     assert "interval must be between 100 and 3600000" in refused.output
+
+
+@pytest.mark.parametrize("plugins", ["", f"{__name__}:Plugin"])
+def test_telemetry_is_announced_where_something_receives_it(plugins: str) -> None:
+    """A plugin, or a subscription; else a librdkafka client would log that it has nothing to push."""
+    context = MagicMock()
+    context.config = ServerConfig({**NODE, "kalda.client.metrics.plugins": plugins})
+    module = ClientMetricsModule(context, MagicMock())
+    telemetry = {ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
+    pipeline = RequestPipeline(module.rows(), lambda: Features({}, {}, 0), lambda _: None, hidden=module.hidden_apis)
+
+    def announced() -> set[int]:
+        connection, request = PaperConnection(), ApiVersionsRequest()
+        answer = pipeline.on_frame(cast(Connection, connection), connection.frame(request, 2))
+        return {each.api_key for each in read_answer(answer, request, 2).api_keys} & telemetry
+
+    assert announced() == (telemetry if plugins else set())
+    assert module.instances.set_subscription("s", {"metrics": "*"}) is None
+    assert announced() == telemetry
+    module.instances.set_subscription("s", {})
+    assert announced() == (telemetry if plugins else set())
 
 
 def test_a_plugin_that_hangs_loses_pushes_and_nothing_else() -> None:

@@ -58,6 +58,7 @@ class Throttle:
         self.limited: list[Request] = []
         self.charged: list[tuple[str, QuotaClass, type[Request], Any]] = []
         self.partitions: list[tuple[str, int]] = []
+        self.pauses: list[int] = []
 
     def applies_to(self, quota: QuotaClass) -> bool:
         return self.is_in_use and quota is not QuotaClass.EXEMPT
@@ -82,6 +83,9 @@ class Throttle:
         self.busy_ns.append(busy_ns)
         self.sizes.append(size_bytes)
         return 0 if context.forwarded_by is not None else self.throttle_ms
+
+    def note_pause(self, api_key: int, pause_ms: int) -> None:
+        self.pauses.append(pause_ms)
 
     def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
         self.encoding_ns.append(busy_ns)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from paper_connection import PaperConnection, read_answer
 
+from kalda.base.durations import QUANTILES
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
@@ -280,6 +281,17 @@ def test_mutations_of_a_forwarded_request_are_charged_at_the_controller_and_mute
     assert (dict(sensors.tags), sensors.requests) == ({"user": "", "client-id": "client"}, 1)
 
 
+@pytest.mark.parametrize(("key", "waits"), [("controller_mutation_rate", True), ("producer_byte_rate", False)])
+def test_a_request_behind_one_that_is_forwarded_waits_for_its_pause(key: str, waits: bool) -> None:
+    """All requests of one write would reach the controller before the first pause otherwise."""
+    late: Pending[CreateTopicsResponse] = Pending()
+    mutation = QuotaClass.CONTROLLER_MUTATION
+    world = World(Row(ApiKey.CREATE_TOPICS, lambda *_: late, create_topics_failed, ANYONE, mutation, True))
+    world.set(key, 10.0)
+    world.send(create(1), 6)
+    assert world.connection.is_answered_alone is waits
+
+
 # -- what is reported
 
 
@@ -312,12 +324,16 @@ def test_metrics_have_kafkas_names() -> None:
     world.ask(ProduceRequest(acks=-1), 11)
     sensors = Sensors()
     sensors.add_source(world.throttle.measured)
+    pauses = "kafka.network:type=RequestMetrics,name=ThrottleTimeMs,request=Produce"
     found = {str(name): sensor.measure(world.now_ms) for name, sensor in sensors.everything()}
     assert set(found) == {
         "kafka.server:type=Produce,name=byte-rate,user=alice,client-id=",
         "kafka.server:type=Produce,name=throttle-time,user=alice,client-id=",
         "kafka.server:type=Request,name=exempt-request-time",
+        *(f"{pauses},quantile={quantile}" for quantile in QUANTILES),
     }
+    pause_ms = world.connection.mutes[0]
+    assert pause_ms <= found[f"{pauses},quantile=1.0"] <= 1.25 * pause_ms
     assert found["kafka.server:type=Produce,name=throttle-time,user=alice,client-id="] == world.connection.mutes[0]
 
 

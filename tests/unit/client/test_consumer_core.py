@@ -417,7 +417,10 @@ def test_a_killed_member_is_replaced_after_its_session() -> None:
     first, second = (Member(cluster, name, **keys).subscribe("t") for name in ("a", "b"))
     settle(cluster, [first, second], 2)
     first.kill()
+    killed_ms = cluster.now_ms
     settle(cluster, [second], 2)
+    assert 5_000 <= cluster.now_ms - killed_ms <= 9_000, "a session, and the member's next heartbeat"
+    assert second.owned == {T0, TopicPartition("t", 1)}
 
 
 def test_a_static_member_returns_without_a_rebalance() -> None:
@@ -473,9 +476,11 @@ def test_more_partitions_are_assigned_when_the_leader_sees_them() -> None:
     cluster = cluster_of(1)
     member = Member(cluster, **{"group.id": "g", "metadata.max.age.ms": 5_000}).subscribe("t")
     settle(cluster, [member], 1)
+    assert member.owned == {T0}
     cluster.add_topic("t", 3)
     cluster.run(6_000)
     settle(cluster, [member], 3)
+    assert member.owned == {TopicPartition("t", index) for index in range(3)}
 
 
 def test_the_coordinator_is_looked_up_again_when_its_node_dies() -> None:
@@ -499,6 +504,8 @@ def test_a_lost_join_or_sync_is_repeated() -> None:
         settle(cluster, [member], 2)
         state = member.core.subscription.state(T0)
         cluster.run_until(lambda: state.status is Status.FETCHING)  # noqa: B023
+        assert cluster.lose_next[key] == 0, "a response was lost"
+        assert sum(sent is key for _, sent, _ in cluster.requests) >= 2, "its request was repeated"
 
 
 def test_a_refusal_of_the_group_is_raised_once() -> None:

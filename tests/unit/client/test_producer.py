@@ -406,7 +406,10 @@ def test_a_broker_that_closes_every_connection_ends_in_a_clear_error(broker: Bro
 
 
 def test_endless_redirects_end_in_a_clear_error(broker: Broker) -> None:
+    redirects = []
+
     def redirect(request: Any, _version: int) -> Any:
+        redirects.append(request)
         broker.leader_epoch += 1
         result = PartitionProduceResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         result.current_leader.leader_id, result.current_leader.leader_epoch = 1, broker.leader_epoch
@@ -417,6 +420,7 @@ def test_endless_redirects_end_in_a_clear_error(broker: Broker) -> None:
     keys = {"request_timeout_ms": 200, "delivery_timeout_ms": 400}
     with producer(broker, **keys) as made, pytest.raises(ApiError, match=r"\d attempts in 4\d\d ms|timeout\.ms is 400"):
         made.send("t", b"v", partition=0).result(TIMEOUT_S)
+    assert 3 <= len(redirects) <= 8, "three at once, then behind a backoff"
 
 
 def test_an_answer_without_the_partition_is_tried_again(broker: Broker) -> None:

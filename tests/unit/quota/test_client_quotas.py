@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.stats import MAX_DOUBLE, MetricConfig
 from kalda.quota import client_quotas
-from kalda.quota.client_quotas import SENSOR_LIFETIME_MS, UNLIMITED, ClientQuotas, QuotaType, RequestQuotas
+from kalda.quota.client_quotas import IDLE_MS, SENSOR_LIFETIME_MS, UNLIMITED, ClientQuotas, QuotaType, RequestQuotas
 from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels
 from kalda.quota.mutations import MutationQuotas
 from kalda.quota.replication_quotas import ReplicationQuota
@@ -159,8 +160,36 @@ def test_sensors_expire_after_an_hour_without_a_record() -> None:
     assert len(quotas.sensors) == 6_000
     for _ in range(2):
         quotas.expire(SENSOR_LIFETIME_MS + 1)
-    assert [dict(tags)["client-id"] for tags in quotas.sensors] == ["c7"]
+    assert [dict(each.tags)["client-id"] for each in quotas.sensors.values()] == ["c7"]
     assert quotas.record("User:u", "c1", 1, SENSOR_LIFETIME_MS + 2) == 0
+
+
+def test_an_idle_client_costs_little_and_is_throttled_as_before() -> None:
+    count, now_ms = 1_000, 50_000
+    quotas, kept = ClientQuotas(QuotaType.PRODUCE, CONFIG), ClientQuotas(QuotaType.PRODUCE, CONFIG)
+    for each in (quotas, kept):
+        each.set_limit(Entity(DEFAULT, DEFAULT), 1_000.0)
+        each.set_limit(Entity(DEFAULT, ABSENT), 1_000.0)
+
+    def use(each: ClientQuotas, client: int, at_ms: int) -> int:
+        return each.record(f"User:user-{client}", f"client-{client}", 1_500.0 + client, at_ms)
+
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for step in range(13):
+        pauses = [use(quotas, client, now_ms + step * 700) for client in range(count)]
+    assert all(pauses), "each has decisions to keep"
+    del pauses
+    now_ms += 13 * 700 + IDLE_MS
+    quotas.expire(now_ms)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (after - before) / count <= 600, "bytes for each client, its name included"
+    for step in range(13):
+        use(kept, 0, 50_000 + step * 700)
+    for step in range(60):
+        assert use(quotas, 0, now_ms + step * 431) == use(kept, 0, now_ms + step * 431)
+    assert use(quotas, 0, now_ms + 26_000) > 0
 
 
 def test_names_that_clients_make_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

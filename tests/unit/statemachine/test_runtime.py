@@ -296,3 +296,26 @@ def test_a_log_that_commits_by_its_end_offset_works_the_same() -> None:
     assert [answer.done for answer in answers] == [True, False]
     runtime.on_commit(2)
     assert answers[1].done
+
+
+def test_a_run_of_records_is_replayed_at_once_up_to_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kalda.statemachine.runtime._MANY", 3)
+    runs: list[int] = []
+
+    class Runs(Store):
+        def replay_run(self, records: Sequence[Put], first: int) -> int:
+            good = 0
+            while first + good < len(records) and records[first + good][0] in "abc":
+                self.state[records[first + good][0]] = records[first + good][1]
+                good += 1
+            runs.append(good)
+            return good
+
+    store = Runs(limit=100)
+    store.runtime._replay_run = store.replay_run
+    store.runtime.claim(1, 0)
+    store.put(("a", 1), ("b", 2), ("other", 3), ("c", 4))
+    assert (runs, dict(store.state)) == ([2, 0, 1], {"a": 1, "b": 2, "other": 3, "c": 4})
+    with pytest.raises(ReplayFault, match="at offset 6 cannot be applied"):
+        store.put(("a", 5), ("b", 6), ("poison", 0), ("c", 7))
+    assert dict(store.state) == {"a": 1, "b": 2, "other": 3, "c": 4}

@@ -253,13 +253,27 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     node.checkpoint()
     node.disk.sync_dir("/d0")
     node.logs.delete_log(TopicPartition("t", 0))
-    half_done = node.logs.upkeep.poll(node.now_ms)
+    half_done = node.logs.upkeep.poll(node.now_ms + 1_000)
     append(node.log(0), 3)
     node.disk.let_go()
     node.start()
     assert half_done, "a job that was to say it was never finished"
     found = node.log(0)
     assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (0, 3, 0)
+
+
+def test_checkpoints_after_deletions_are_written_once_a_second(node: Node) -> None:
+    """Each holds all logs of a directory: written for each of thousands of deletions, they would hold up the loop."""
+    for number in range(4):
+        append(node.log(number), 1)
+    node.checkpoint()
+    written = []
+    for number in range(4):
+        node.logs.delete_log(TopicPartition("t", number))
+        jobs = node.logs.upkeep.poll(node.now_ms + 300 * number)
+        written.append([job for job in jobs if "recovery-point" in job.description])
+    assert not any(written)
+    assert [job for job in node.logs.upkeep.poll(node.now_ms + 1_000) if "recovery-point" in job.description]
 
 
 def test_of_two_logs_the_one_with_the_topic_id_of_the_metadata_is_served(node: Node) -> None:

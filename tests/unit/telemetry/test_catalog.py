@@ -6,15 +6,27 @@ import json
 import urllib.request
 from pathlib import Path
 
-from kalda.broker.request_metrics import EVERY, Durations, bucket_of, quantiles_ms, upper_end_us
+from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
+from kalda.broker.request_metrics import EVERY
 from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
 from kalda.client.producer import Producer
+from kalda.protocol.apis import API, response_class
+from kalda.protocol.error_codes import Counts, error_counter
+from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.telemetry.catalog import METRICS, page
 from kalda.testing import Cluster
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-BY_USE = {"throttle-time", "VerificationTimeMs"}
+BY_USE = {
+    "throttle-time",
+    "VerificationTimeMs",
+    "ThrottleTimeMs",
+    "partition-load-time-avg",
+    "partition-load-time-max",
+    "EventQueueProcessingTimeMs",
+}
 """Metrics that exist, or have a value, only after what they measure has happened."""
 
 
@@ -52,6 +64,11 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     assert values["RequestsPerSec", "Produce", "13"] == EVERY
     assert values["TotalTimeMs", "Produce", "1.0"] > 0
     assert values["RequestBytes", "Produce"] > 60
+    assert values["ErrorsPerSec", "Produce", "NONE"] == EVERY
+    assert 0 <= values["TimeSinceLastHeartbeatReceivedMs", "1"] < 60_000
+    assert values["LogEndOffset", "measured", "0"] == EVERY
+    assert values["Size", "measured", "0"] > 60 * EVERY
+    assert values["NumLogSegments", "measured", "0"] == 1
 
 
 def test_durations_fall_into_buckets_of_an_eighth_at_most() -> None:
@@ -72,3 +89,18 @@ def test_quantiles_are_of_the_last_windows() -> None:
     assert 50 <= most < 64
     assert sum(durations.recent(120_000)) == 100, "they are less than two windows old"
     assert sum(durations.recent(180_000)) == 0
+
+
+def test_error_codes_are_counted_wherever_a_response_has_them() -> None:
+    counts = Counts(int)
+    partitions = [PartitionProduceResponse(error_code=code) for code in (0, 0, 6)]
+    response = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=partitions)])
+    error_counter(ProduceResponse, 9)(response, counts)
+    assert counts == {0: 2, 6: 1}
+    topics = [MetadataResponseTopic(error_code=3), MetadataResponseTopic(partitions=[MetadataResponsePartition()])]
+    error_counter(MetadataResponse, 9)(MetadataResponse(topics=topics), counts)
+    assert counts == {0: 4, 6: 1, 3: 1}
+    for api in API.values():
+        for version in range(api.lowest, api.highest + 1):
+            response_of = response_class(api.key)
+            error_counter(response_of, version)(response_of(), counts)

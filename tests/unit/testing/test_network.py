@@ -100,10 +100,13 @@ def test_two_nodes_that_do_not_reach_each_other(cluster: Cluster) -> None:
     leader = cluster.leader(TOPIC)
     follower = next(node_id for node_id in cluster.nodes if node_id != leader)
     for fault in (cluster.network.stall, cluster.network.cut):
+        name = fault.__name__
         fault(leader, follower)
-        produce_until_acknowledged(cluster, None, "meanwhile")
+        produce_until_acknowledged(cluster, None, f"during {name}")
         cluster.network.heal()
-        produce_until_acknowledged(cluster, None, "after")
+        produce_until_acknowledged(cluster, None, f"after {name}")
+    acknowledged = [f"{when} {name}" for name in ("stall", "cut") for when in ("during", "after")]
+    assert list(dict.fromkeys(values(cluster, cluster.leader(TOPIC)))) == acknowledged
 
 
 def test_faults_name_nodes_of_the_cluster() -> None:

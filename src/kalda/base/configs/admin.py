@@ -25,6 +25,7 @@ class AdminConfig(NamedTuple):
     client_id: str
     connections_max_idle_ms: int
     default_api_timeout_ms: int
+    enable_metrics_push: bool
     metadata_max_age_ms: int
     rebootstrap_trigger_ms: int
     may_rebootstrap: bool
@@ -55,6 +56,7 @@ def admin_config(given: Mapping[str, object] | None, keywords: Mapping[str, obje
         client_id=at["client.id"],
         connections_max_idle_ms=at["connections.max.idle.ms"],
         default_api_timeout_ms=at["default.api.timeout.ms"],
+        enable_metrics_push=at["enable.metrics.push"],
         metadata_max_age_ms=at["metadata.max.age.ms"],
         rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
         may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",

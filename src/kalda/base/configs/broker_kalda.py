@@ -13,6 +13,7 @@ KALDA_KEYS = (
     Key("kalda.fetch.session.cache.bytes", LONG, 268_435_456, AtLeast(0)),
     Key("kalda.max.unauthenticated.connections", INT, 1_000, AtLeast(1)),
     Key("kalda.metrics.listener", STRING, ""),
+    Key("kalda.metrics.logs.max", INT, 2_000, AtLeast(0)),
     Key("kalda.metrics.names", STRING, "prometheus", OneOf("prometheus", "jmx")),
     Key("kalda.metrics.otlp.endpoint", STRING, ""),
     Key("kalda.metrics.otlp.interval.ms", INT, 60_000, AtLeast(1_000)),

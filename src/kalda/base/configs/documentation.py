@@ -111,6 +111,10 @@ BROKER: dict[str, str] = {
         "host:port of an HTTP listener with what the node measures, for Prometheus at /metrics, and with the use of "
         "quotas. Whoever reaches it reads the names of topics, users and clients. Empty: there is none."
     ),
+    "kalda.metrics.logs.max": (
+        "Size, offsets and segments of each log are among the metrics of a node that has at most so many logs: "
+        "reading them holds the event loop."
+    ),
     "kalda.metrics.names": (
         "Names at /metrics: prometheus, lower case, with counters and their totals; or jmx, those of the JMX exporter "
         "without rules, for dashboards that were made for Apache Kafka behind it."

@@ -1,8 +1,9 @@
 """Metrics that clients push (KIP-714): subscriptions, and where the metrics go.
 
-Serves GetTelemetrySubscriptions and PushTelemetry. What is pushed goes to the topic `__client_metrics`, to the metrics
-listener, and to the operator's own classes. Each of these is bounded and contained: the clients' requests do not wait
-for them.
+Serves GetTelemetrySubscriptions and PushTelemetry. Clients learn from ApiVersions whether a broker receives metrics;
+Kafka announces both APIs where a receiver is configured, Kalda where a subscription or a plugin is. What is pushed
+goes to the topic `__client_metrics`, to the metrics listener, and to the operator's own classes. Each of these is
+bounded and contained: the clients' requests do not wait for them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest, Publisher
 from kalda.network.connection import Connection
+from kalda.protocol.apis import ApiKey
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.telemetry.client_instances import ClientInstance, ClientInstances
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kalda.client_metrics")
 
+_APIS: Final = frozenset((ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY))
 _GROUP: Final = "kafka.server:type=ClientMetrics"
 _EXPIRY_INTERVAL_MS: Final = 5_000
 _EVICTIONS_LOGGED_EVERY_MS: Final = 300_000
@@ -100,6 +103,11 @@ class ClientMetricsModule(Module):
     def rows(self) -> list[Row]:
         """Both APIs of telemetry."""
         return self._handlers.rows()
+
+    def hidden_apis(self) -> frozenset[ApiKey]:
+        """The APIs that ApiVersions does not announce now: those of telemetry, where there is no subscription and no
+        plugin. A client that connects then does not ask for subscriptions; it does so over its next connection."""
+        return frozenset() if self._plugins or self.instances.has_subscriptions else _APIS
 
     def publishers(self) -> Sequence[Publisher]:
         """Subscriptions; and the channels to other brokers, which are closed when a broker is fenced."""

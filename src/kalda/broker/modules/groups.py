@@ -13,7 +13,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.broker.coordinators import Coordinators
+from kalda.broker.coordinators import Coordinators, add_load_times
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
@@ -109,6 +109,7 @@ def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
         )
 
     sensors.gauge(_MANAGER, "NumGroups", read=count)
+    add_load_times(sensors, "kafka.server:type=group-coordinator-metrics", coordinator.runtime)
     sensors.gauge("kafka.server:type=group-coordinator-metrics", "group-count", (("protocol", "classic"),), count)
     for state, name in _COUNTED_STATES.items():
         sensors.gauge(_MANAGER, name, read=partial(count, state))

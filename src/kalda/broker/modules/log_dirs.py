@@ -43,6 +43,9 @@ class LogDirsModule(Module):
             self.assignments.placed,
             at_a_time=config["num.replica.alter.log.dirs.threads"] or len(config.log_dirs),
         )
+        context.sensors.gauge(
+            "kafka.server:type=AssignmentsManager", "QueuedReplicaToDirAssignments", read=lambda: len(self.assignments)
+        )
         self._handlers = LogDirHandlers(context.logs, self._moves, context.jobs)
 
     def rows(self) -> list[Row]:

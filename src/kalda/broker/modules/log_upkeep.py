@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from kalda.base.configs.server import ServerConfig
+from kalda.base.sensors import Gauge, Measurable, SensorName
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
+from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.logs")
 
@@ -42,6 +45,8 @@ class LogUpkeepModule(Module):
             "OfflineLogDirectoryCount",
             read=lambda: sum(not directory.online for directory in logs.dirs),
         )
+        most: int = context.config["kalda.metrics.logs.max"]
+        sensors.add_source(lambda: _log_metrics(logs, most))
         self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
@@ -77,3 +82,21 @@ class LogUpkeepModule(Module):
         """Start no more jobs; those that run are finished by their threads."""
         self._host.disk.when_many_are_open(None)
         self._keeper.close()
+
+
+def _log_metrics(logs: LogManager, most: int) -> Iterator[tuple[SensorName, Measurable]]:
+    """Size and ends of each log; nothing where there are more than `most`: they would hold the event loop."""
+    if len(logs) > most:
+        return
+    for log_of_partition in list(logs):
+        partition = log_of_partition.topic_partition
+        tags = (("topic", partition.topic), ("partition", str(partition.partition)))
+        for name, value in (
+            ("Size", log_of_partition.size_bytes),
+            ("LogStartOffset", log_of_partition.log_start_offset),
+            ("LogEndOffset", log_of_partition.log_end_offset),
+            ("NumLogSegments", len(log_of_partition.segments)),
+        ):
+            gauge = Gauge()
+            gauge.value = value
+            yield SensorName("kafka.log:type=Log", name, tags), gauge

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kalda.broker.broker_channels import BrokerChannels
-from kalda.broker.coordinators import Coordinators
+from kalda.broker.coordinators import Coordinators, add_load_times
 from kalda.broker.handlers.transactions import TransactionHandlers
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
@@ -62,6 +62,7 @@ class TransactionsModule(Module):
         )
         context.sensors.gauge(_METRICS, "UnknownDestinationQueueSize", read=lambda: self._markers.retries)
         context.sensors.gauge(_METRICS, "LogAppendRetryQueueSize", read=lambda: coordinator.unwritten)
+        add_load_times(context.sensors, "kafka.server:type=transaction-coordinator-metrics", coordinator.runtime)
         shell = coordinators.add(TRANSACTIONS, coordinator.runtime)
         coordinator.rearm = shell.arm
         self.handlers = TransactionHandlers(

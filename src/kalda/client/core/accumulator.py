@@ -36,6 +36,8 @@ from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
 _MAX_EXPANSION = 8
+_MOST_AT_ONCE = 3
+"""How many attempts a batch makes at once because its partition has another leader."""
 """Uncompressed records of a batch, in batch sizes: a batch whose records compress well takes more of them."""
 _ESTIMATION_FACTOR = 1.05
 _RATIO_STEP_UP, _RATIO_STEP_DOWN = 0.05, 0.005
@@ -387,8 +389,9 @@ class Accumulator:
         return Ready(nodes, next_check_ms, without_leader)
 
     def _backoff_ms(self, batch: ProducerBatch) -> int:
-        """The pause before the batch is sent again; none where its partition has another leader now."""
-        if batch.attempts == 0 or batch.leader_changed:
+        """The pause before the batch is sent again. Where its partition has another leader now, the first attempts make
+        none; brokers that name each other for ever get the later ones behind a backoff."""
+        if batch.attempts == 0 or (batch.leader_changed and batch.attempts <= _MOST_AT_ONCE):
             return 0
         if batch.backoff_ms < 0:
             batch.backoff_ms = self.config.backoff.pause_ms(batch.attempts)

@@ -276,12 +276,13 @@ class AdminCore:
             run.left.discard(index)
             asks = run.asks
             left_ms = max(1, run.operation.deadline_ms - self.requests.now_ms)
+            timeout_ms = min(left_ms, self.connections.request_timeout_ms)
 
             def on_done(answer: Any, error: ApiError | None) -> None:
                 if run.asks is asks:
                     self._on_answer(run, index, answer, error)
 
-            self.requests.send(node_id, ask.request, on_done, max_version=ask.max_version, timeout_ms=left_ms)
+            self.requests.send(node_id, ask.request, on_done, max_version=ask.max_version, timeout_ms=timeout_ms)
 
     def _on_answer(self, run: _Run, index: int, answer: Any, error: ApiError | None) -> None:
         target = run.asks[index].target

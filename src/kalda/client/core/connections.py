@@ -284,6 +284,11 @@ class Connections:
                 self._give_up(peer, disconnected("the client is closed"), now_ms)
 
     @property
+    def request_timeout_ms(self) -> int:
+        """How long a request may wait for its response, where it has no timeout of its own."""
+        return self._config.request_timeout_ms
+
+    @property
     def made(self) -> int:
         """How many connections were begun so far."""
         return self._last_connection_id

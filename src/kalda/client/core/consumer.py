@@ -627,6 +627,7 @@ def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
         config.client_rack,
         config.request_timeout_ms,
         config.retry_backoff_ms,
+        config.retry_backoff_max_ms,
         config.metadata_max_age_ms,
         reset,
     )

@@ -8,6 +8,9 @@ Each partition is fetched until `partition_max_bytes` of it are buffered, all of
 broker whose partitions are not all below their bound is sent no Fetch: a partition that is left out would otherwise
 wait until the others' Fetch, which may wait for records, has returned.
 
+The first redirect of a partition (a new leader, another replica) is followed at once, and so is the first Fetch session
+that ends early. Those that follow without anything between them are followed behind a backoff that doubles each time.
+
 A chunk is what one response has of one partition. It is dropped where the partition was sought, reset or revoked since
 (`seeks` differs). Control batches, aborted batches (`isolation.level=read_committed`) and records before the position
 are passed over. A failure of a partition that the application has to see is raised by the next call that takes records,
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _MAX_FETCH_BY_NAME = 12
+_REDIRECTS_FORGOTTEN_MS = 10_000
+"""Redirects with more time between them are not in a row: Fetches without records need not name a partition."""
+_MANY_REDIRECTS = 10
+"""In a row: so many are worth a line in the log."""
 _MOVED = frozenset(
     (
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -74,6 +81,7 @@ class FetchConfig(NamedTuple):
     rack: str = ""
     request_timeout_ms: int = 30_000
     retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
     metadata_max_age_ms: int = 300_000
     reset: Reset | None = None
     """`auto.offset.reset`; None: `none`."""
@@ -137,6 +145,8 @@ class Fetcher:
         """Nodes with a Fetch in flight."""
         self._retry_at_ms: dict[int, int] = {}
         """When a node that has failed may be sent a Fetch again."""
+        self._ended_sessions: dict[int, int] = {}
+        """By node id, how many Fetches in a row the node has refused because of their session."""
         self._chunks: deque[Chunk] = deque()
         """In the order of arrival."""
         self.buffered_bytes = 0
@@ -166,7 +176,7 @@ class Fetcher:
         by_node: dict[int, dict[TopicPartition, Wanted]] = {}
         full: set[int] = set()
         for partition, state in self._subscription.partitions.items():
-            if not state.is_fetchable or state.retry_at_ms > now_ms:
+            if not state.is_fetchable or state.retry_at_ms > now_ms or state.redirect_at_ms > now_ms:
                 continue
             if state.until is not None and state.fetch_offset >= state.until:
                 continue
@@ -196,7 +206,8 @@ class Fetcher:
         """When `run` may have something to send that it does not have now."""
         now_ms = self._requests.now_ms
         times = [at for at in self._retry_at_ms.values() if at > now_ms]
-        times += [s.retry_at_ms for s in self._subscription.partitions.values() if s.retry_at_ms > now_ms]
+        for state in self._subscription.partitions.values():
+            times += [at for at in (state.retry_at_ms, state.redirect_at_ms) if at > now_ms]
         return min(times, default=None)
 
     def _send(self, node_id: int, wanted: dict[TopicPartition, Wanted]) -> None:
@@ -271,13 +282,17 @@ class Fetcher:
         sent = session.partitions
         if not session.on_response(answer):
             code = ErrorCode(answer.error_code)
-            if code not in SESSION_ERRORS:
+            if code in SESSION_ERRORS:
+                ended = self._ended_sessions[node_id] = self._ended_sessions.get(node_id, 0) + 1
+                self._retry_at_ms[node_id] = now_ms + self._pause_ms(ended)
+            else:
                 self._retry_at_ms[node_id] = now_ms + self._config.retry_backoff_ms
                 if not code.retriable:
                     self._fail_all(session, refused(answer.error_code, "the fetch"))
             if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
                 self._requests.metadata.request_update()
             return
+        self._ended_sessions.pop(node_id, None)
         brokers = [Broker(each.node_id, each.host, each.port, each.rack) for each in answer.node_endpoints]
         for topic in answer.responses:
             name = session.name_of(topic.topic, topic.topic_id)
@@ -314,7 +329,7 @@ class Fetcher:
         metadata = self._requests.metadata
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if was_replica:
-                state.retry_at_ms = 0  # the follower may be behind: the leader decides
+                self._redirect(state)  # the follower may be behind: the leader decides
             elif self._config.reset is not None:
                 log.info("%s has no offset %d: the position is reset", state.partition, entry.offset)
                 state.request_reset(self._config.reset)
@@ -324,7 +339,7 @@ class Fetcher:
             leader = data.current_leader
             topic, index = state.partition
             if metadata.update_leader(topic, index, leader.leader_id, leader.leader_epoch, brokers):
-                state.retry_at_ms = 0
+                self._redirect(state)
             else:
                 metadata.request_update()
         elif code.retriable or code is ErrorCode.UNKNOWN_SERVER_ERROR:
@@ -335,6 +350,26 @@ class Fetcher:
         else:
             self._failures.append((state, state.seeks, refused(data.error_code, f"partition {state.partition}")))
 
+    def _redirect(self, state: PartitionState) -> None:
+        """The partition's next Fetch goes to another node: at once, or behind a backoff where it was redirected before
+        without a Fetch in between that was answered."""
+        now_ms = self._requests.now_ms
+        if now_ms - state.redirect_at_ms > max(_REDIRECTS_FORGOTTEN_MS, 2 * self._config.retry_backoff_max_ms):
+            state.redirects = 0
+        state.redirects += 1
+        state.retry_at_ms = 0
+        state.redirect_at_ms = now_ms + self._pause_ms(state.redirects)
+        if state.redirects % _MANY_REDIRECTS == 0:
+            log.warning(
+                "%s: %d Fetches in a row were redirected to another node: the next one is sent in %d ms",
+                state.partition, state.redirects, state.redirect_at_ms - now_ms,
+            )  # fmt: skip
+
+    def _pause_ms(self, times: int) -> int:
+        """The pause after something has happened so many times in a row: none after the first time."""
+        config = self._config
+        return 0 if times < 2 else min(config.retry_backoff_max_ms, config.retry_backoff_ms * 2 ** min(times - 2, 20))
+
     def _on_data(self, state: PartitionState, entry: Wanted, data: FetchResponsePartitionData) -> None:
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
@@ -342,6 +377,10 @@ class Fetcher:
         if data.preferred_read_replica >= 0:
             state.replica = data.preferred_read_replica
             state.replica_until_ms = self._requests.now_ms + self._config.metadata_max_age_ms
+            if not data.records:
+                self._redirect(state)
+        else:
+            state.redirects = 0
         records = memoryview(data.records) if isinstance(data.records, bytes | bytearray | memoryview) else None
         if not records or state.fetch_offset != entry.offset:
             return

@@ -195,7 +195,9 @@ class ClusterMetadata:
         """Take over what the response says."""
         self._in_flight = False
         if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            attempts = self._attempts
             self.rebootstrap(now_ms)
+            self._attempts = attempts  # the bootstrap servers may answer the same: the backoff goes on
             return
         if response.error_code or not response.brokers:
             self._update_requested = True  # a broker without an image yet answers without brokers

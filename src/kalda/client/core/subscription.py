@@ -69,8 +69,9 @@ class PartitionState:
 
     __slots__ = (
         "buffered_bytes", "epoch", "fetch_epoch", "fetch_offset", "high_watermark", "is_new", "is_paused",
-        "is_revoking", "last_stable_offset", "log_start_offset", "offset", "partition", "replica",
-        "replica_until_ms", "reset", "retry_at_ms", "seeks", "status", "until", "validated_epoch",
+        "is_revoking", "last_stable_offset", "log_start_offset", "offset", "partition", "redirect_at_ms",
+        "redirects", "replica", "replica_until_ms", "reset", "retry_at_ms", "seeks", "status", "until",
+        "validated_epoch",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -89,6 +90,10 @@ class PartitionState:
         """What is looked up while RESETTING."""
         self.retry_at_ms = 0
         """No request about this partition is sent before."""
+        self.redirects = 0
+        """Fetches in a row that were redirected to another node."""
+        self.redirect_at_ms = 0
+        """No Fetch is sent before. A seek does not change it."""
         self.is_paused = False
         self.is_new = False
         """It was assigned in a rebalance whose listener has not returned yet: nothing is fetched."""

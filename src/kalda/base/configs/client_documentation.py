@@ -1,0 +1,208 @@
+"""A line on each key of the clients, for the documentation. Imported where it is read."""
+
+from __future__ import annotations
+
+_NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "No effect: it concerns Java.": (
+        "security.providers",
+        "ssl.keymanager.algorithm",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+        "ssl.trustmanager.algorithm",
+    ),
+    "No effect: there is no Kerberos (GSSAPI) here.": (
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.kerberos.service.name",
+        "sasl.kerberos.ticket.renew.jitter",
+        "sasl.kerberos.ticket.renew.window.factor",
+    ),
+    "No effect: a token is renewed when it is due.": (
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+    ),
+    "No effect: no class of Java is loaded.": (
+        "sasl.client.callback.handler.class",
+        "sasl.login.callback.handler.class",
+        "sasl.login.class",
+        "sasl.oauthbearer.jwt.retriever.class",
+        "sasl.oauthbearer.jwt.validator.class",
+    ),
+    "No effect: tokens are requested with a client id and a secret, or read from a file.": (
+        "sasl.oauthbearer.assertion.algorithm",
+        "sasl.oauthbearer.assertion.claim.aud",
+        "sasl.oauthbearer.assertion.claim.exp.seconds",
+        "sasl.oauthbearer.assertion.claim.iss",
+        "sasl.oauthbearer.assertion.claim.jti.include",
+        "sasl.oauthbearer.assertion.claim.nbf.seconds",
+        "sasl.oauthbearer.assertion.claim.sub",
+        "sasl.oauthbearer.assertion.file",
+        "sasl.oauthbearer.assertion.private.key.file",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.template.file",
+    ),
+    "No effect on clients: brokers check tokens.": (
+        "sasl.oauthbearer.clock.skew.seconds",
+        "sasl.oauthbearer.expected.audience",
+        "sasl.oauthbearer.expected.issuer",
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "sasl.oauthbearer.scope.claim.name",
+        "sasl.oauthbearer.sub.claim.name",
+    ),
+}
+
+CLIENT: dict[str, str] = {
+    "acks": (
+        "Who must have a record before it is acknowledged: all in-sync replicas (`all`), the leader (`1`), nobody "
+        "(`0`)."
+    ),
+    "allow.auto.create.topics": "Whether subscribing to an unknown topic may create it, where the brokers allow that.",
+    "auto.commit.interval.ms": "Time between automatic commits.",
+    "auto.offset.reset": (
+        "Where a partition without a committed offset begins: `earliest`, `latest`, `by_duration:PT1H` (that long "
+        "ago), `none` (raise)."
+    ),
+    "batch.size": "Bytes up to which records of one partition are gathered in a batch.",
+    "bootstrap.controllers": (
+        "host:port pairs of some controllers, for requests to them instead of to brokers; excludes `bootstrap.servers`."
+    ),
+    "bootstrap.servers": "host:port pairs of some brokers, from which the client learns of all others.",
+    "buffer.memory": "Bytes of records that may wait to be sent or acknowledged; beyond them `send` waits.",
+    "check.crcs": "Whether the checksums of batches are compared.",
+    "client.dns.lookup": "Every address of a host is tried in turn (`use_all_dns_ips`); the other value has no effect.",
+    "client.id": "Name of the client in the brokers' logs, metrics and quotas; without one it gets a numbered name.",
+    "client.rack": "Rack of the client. A consumer reads from a replica there, where the brokers allow it.",
+    "compression.gzip.level": "Level used where `compression.type` is gzip.",
+    "compression.lz4.level": "Level used where `compression.type` is lz4.",
+    "compression.type": "Codec of batches.",
+    "compression.zstd.level": "Level used where `compression.type` is zstd.",
+    "connections.max.idle.ms": "Connections without requests are closed after this time; -1 is never.",
+    "default.api.timeout.ms": "Time that a call may take, with all its attempts, where it is given no timeout.",
+    "delivery.timeout.ms": "Time after which a record is acknowledged or has failed, with lingering and all attempts.",
+    "enable.auto.commit": "Whether the offsets of processed records are committed by `poll` and `close`.",
+    "enable.idempotence": "Whether brokers drop the second copy of a batch that is sent again, and keep the order.",
+    "enable.metrics.push": (
+        "Whether the client sends its metrics to the cluster, as far as the cluster subscribes to them (KIP-714)."
+    ),
+    "exclude.internal.topics": "Whether a pattern leaves internal topics out.",
+    "fetch.max.bytes": (
+        "Bytes that a response may have, and that may be buffered in all; a first batch that is larger is "
+        "returned all the same."
+    ),
+    "fetch.max.wait.ms": "Time for which a broker waits for `fetch.min.bytes`.",
+    "fetch.min.bytes": "Bytes for which a broker waits before it answers.",
+    "group.id": "Consumer group of the consumer; without one it only reads assigned partitions and commits nothing.",
+    "group.instance.id": "Name of a static member, whose partitions stay its own through a restart (KIP-345).",
+    "group.protocol": "`classic`, or `consumer` where the brokers assign partitions (KIP-848).",
+    "group.remote.assignor": "The brokers' assignor for `group.protocol=consumer`; without one they choose.",
+    "heartbeat.interval.ms": "Time between heartbeats to the coordinator of a classic group.",
+    "interceptor.classes": (
+        "Objects of producers and consumers that see, and may change, each record before it is sent or returned."
+    ),
+    "isolation.level": "`read_committed` returns no records of open and aborted transactions.",
+    "kalda.sasl.oauthbearer.allowed.urls": "URLs of token endpoints and token files that may be used; no other one is.",
+    "key.deserializer": (
+        "What bytes of keys become: `bytes`, `str`, `int`, `float`, `uuid`, `json`, or an object or function of "
+        "your own."
+    ),
+    "key.serializer": (
+        "How keys become bytes: `bytes`, `str`, `int`, `float`, `uuid`, `json`, or an object or function of your own."
+    ),
+    "linger.ms": "Time for which a batch that is not full waits for more records.",
+    "max.block.ms": (
+        "Time for which `send` waits for metadata and for memory, and for which calls of transactions wait."
+    ),
+    "max.in.flight.requests.per.connection": (
+        "Requests to one broker that may be without a response; at most 5 with idempotence."
+    ),
+    "max.partition.fetch.bytes": "Bytes of one partition that a response may have, and that are buffered ahead.",
+    "max.poll.interval.ms": "Time between two calls of `poll` after which the consumer leaves its group.",
+    "max.poll.records": "Records that `poll` returns at most.",
+    "max.request.size": "Bytes that a request, and so a record, may have.",
+    "metadata.max.age.ms": "Metadata is fetched again after this time, also where nothing has changed.",
+    "metadata.max.idle.ms": "A topic to which nothing was sent for this time leaves the client's metadata.",
+    "metadata.recovery.rebootstrap.trigger.ms": (
+        "Time without an answer to metadata requests after which the bootstrap servers are used again."
+    ),
+    "metadata.recovery.strategy": (
+        "What follows where no known broker can be reached: `rebootstrap` uses the bootstrap servers again, "
+        "`none` goes on with the known ones."
+    ),
+    "metric.reporters": "No effect: `metrics()` of a client returns its metrics.",
+    "metrics.num.samples": "No effect: windows of metrics have a fixed number of samples.",
+    "metrics.recording.level": "No effect: all metrics are recorded.",
+    "metrics.sample.window.ms": "No effect: windows of metrics have a fixed length.",
+    "partition.assignment.strategy": "Assignors that the members of a classic group may use, the preferred one first.",
+    "partitioner.adaptive.partitioning.enable": (
+        "Whether partitions whose leaders are slow get fewer of the records without a key."
+    ),
+    "partitioner.availability.timeout.ms": (
+        "Partitions of a leader that has taken nothing for this time get no records without a key; 0 is never."
+    ),
+    "partitioner.class": (
+        "An object that chooses partitions; without one, keys choose by murmur2, and records without a key stick "
+        "to a partition for a batch."
+    ),
+    "partitioner.ignore.keys": "Whether keys are not used to choose partitions.",
+    "partitioner.rack.aware": "Whether records without a key go to leaders in `client.rack`, where it has some.",
+    "receive.buffer.bytes": "Size of a socket's receive buffer (SO_RCVBUF); -1 leaves it to the system.",
+    "reconnect.backoff.max.ms": "Longest pause before a node is connected to again.",
+    "reconnect.backoff.ms": "Pause before a node is connected to again after a failure; it doubles with each failure.",
+    "request.timeout.ms": "Time after which a request without a response has failed, and its connection is closed.",
+    "retries": (
+        "How often a producer sends a batch again that was refused for a passing reason, within "
+        "`delivery.timeout.ms`. No effect on admin clients, which repeat requests until `default.api.timeout.ms`."
+    ),
+    "retry.backoff.max.ms": "Longest pause before a request is repeated.",
+    "retry.backoff.ms": "Pause before a request is repeated after a failure; it doubles with each failure.",
+    "sasl.jaas.config": "Login module and its options, such as user name and password.",
+    "sasl.login.connect.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
+    "sasl.login.read.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
+    "sasl.login.retry.backoff.max.ms": (
+        "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`."
+    ),
+    "sasl.login.retry.backoff.ms": "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`.",
+    "sasl.mechanism": "Mechanism of the login: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.",
+    "sasl.oauthbearer.client.credentials.client.id": "Client id with which a token is requested.",
+    "sasl.oauthbearer.client.credentials.client.secret": "Secret with which a token is requested.",
+    "sasl.oauthbearer.header.urlencode": "No effect: client id and secret are sent as they are.",
+    "sasl.oauthbearer.scope": "Scope of the requested token.",
+    "sasl.oauthbearer.token.endpoint.url": "Where tokens are requested, or read (`file:`).",
+    "security.protocol": (
+        "Whether connections are encrypted (`SSL`), authenticated by SASL (`SASL_PLAINTEXT`), both (`SASL_SSL`) "
+        "or neither."
+    ),
+    "send.buffer.bytes": "Size of a socket's send buffer (SO_SNDBUF); -1 leaves it to the system.",
+    "session.timeout.ms": "Time without heartbeats after which a member is removed from its classic group.",
+    "socket.connection.setup.timeout.max.ms": "Longest time that an attempt to connect may take.",
+    "socket.connection.setup.timeout.ms": (
+        "Time that the first attempt to connect may take; it doubles with each failure."
+    ),
+    "ssl.cipher.suites": "Cipher suites that may be used; without it OpenSSL's defaults.",
+    "ssl.enabled.protocols": "Versions of TLS that may be used.",
+    "ssl.endpoint.identification.algorithm": (
+        "`https` compares a broker's certificate with its host name; empty does not."
+    ),
+    "ssl.engine.factory.class": "No effect: OpenSSL makes the connections.",
+    "ssl.key.password": "Password of the private key.",
+    "ssl.keystore.certificate.chain": "Certificates of the client, as PEM text.",
+    "ssl.keystore.key": "Private key of the client, as PEM text.",
+    "ssl.keystore.location": "File with the client's private key and certificates.",
+    "ssl.keystore.password": "Password of that file.",
+    "ssl.keystore.type": "Format of that file: `PEM`, `PKCS12` or `JKS`.",
+    "ssl.protocol": "No effect: `ssl.enabled.protocols` decides.",
+    "ssl.truststore.certificates": "Certificates that the client trusts, as PEM text.",
+    "ssl.truststore.location": "File with the certificates that the client trusts; without one the system's.",
+    "ssl.truststore.password": "Password of that file.",
+    "ssl.truststore.type": "Format of that file: `PEM`, `PKCS12` or `JKS`.",
+    "transaction.timeout.ms": "Time after which the coordinator aborts a transaction that was not ended.",
+    "transactional.id": "Name that makes the producer transactional, and by which it fences its predecessors.",
+    "value.deserializer": "What bytes of values become, as `key.deserializer`.",
+    "value.serializer": "How values become bytes, as `key.serializer`.",
+    **{key: text for text, keys in _NO_EFFECT.items() for key in keys},
+}

@@ -1,0 +1,134 @@
+"""The blocking admin client: closing, forks, signals, threads, and brokers that answer with garbage."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda import Admin
+from kalda.base.errors import ApiError
+from kalda.protocol.apis import ApiKey
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as made:
+        made.topics = {"t": [1]}
+        yield made
+
+
+def admin(broker: ScriptedBroker, **keys: object) -> Admin:
+    return Admin({"bootstrap.servers": broker.address}, **keys)
+
+
+def test_use_after_close_raises_and_closing_twice_does_nothing(broker: ScriptedBroker) -> None:
+    made = admin(broker)
+    assert list(made.list_topics()) == ["t"]
+    made.close()
+    made.close()
+    with pytest.raises(ApiError, match="the admin client is closed"):
+        made.list_topics()
+
+
+def test_close_ends_a_call_of_another_thread(broker: ScriptedBroker) -> None:
+    asked, answered = threading.Event(), threading.Event()
+    metadata = broker.answers[ApiKey.METADATA]
+
+    def answer(request: Any, version: int) -> Any:
+        if request.topics is None:
+            asked.set()
+            answered.wait(TIMEOUT_S)
+        return metadata(request, version)
+
+    broker.answers[ApiKey.METADATA] = answer
+    made = admin(broker)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(made.list_topics)
+        assert asked.wait(TIMEOUT_S)
+        made.close()
+        assert isinstance(call.exception(TIMEOUT_S), ApiError)
+        answered.set()
+
+
+def test_threads_share_a_client(broker: ScriptedBroker) -> None:
+    with admin(broker) as made, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: list(made.list_topics()), range(40)))
+    assert found == [["t"]] * 40
+
+
+def test_a_forked_child_cannot_use_its_parents_client(broker: ScriptedBroker) -> None:
+    with admin(broker) as made:
+        made.list_topics()
+        child = os.fork()
+        if child == 0:
+            try:
+                made.list_topics()
+            except RuntimeError as error:
+                made.close()
+                os._exit(7 if "parent" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(made.list_topics()) == ["t"]
+
+
+def test_ctrl_c_ends_a_wait_and_the_interpreter_ends_without_close(broker: ScriptedBroker) -> None:
+    released = threading.Event()
+    metadata = broker.answers[ApiKey.METADATA]
+    waits = [True]
+
+    def answer(request: Any, version: int) -> Any:
+        if request.topics is None and waits:
+            waits.clear()
+            released.wait(TIMEOUT_S)
+            return None
+        return metadata(request, version)
+
+    broker.answers[ApiKey.METADATA] = answer
+    program = (
+        "import kalda, os, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        f"admin = kalda.Admin(bootstrap_servers='{broker.address}', request_timeout_ms=1000)\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try: admin.list_topics()\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+        "print(list(admin.list_topics()))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    released.set()
+    assert run.stdout == "interrupted\n['t']\n"
+
+
+def test_a_client_that_is_dropped_ends_its_thread(broker: ScriptedBroker) -> None:
+    made = admin(broker)
+    made.list_topics()
+    thread, collected = made._io, weakref.ref(made)
+    del made
+    gc.collect()
+    assert collected() is None
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 100, b"\x7f\xff\xff\xff", b"\0\0\0\4\xff\xff\xff\xff", b"HTTP/1.1 400 Bad Request\r\n"]
+)
+def test_garbage_instead_of_answers_ends_in_a_clear_error(broker: ScriptedBroker, garbage: bytes) -> None:
+    def reply(_frame: bytes, peer: Any) -> bool:
+        peer.sendall(garbage)
+        return True
+
+    broker.reply = reply  # type: ignore[method-assign]
+    with admin(broker) as made, pytest.raises(ApiError, match="listing topics was not done in time"):
+        made.list_topics(timeout=0.5)
