@@ -12,7 +12,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.admin.access import Token
+    from kalda.client.admin.token_plans import Token
     from kalda.client.cluster import ClusterClient
 
 _hmac_option = click.option("--hmac", metavar="BASE64", required=True, help="The token's HMAC, as `create` prints it.")

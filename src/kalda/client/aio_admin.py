@@ -11,7 +11,7 @@ from typing import TypeVar
 from kalda.base.configs.admin import admin_config
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.admin import cluster_plans, group_plans, topic_plans
+from kalda.client.admin import cluster_plans, group_plans, token_plans, topic_plans
 from kalda.client.admin.cluster_plans import ANY_ACL, Acl, AclFilter, QuotaEntity, ScramCredential, ScramUpsertion
 from kalda.client.admin.configs import Alteration, ConfigEntry, Resource
 from kalda.client.admin.features import Features
@@ -20,6 +20,7 @@ from kalda.client.admin.nodes import ClusterDescription, LogDir
 from kalda.client.admin.offsets import FoundOffset
 from kalda.client.admin.quorum import Quorum, VoterListener
 from kalda.client.admin.reassignments import Reassignment
+from kalda.client.admin.token_plans import Token
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
@@ -419,6 +420,37 @@ class Admin:
         return await self._call(
             "altering SCRAM credentials", cluster_plans.alter_scram_credentials(upsertions, deletions), timeout
         )
+
+    async def create_delegation_token(
+        self,
+        owner: str | None = None,
+        renewers: Collection[str] = (),
+        *,
+        max_lifetime_ms: int = -1,
+        timeout: float | None = None,
+    ) -> Token:
+        """Create a token that logs in as the caller, or as `owner`, such as `User:alice`. A negative lifetime is as
+        long as brokers allow."""
+        plan = token_plans.create_delegation_token(owner, renewers, max_lifetime_ms)
+        return await self._call("creating a delegation token", plan, timeout)
+
+    async def describe_delegation_tokens(
+        self, owners: Collection[str] | None = None, *, timeout: float | None = None
+    ) -> list[Token]:
+        """The tokens of these owners; None: all that the caller may see."""
+        return await self._call("describing delegation tokens", token_plans.describe_delegation_tokens(owners), timeout)
+
+    async def renew_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
+        """Move the expiry of a token on by a period; a negative one is the brokers' own. Returns when it expires, in
+        milliseconds since 1970."""
+        plan = token_plans.renew_delegation_token(hmac, period_ms)
+        return await self._call("renewing a delegation token", plan, timeout)
+
+    async def expire_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
+        """Have a token expire after a period; with a negative one at once. Returns when it expires, in milliseconds
+        since 1970."""
+        plan = token_plans.expire_delegation_token(hmac, period_ms)
+        return await self._call("expiring a delegation token", plan, timeout)
 
 
 def _partitions(partitions: Iterable[Partition] | None) -> list[TopicPartition] | None:

@@ -149,7 +149,13 @@ class Rights:
         self.groups = groups
 
     def allows(
-        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         return name in self.groups
 

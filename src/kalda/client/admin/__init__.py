@@ -8,6 +8,7 @@ The `*_plans` are what `kalda.Admin` and `kalda.aio.Admin` run: batched, with an
 - `topic_plans`: topics, partitions, offsets by time, records, elections, reassignments
 - `group_plans`: groups and their offsets, transactions, producers
 - `cluster_plans`: configs, brokers, the quorum, features, quotas, ACLs, SCRAM credentials
+- `token_plans`: delegation tokens
 - `access`: access control entries, SCRAM credentials, delegation tokens
 - `topics`: list, describe, create, delete, add partitions
 - `configs`: describe and alter, of topics, brokers and groups

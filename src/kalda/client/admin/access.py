@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kalda.client.admin.cluster_plans import Acl, AclFilter
+from kalda.client.admin.token_plans import Token, created, creation, described, description, error_of
 from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages import security as messages
-
-
-class Token(NamedTuple):
-    """A delegation token (KIP-48). Principals are `User:alice`, times milliseconds since 1970."""
-
-    token_id: str
-    owner: str
-    requester: str
-    renewers: tuple[str, ...]
-    issued_ms: int
-    expires_ms: int
-    max_ms: int
-    hmac: bytes
-    """The secret: whoever has it can log in as the owner."""
 
 
 def _filter(acl_filter: AclFilter) -> dict[str, Any]:
@@ -127,77 +114,36 @@ def alter_users(
             raise refused(result.error_code, f"user {result.user}", result.error_message)
 
 
-def _principal(text: str) -> tuple[str, str]:
-    kind, _, name = text.partition(":")
-    return kind, name
-
-
 def create_token(
     cluster: ClusterClient, *, owner: str | None = None, renewers: Sequence[str] = (), max_lifetime_ms: int = -1
 ) -> Token:
     """A token of the caller, or of `owner`. Raises `ApiError`."""
-    kind, name = _principal(owner) if owner is not None else (None, None)
-    request = messages.CreateDelegationTokenRequest(
-        owner_principal_type=kind,
-        owner_principal_name=name,
-        renewers=[
-            messages.CreatableRenewers(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
-            for each in renewers
-        ],
-        max_lifetime_ms=max_lifetime_ms,
-    )
-    answer = cluster.any_broker(request)
-    if answer.error_code:
-        raise refused(answer.error_code, "delegation token")
-    return Token(
-        answer.token_id,
-        f"{answer.principal_type}:{answer.principal_name}",
-        f"{answer.token_requester_principal_type}:{answer.token_requester_principal_name}",
-        tuple(renewers),
-        answer.issue_timestamp_ms,
-        answer.expiry_timestamp_ms,
-        answer.max_timestamp_ms,
-        bytes(answer.hmac),
-    )
+    return created(_checked(cluster.any_broker(creation(owner, renewers, max_lifetime_ms))), renewers)
 
 
 def describe_tokens(cluster: ClusterClient, owners: Sequence[str] = ()) -> list[Token]:
     """The tokens of some owners, or all that the caller may see. Raises `ApiError`."""
-    asked = [
-        messages.DescribeDelegationTokenOwner(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
-        for each in owners
-    ]
-    answer = cluster.any_broker(messages.DescribeDelegationTokenRequest(owners=asked or None))
-    if answer.error_code:
-        raise refused(answer.error_code, "delegation tokens")
-    return [
-        Token(
-            each.token_id,
-            f"{each.principal_type}:{each.principal_name}",
-            f"{each.token_requester_principal_type}:{each.token_requester_principal_name}",
-            tuple(f"{one.principal_type}:{one.principal_name}" for one in each.renewers),
-            each.issue_timestamp,
-            each.expiry_timestamp,
-            each.max_timestamp,
-            bytes(each.hmac),
-        )
-        for each in answer.tokens
-    ]
+    return described(_checked(cluster.any_broker(description(owners or None))))
+
+
+def _checked(answer: Any) -> Any:
+    """Raises `ApiError`."""
+    error = error_of(answer)
+    if error is not None:
+        raise error
+    return answer
 
 
 def renew_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
     """When the token expires now; a negative period stands for the broker's own. Raises `ApiError`."""
-    answer = cluster.any_broker(messages.RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms))
-    if answer.error_code:
-        raise refused(answer.error_code, "delegation token")
+    answer = _checked(cluster.any_broker(messages.RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms)))
     expires_ms: int = answer.expiry_timestamp_ms
     return expires_ms
 
 
 def expire_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
     """When the token expires now; with a negative period it is removed at once. Raises `ApiError`."""
-    answer = cluster.any_broker(messages.ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms))
-    if answer.error_code:
-        raise refused(answer.error_code, "delegation token")
+    request = messages.ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms)
+    answer = _checked(cluster.any_broker(request))
     expires_ms: int = answer.expiry_timestamp_ms
     return expires_ms
