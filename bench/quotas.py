@@ -80,7 +80,8 @@ def consume_librdkafka(address: str, topic: str, client_id: str, meter: Meter) -
             "bootstrap.servers": address,
             "client.id": client_id,
             "group.id": client_id,
-            "queued.max.messages.kbytes": 1024,
+            "queued.max.messages.kbytes": 4096,
+            "fetch.queue.backoff.ms": 10,
             "fetch.message.max.bytes": 262_144,
         }
     )
@@ -178,7 +179,7 @@ def fill(address: str, topic: str, size: int) -> None:
     producer.flush()
 
 
-def measure(node: Node, names: list[str], rates: list[float], seconds: float) -> None:
+def measure(node: Node, names: list[str], rates: list[float], seconds: float, only: str) -> None:
     address = f"127.0.0.1:{node.port}"
     with ClusterClient(address) as cluster:
         node.create_topics(["full"])
@@ -186,6 +187,8 @@ def measure(node: Node, names: list[str], rates: list[float], seconds: float) ->
         for name in names:
             for rate in rates:
                 for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
+                    if not key.startswith(only):
+                        continue
                     client_id = f"{name}-{rate:g}-{direction}"
                     alter_quotas(cluster, {"client-id": client_id}, {key: rate * 1e6})
                     topic = "full"
@@ -206,6 +209,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=33.0)
     parser.add_argument("--rates", default="1,5,20", help="MB/s")
     parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--only", choices=("produce", "consume"), default="", help="producers or consumers")
     parser.add_argument("--peer", action="store_true", help="measure Apache Kafka too")
     arguments = parser.parse_args()
     rates = [float(rate) for rate in arguments.rates.split(",")]
@@ -213,7 +217,7 @@ def main() -> None:
         node = Node(system)
         try:
             node.start()
-            measure(node, arguments.clients.split(","), rates, arguments.seconds)
+            measure(node, arguments.clients.split(","), rates, arguments.seconds, arguments.only)
         finally:
             node.close()
 

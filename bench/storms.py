@@ -96,6 +96,15 @@ def storm(kind: str, port: int, seconds: float) -> None:
                 peer.connect(("127.0.0.1", port))
             peers.append(peer)
         time.sleep(max(0.0, until - time.monotonic()))
+        print(f"{len(peers)} connections begun, {sum(map(is_connected, peers))} of them connected", flush=True)
+
+
+def is_connected(peer: socket.socket) -> bool:
+    try:
+        peer.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def allow_sockets() -> None:

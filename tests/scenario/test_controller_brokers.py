@@ -149,6 +149,8 @@ def test_with_eligible_replicas_an_empty_isr_is_refilled_from_them() -> None:
     world.heartbeat(1)
     partition = world.partition("t")
     assert (partition.isr, partition.leader, partition.elr, partition.last_known_elr) == ((1,), 1, (0,), ())
+    elected = world.active.partitions
+    assert (elected.unclean_elections, elected.elections_of_eligible) == (0, 1)
 
 
 def test_after_an_unclean_restart_a_replica_is_not_eligible() -> None:
@@ -337,6 +339,8 @@ def test_unclean_elections_happen_where_they_are_allowed() -> None:
     assert world.partition("safe").leader == -1
     lossy = world.partition("lossy")
     assert (lossy.leader, lossy.isr, lossy.leader_recovery_state) == (1, (1,), 1)
+    elected = world.active.partitions
+    assert (elected.unclean_elections, elected.elections_of_eligible) == (1, 0)
 
 
 def test_a_change_is_written_at_the_lowest_version_that_has_its_fields() -> None:

@@ -56,6 +56,13 @@ class Counter:
         return self.value
 
 
+def counted(total: float) -> Counter:
+    """A total that is kept elsewhere, as a counter of this moment."""
+    counter = Counter()
+    counter.value = int(total)
+    return counter
+
+
 class CounterSum:
     """A total over counters that come and go; it never decreases. What belongs to none of them is added to `value`."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kalda.base.clock import Clock
 from kalda.base.durations import quantile_sensors
-from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors
+from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors, counted
 from kalda.broker.quorum_side import QuorumSide
 from kalda.metadata.image import MetadataImage
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kalda.controller.quorum_controller import QuorumController
 
 CONTROLLER = "kafka.controller:type=KafkaController"
+STATS = "kafka.controller:type=ControllerStats"
 EVENTS = "kafka.controller:type=ControllerEventManager"
 LOADER = "kafka.server:type=MetadataLoader"
 RAFT = "kafka.server:type=raft-metrics"
@@ -109,6 +110,13 @@ def add_controller_gauges(
         },
     )
     sensors.add_source(lambda: _heartbeats(controller, clock))
+    elected = controller.partitions
+    sensors.add_source(
+        lambda: (
+            (SensorName(STATS, "UncleanLeaderElectionsPerSec"), counted(elected.unclean_elections)),
+            (SensorName(STATS, "ElectionFromEligibleLeaderReplicasPerSec"), counted(elected.elections_of_eligible)),
+        )
+    )
     events = controller.event_times.durations
     sensors.add_source(lambda: quantile_sensors(EVENTS, "EventQueueProcessingTimeMs", NO_TAGS, events))
 

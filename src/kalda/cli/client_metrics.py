@@ -25,8 +25,8 @@ def client_metrics() -> None:
     and no change of a client. What they push is in the topic __client_metrics,
     and on the page /client-metrics of kalda.metrics.listener; Spark reads the
     topic as a table (kalda.spark.client_metrics). Brokers announce that they take
-    metrics while there is a subscription or a plugin: a client that connected
-    before the first one pushes from its next connection on.
+    metrics while there is a subscription or a plugin: clients that connected
+    before the first one learn of it when they connect again, some when they start.
 
     \b
     Examples:

@@ -81,6 +81,11 @@ class ClusterControl:
 
     # Being the active controller
 
+    @property
+    def is_controlling(self) -> bool:
+        """Whether this controller is the active one."""
+        return self._heartbeats is not None
+
     def activate(self, session_timeout_ms: int, now_ms: int) -> None:
         """Start a full session for every unfenced broker: the times of earlier heartbeats are not in the log."""
         self._heartbeats = BrokerHeartbeats(session_timeout_ms)

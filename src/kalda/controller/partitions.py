@@ -16,7 +16,7 @@ from kalda.controller.configs import ConfigControl
 from kalda.controller.features import FeatureControl
 from kalda.controller.partition_change import ChangeRules, Election, PartitionChange
 from kalda.controller.partition_index import PartitionIndex, TopicIdPartition
-from kalda.metadata.partition import PartitionRegistration
+from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
 from kalda.metadata.topics import TopicsImage
 from kalda.protocol.messages.metadata_records import (
     ClearElrRecord,
@@ -48,6 +48,10 @@ class PartitionControl:
         self._colliding: TimelineDict[str, tuple[str, ...]] = TimelineDict(registry)
         """topic names by collision key"""
         self.index = PartitionIndex(registry)
+        self.unclean_elections = 0
+        """Leaders that were elected out of sync, while this controller was active."""
+        self.elections_of_eligible = 0
+        """Leaders that were elected from the eligible replicas (ELR), likewise."""
 
     # Queries
 
@@ -194,7 +198,12 @@ class PartitionControl:
 
     def replay_partition_change(self, record: PartitionChangeRecord) -> None:
         at = TopicIdPartition(record.topic_id, record.partition_id)
-        self._put(at, self.partitions[at].merge(record))
+        before = self.partitions[at]
+        after = before.merge(record)
+        if after.leader != before.leader and after.leader >= 0 and self._cluster.is_controlling:
+            self.elections_of_eligible += after.leader in before.elr
+            self.unclean_elections += record.leader_recovery_state == LeaderRecoveryState.RECOVERING
+        self._put(at, after)
 
     def replay_remove_topic(self, record: RemoveTopicRecord) -> str:
         """Returns the name of the removed topic."""

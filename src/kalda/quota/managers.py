@@ -38,8 +38,9 @@ class Windows:
         self.client = config("quota.window.num", "quota.window.size.seconds")
         self.controller = config("controller.quota.window.num", "controller.quota.window.size.seconds")
         self.replication = config("replication.quota.window.num", "replication.quota.window.size.seconds")
-        log_dirs = "alter.log.dirs.replication.quota.window."
-        self.alter_log_dirs = config(f"{log_dirs}num", f"{log_dirs}size.seconds")
+        self.alter_log_dirs = config(
+            "alter.log.dirs.replication.quota.window.num", "alter.log.dirs.replication.quota.window.size.seconds"
+        )
 
 
 class QuotaManagers:

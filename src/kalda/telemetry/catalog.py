@@ -141,6 +141,10 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("LastAppliedRecordLagMs", "how old it is"),
         Metric("LastCommittedRecordOffset", "of the metadata log"),
     ),
+    "kafka.controller:type=ControllerStats": (
+        Metric("UncleanLeaderElectionsPerSec", "leaders that were elected out of sync", "", True),
+        Metric("ElectionFromEligibleLeaderReplicasPerSec", "leaders out of the eligible replicas (ELR)", "", True),
+    ),
     "kafka.controller:type=ControllerEventManager": (
         Metric("EventQueueProcessingTimeMs", "for how long events hold the active controller", "quantile"),
     ),
@@ -205,8 +209,8 @@ ABSENT: Final[dict[str, str]] = {
     "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent; uncleanable-bytes": (
         "not measured: the log line of each compaction has them"
     ),
-    "ControllerEventManager: EventQueueTimeMs; ControllerStats: UncleanLeaderElectionsPerSec, Election...PerSec": (
-        "events have no queue of their own: what waits for the loop is in EventLoop MaxDelayMs; elections are logged"
+    "ControllerEventManager: EventQueueTimeMs": (
+        "events have no queue of their own: what waits for the loop is in EventLoop MaxDelayMs"
     ),
     "raft-metrics: commit-latency, election-latency, poll-idle-ratio, append- and fetch-records-rate": (
         "not measured; DescribeQuorum has the lag of each replica"

@@ -16,10 +16,13 @@ _PIECE_LINES = 500
 def openmetrics(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> Iterator[str]:
     """The text, about `_PIECE_LINES` lines at a time. A sensor without a value, as an average of nothing, is left out.
 
-    All samples of a family stand together, as the format demands.
+    All samples of a family stand together, as the format demands. So the sensors are listed before the first line: the
+    pieces that are made meanwhile are empty.
     """
     families: dict[str, list[tuple[SensorName, Measurable]]] = {}
-    for name, sensor in sensors:
+    for number, (name, sensor) in enumerate(sensors, 1):
+        if number % _PIECE_LINES == 0:
+            yield ""
         families.setdefault(family_of(name, is_counter(sensor)), []).append((name, sensor))
     lines: list[str] = []
     for family, members in families.items():
@@ -42,7 +45,9 @@ def jmx_text(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> I
     """The same under the names of the JMX exporter, for dashboards that were made for Apache Kafka behind it. As from
     the exporter, no sample says whether it is a counter."""
     families: dict[str, list[tuple[Tags, Measurable]]] = {}
-    for name, sensor in sensors:
+    for number, (name, sensor) in enumerate(sensors, 1):
+        if number % _PIECE_LINES == 0:
+            yield ""
         family, labels = jmx_name(name, is_counter(sensor))
         families.setdefault(family, []).append((labels, sensor))
     lines: list[str] = []

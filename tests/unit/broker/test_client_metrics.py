@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import queue
@@ -27,6 +28,7 @@ from kalda.broker.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin_client import Admin
+from kalda.client.aio_admin import Admin as AioAdmin
 from kalda.client.cluster import ClusterClient
 from kalda.client.consumer import Consumer
 from kalda.client.producer import Producer
@@ -211,6 +213,20 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
     assert points["org.apache.kafka.admin.client.connection.creation.total"].is_monotonic
     while last < 3:
         last += PUSHED.get(timeout=30).is_terminating
+
+
+def test_the_asyncio_admin_client_pushes_too(cluster: Cluster, connected: ClusterClient) -> None:
+    async def pushed() -> Push:
+        async with AioAdmin({"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-aio"}) as admin:
+            await admin.list_topics()
+            while True:
+                push = await asyncio.to_thread(PUSHED.get, timeout=60)
+                if push.source.client.client_id == "loader-aio":
+                    return push
+
+    assert {".".join(point.name.split(".")[:5]) for point in asyncio.run(pushed()).points} == {
+        "org.apache.kafka.admin.client"
+    }
 
 
 def test_the_command_line(cluster: Cluster, connected: ClusterClient) -> None:

@@ -50,7 +50,13 @@ class DenyAll:
         self.denied: list[tuple[AclOperation, AclResourceType, str]] = []
 
     def allows(
-        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         self.denied.append((operation, resource, name))
         return False

@@ -163,11 +163,14 @@ def test_what_an_error_leads_to(world: World, code: ErrorCode, next_ms: int | No
     assert world.times == [11_000, 11_750] + ([] if next_ms is None else [next_ms])
 
 
-def test_an_old_broker_is_left_alone(world: World) -> None:
+def test_a_broker_that_announces_no_telemetry_may_do_so_after_an_interval(world: World) -> None:
     world.run_to(11_000)
     world.answer(None, ApiError(ErrorCode.UNSUPPORTED_VERSION))
-    world.run_to(10**9)
+    world.run_to(310_999)
     assert len(world.sent) == 1
+    world.run_to(311_000)
+    assert world.times == [11_000, 311_000]
+    world.answer(None, ApiError(ErrorCode.UNSUPPORTED_VERSION))
     assert world.metrics.has_ended(world.now_ms)
 
 

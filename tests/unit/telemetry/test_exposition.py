@@ -57,6 +57,8 @@ def test_many_sensors_come_in_pieces() -> None:
         sensors.counter(TOPICS, "BytesInPerSec", (("topic", f"t{number}"),))
     pieces = list(openmetrics(sensors.everything(), 0))
     assert len(pieces) > 3
+    assert pieces[:4] == [""] * 4, "listing them is cut too"
+    assert max(piece.count("\n") for piece in pieces) <= 501
     assert "".join(pieces).count("_total{") == 2_000
 
 

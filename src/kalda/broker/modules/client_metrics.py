@@ -106,7 +106,8 @@ class ClientMetricsModule(Module):
 
     def hidden_apis(self) -> frozenset[ApiKey]:
         """The APIs that ApiVersions does not announce now: those of telemetry, where there is no subscription and no
-        plugin. A client that connects then does not ask for subscriptions; it does so over its next connection."""
+        plugin. A client that connects then pushes nothing over this connection, some clients nothing until they start
+        again."""
         return frozenset() if self._plugins or self.instances.has_subscriptions else _APIS
 
     def publishers(self) -> Sequence[Publisher]:

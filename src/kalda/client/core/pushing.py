@@ -5,6 +5,7 @@
     UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE -> GetTelemetrySubscriptions at once
     INVALID_REQUEST, INVALID_RECORD, and errors that are not of telemetry -> nothing more is sent
     any other error, no response -> again after the interval
+    the broker does not announce telemetry (it may later, when somebody subscribes) -> again after the interval
 
 At the end of the client one last, terminating push is sent, where there is a subscription; the client waits for its
 answer for a moment, and no longer. Names of metrics are KIP-714's. A machine, whose codecs are imported with the first
@@ -272,11 +273,10 @@ class TelemetryPusher:
             self._wait(State.GET, now_ms)
         elif code in _LATER:
             self._wait(State.PUSH if self.state is State.PUSHING else State.GET, now_ms + self._interval_ms)
-        elif code in _NETWORK:
+        elif code in _NETWORK or code is ErrorCode.UNSUPPORTED_VERSION:
             self._wait(State.GET, now_ms + self._interval_ms)
         else:
-            if code is not ErrorCode.UNSUPPORTED_VERSION:
-                log.warning("no more metrics are pushed: the broker has answered %s", code.name)
+            log.warning("no more metrics are pushed: the broker has answered %s", code.name)
             self._end()
 
 
