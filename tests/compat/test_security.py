@@ -6,10 +6,12 @@ One node for each security protocol, in process. Each client sends a record and 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -23,6 +25,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider as BlockingTokenProvider
 import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.security.certificates import Authority
 from kalda.security.jwt import unsecured_token
 from kalda.testing import Cluster
 
@@ -162,6 +165,37 @@ def test_clients_log_in(
 ) -> None:
     cluster = cluster_of(protocol)
     assert client(cluster, mechanism)
+
+
+def test_a_handshake_that_fails_is_not_tried_again(
+    cluster_of: Callable[[str], Cluster], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an `SslAuthenticationException` of Kafka's client: the error names the cause, whichever side refuses. The log
+    of the node has the cause, too."""
+    cluster = cluster_of("SSL")
+    now = datetime.datetime.now(datetime.UTC)
+    stranger = Authority("CN=stranger", now)
+    other = tmp_path / "other.pem"
+    issued = stranger.issue("CN=alice")
+    other.write_text(issued.key + issued.certificate)
+    (tmp_path / "ca.pem").write_text(stranger.issued.certificate)
+    config = cluster.client_config("alice")
+    address = str(config["bootstrap.servers"])
+    for wrong, why, logged in (
+        ({"ssl.keystore.location": str(other)}, "SSL handshake with 127.0.0.1 failed: .*unknown ca", "verify failed"),
+        (
+            {"ssl.keystore.location": ""},
+            "SSL handshake with 127.0.0.1 failed: .*certificate required",
+            "not return a cert",
+        ),
+        ({"ssl.truststore.location": str(tmp_path / "ca.pem")}, "certificate of 127.0.0.1 is refused", "unknown ca"),
+        ({"bootstrap.servers": address.replace("127.0.0.1", "127.1")}, "certificate is not valid for '127.1'", ""),
+    ):
+        caplog.clear()
+        with pytest.raises(ApiError, match=why), kalda.Producer({**config, **wrong}) as producer:
+            producer.send("t", b"x").result(WAIT_S)
+        assert logged in caplog.text
+        assert "Failed authentication with /127.0.0.1" in caplog.text
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS[:3])

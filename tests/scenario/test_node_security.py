@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
+import kalda
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.cluster import ClusterClient
@@ -285,6 +287,90 @@ def test_stores_that_cannot_be_used_are_refused_when_they_are_altered(
     assert (why or "") in (answer.error_message or "")
 
 
+def test_rotation_under_load_drops_no_request(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a client produces and reads its records, the certificate, its authority and the client's password are
+    replaced. Every request is answered; new connections use what is new."""
+    node, trusted = (Path(cluster.nodes[1].config[f"ssl.{each}store.location"]) for each in ("key", "trust"))
+    kept = node.read_text(), trusted.read_text()
+    authority = Authority("CN=next CA", datetime.datetime.now(datetime.UTC))
+    issued = authority.issue("CN=node", ["127.0.0.1", "localhost"])
+
+    def put(path: Path, text: str) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        os.replace(new, path)
+
+    def served_by(ca: str) -> bool:
+        own = tmp_path / "ca.pem"
+        own.write_text(ca)
+        host, port = cluster.address(1).rsplit(":", 1)
+        keys = {**cluster.client_config(), "ssl.truststore.location": str(own)}
+        with contextlib.suppress(ApiError):
+            BlockingConnection(host, int(port), security=ClientSecurity.of(keys)).close()
+            return True
+        return False
+
+    set_password(cluster, "mallory", "0ld-secret")
+    cluster.create_topic("rotated")
+    config = cluster.client_config("mallory", "SCRAM-SHA-512", "0ld-secret")
+    wait_for(lambda: logs_in(cluster, "mallory", "0ld-secret"))
+    caplog.set_level(logging.INFO, "kalda.authentication")
+    caplog.clear()
+    with (
+        kalda.Producer(config, retries=0) as producer,
+        kalda.Consumer(config, auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.assign([TopicPartition("rotated", 0)])
+        sent = 0
+
+        def use() -> None:
+            nonlocal sent
+            for each in [producer.send("rotated", b"%d" % (sent + number)) for number in range(20)]:
+                each.result(60)
+                assert next(iter(consumer)).value == b"%d" % sent
+                sent += 1
+
+        use()
+        put(trusted, kept[1] + authority.issued.certificate)
+        use()
+        set_password(cluster, "mallory", "n3w-secret")
+        wait_for(lambda: caplog.text.count("new own connections use new keys") >= 2)  # to brokers, to controllers
+        put(node, issued.key + issued.certificate)
+        wait_for(lambda: use() is None and served_by(authority.issued.certificate))
+        wait_for(lambda: use() is None and logs_in(cluster, "mallory", "n3w-secret", authority.issued.certificate))
+        assert not logs_in(cluster, "mallory", "0ld-secret", authority.issued.certificate)
+        put(node, kept[0])
+        wait_for(lambda: use() is None and served_by(kept[1]))
+        put(trusted, kept[1])
+        use()
+
+
+def set_password(cluster: Cluster, user: str, password: str) -> None:
+    mechanism = MECHANISMS["SCRAM-SHA-512"]
+    salted = salted_password(mechanism, password, b"salt", 4096)
+    upsertion = ScramCredentialUpsertion(
+        name=user, mechanism=mechanism.value, iterations=4096, salt=b"salt", salted_password=salted
+    )
+    with connect(cluster) as admin:
+        answer = admin.request(AlterUserScramCredentialsRequest(upsertions=[upsertion]))
+    assert [result.error_code for result in answer.results] == [0]
+
+
+def logs_in(cluster: Cluster, user: str, password: str, authority: str | None = None) -> bool:
+    keys = cluster.client_config(user, "SCRAM-SHA-512", password)
+    if authority is not None:
+        location = cluster.directory(1).parent / "logs-in.pem"
+        location.write_text(authority)
+        keys["ssl.truststore.location"] = str(location)
+    host, port = cluster.address(1).rsplit(":", 1)
+    with contextlib.suppress(ApiError):
+        BlockingConnection(host, int(port), security=ClientSecurity.of(keys), timeout_ms=10_000).close()
+        return True
+    return False
+
+
 def still_serves(connection: BlockingConnection) -> bool:
     try:
         return serves(connection)
@@ -331,7 +417,8 @@ def test_the_operators_classes() -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"sasl.enabled.mechanisms": "GSSAPI"}, "GSSAPI is not one of PLAIN"),
+        ({"sasl.enabled.mechanisms": "NTLM"}, "NTLM is not one of GSSAPI, PLAIN"),
+        ({"sasl.enabled.mechanisms": "GSSAPI"}, "GSSAPI needs the principal of this node"),
         ({f"{SASL_LISTENER}plain.sasl.jaas.config": "a.B required;"}, "login module a.B is not allowed"),
         ({"ssl.keystore.location": "/nowhere.pem"}, r"/nowhere.pem cannot be read"),
         ({"ssl.principal.mapping.rules": "oops"}, "Invalid rule"),
@@ -401,6 +488,18 @@ def test_signed_tokens(tmp_path: Path) -> None:
                 log_in(claims, **how)
 
 
+def test_a_client_reads_tokens_from_allowed_urls_alone() -> None:
+    """CVE-2025-27817: a configuration that somebody else may set must not make this process read any file."""
+    keys = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f"{OAUTHBEARER_MODULE} required;",
+        "sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd",
+    }
+    with pytest.raises(ValueError, match=r"token.endpoint.url=file:///etc/passwd is not allowed"):
+        ClientSecurity.of(keys)
+
+
 # -- secrets
 
 
@@ -427,6 +526,9 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
     for planted in ("Pl4nted", "node-secret", key):
         assert planted not in written
+        files = [each for each in cluster.directory(1).rglob("*") if each.is_file()]
+        assert any(each.suffix == ".log" for each in files)
+        assert [each for each in files if planted.encode() in each.read_bytes()] == []
 
 
 def test_a_plaintext_node_imports_nothing_of_it() -> None:

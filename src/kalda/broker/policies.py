@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.python_classes import make
 from kalda.metadata.configs import ConfigResource
 
 log = logging.getLogger("kalda.policies")
@@ -68,15 +68,11 @@ class AlterConfigRequest(NamedTuple):
     """New values by key; None removes the key."""
 
 
-class PolicyError(ValueError):
-    """A policy cannot be used. The message says why."""
-
-
 class Policies:
     """The policies of a controller. Each is None where the properties name none, and after `close`."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        """Import, make and configure what the properties name. Raises `PolicyError`."""
+        """Import, make and configure what the properties name. Raises `ClassFailed`."""
         self._create_topic = _load(CREATE_TOPIC, properties)
         self._alter_config = _load(ALTER_CONFIG, properties)
 
@@ -116,31 +112,6 @@ def _validate(policy: Any, request: NewTopicRequest | AlterConfigRequest) -> Non
 
 
 def _load(key: str, properties: Mapping[str, str]) -> Any:
-    """The policy that the properties name; None where they name none."""
+    """The policy that the properties name; None where they name none. Raises `ClassFailed`."""
     path = properties.get(key, "").strip()
-    if not path:
-        return None
-    module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
-    if not module_name or not class_name:
-        raise PolicyError(f"{key}={path}: package.module.Class or package.module:Class is expected")
-    try:
-        found: Any = import_module(module_name)
-        for part in class_name.split("."):
-            found = getattr(found, part)
-    except ImportError as error:
-        raise PolicyError(
-            f"{key}={path} cannot be imported: {error}. A Python class is expected, installed or on PYTHONPATH"
-        ) from error
-    except AttributeError as error:
-        raise PolicyError(f"{key}={path}: the module {module_name} has no {class_name}") from error
-    except Exception as error:
-        raise PolicyError(f"{key}={path} cannot be imported: {error!r}") from error
-    if not isinstance(found, type) or not callable(getattr(found, "validate", None)):
-        raise PolicyError(f"{key}={path} is not a class with a method validate(request)")
-    try:
-        policy = found()
-        if (configure := getattr(policy, "configure", None)) is not None:
-            configure(dict(properties))
-    except Exception as error:
-        raise PolicyError(f"{key}={path} cannot be configured: {error!r}") from error
-    return policy
+    return make(key, path, properties, "validate") if path else None

@@ -9,11 +9,16 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channel import BLOCKED, Channel, SocketAddress
 
 
-class CertificateRefused(ConnectionError):
-    """The certificate of a node is not trusted, or is of another host. No retry mends it."""
+class HandshakeFailed(ConnectionError):
+    """The certificate of a node is not trusted, or is of another host; or the node refuses this client's certificate or
+    protocol. No retry mends it: Kafka's clients report an `SslAuthenticationException` then."""
 
-    def __init__(self, cause: ssl.SSLCertVerificationError, host: str) -> None:
-        why = f"SSL handshake failed: the certificate of {host} is refused: {cause.verify_message}"
+    def __init__(self, cause: ssl.SSLError, host: str) -> None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = f"SSL handshake failed: the certificate of {host} is refused: {cause.verify_message}"
+        else:
+            reason = (cause.reason or str(cause)).replace("_", " ").lower()
+            why = f"SSL handshake with {host} failed: {reason}"
         super().__init__(why)
         self.error = ApiError(ErrorCode.NETWORK_EXCEPTION, why)
 
@@ -29,6 +34,9 @@ class TlsChannel(Channel):
         self._host = host
         self._tls: ssl.SSLSocket | None = None
         self._handshake_wants_write = False
+        self._has_received = False
+        """Whether the node has sent anything after the handshake. With TLS 1.3 it refuses a client's certificate only
+        when the handshake is done for the client."""
 
     @property
     def wants_write(self) -> bool:
@@ -48,8 +56,10 @@ class TlsChannel(Channel):
         except ssl.SSLWantWriteError:
             self._handshake_wants_write = True
             return
-        except ssl.SSLCertVerificationError as error:
-            raise CertificateRefused(error, self._host) from error
+        except ssl.SSLEOFError:
+            raise  # the node has closed the connection, perhaps because it stops
+        except ssl.SSLError as error:
+            raise HandshakeFailed(error, self._host) from error
         self.is_open = True
 
     def _may_hold_more(self, count: int, room: int) -> bool:
@@ -57,9 +67,15 @@ class TlsChannel(Channel):
 
     def _read_some(self, room: memoryview) -> int:
         try:
-            return self.socket.recv_into(room)
+            count = self.socket.recv_into(room)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return BLOCKED
+        except ssl.SSLError as error:
+            if not self._has_received and "_ALERT_" in (error.reason or ""):
+                raise HandshakeFailed(error, self._host) from error
+            raise
+        self._has_received = True
+        return count
 
     def _write_some(self, out: deque[memoryview]) -> int:
         try:

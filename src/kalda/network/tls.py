@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from kalda.network.connection import Connection
 
 READ_BYTES = 64 * 1024
+_HEADER_BYTES = 5
+_RECORD_TYPES = (20, 21, 22, 23)
+"""The first byte of a record: change of cipher, alert, handshake, data."""
 _WRITE_BYTES = 256 * 1024
 """Bytes that are encrypted before they are handed to the socket."""
 
@@ -71,8 +74,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """One connection's."""
 
     __slots__ = (
-        "_closing", "_connection", "_context", "_established", "_handshakes", "_incoming", "_on_secured", "_outgoing",
-        "_paused", "_queued", "_raw", "_tls",
+        "_closing", "_connection", "_context", "_established", "_handshakes", "_header", "_incoming", "_missing",
+        "_on_secured", "_outgoing", "_paused", "_queued", "_raw", "_tls",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +99,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._established = False
         self._queued = False
         """Whether a step of the handshake is queued or runs. Nothing is read from the socket then."""
+        self._header = b""
+        """Of the record of the handshake that arrives; empty between records."""
+        self._missing = 0
+        """Bytes of that record behind its header that have not arrived."""
         self._paused = False
         self._closing = False
 
@@ -115,7 +122,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._incoming.write(self._handshakes.read_buffer[:nbytes])
         if self._established:
             self._read()
-        elif not self._queued and not self._closing:
+        elif self._has_record(self._handshakes.read_buffer[:nbytes]) and not self._queued and not self._closing:
             assert self._raw is not None
             self._queued = True
             self._raw.pause_reading()
@@ -136,6 +143,27 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection.connection_lost(exc)
 
     # -- handshake
+
+    def _has_record(self, received: memoryview) -> bool:
+        """Whether `received` completes a record of the handshake: a step before would do nothing. True as well for what
+        is no record, which the step refuses."""
+        completes = False
+        while received:
+            if self._missing:
+                taken = min(self._missing, len(received))
+                self._missing -= taken
+            else:
+                taken = min(_HEADER_BYTES - len(self._header), len(received))
+                self._header += received[:taken]
+                if self._header[0] not in _RECORD_TYPES:
+                    return True
+                if len(self._header) == _HEADER_BYTES:
+                    self._missing = int.from_bytes(self._header[3:], "big")
+            received = received[taken:]
+            if len(self._header) == _HEADER_BYTES and not self._missing:
+                self._header = b""
+                completes = True
+        return completes
 
     def step(self) -> Exception | None:
         """Do what the messages that have arrived allow, on the thread of handshakes. Returns None when the handshake is

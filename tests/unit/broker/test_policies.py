@@ -15,9 +15,9 @@ from kalda.broker.policies import (
     AlterConfigRequest,
     NewTopicRequest,
     Policies,
-    PolicyError,
     PolicyViolation,
 )
+from kalda.broker.python_classes import ClassFailed
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster import ClusterClient
 from kalda.metadata.configs import topic_resource
@@ -99,7 +99,7 @@ def test_a_policy_allows_or_refuses(separator: str) -> None:
 )
 @pytest.mark.parametrize("key", [CREATE_TOPIC, ALTER_CONFIG])
 def test_a_class_that_cannot_be_a_policy_is_refused(key: str, path: str, message: str) -> None:
-    with pytest.raises(PolicyError, match=message) as refused:
+    with pytest.raises(ClassFailed, match=message) as refused:
         Policies({key: path})
     assert str(refused.value).startswith(f"{key}={path}")
 

@@ -17,6 +17,7 @@ from kalda.broker.shell import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Listener, Server
+from kalda.network.tls import TlsTransport
 from kalda.network.tls_contexts import TlsFailed, client_context, read_stores, server_context
 from kalda.security.certificates import Authority, Issued, encrypted_key
 from kalda.security.distinguished_names import identity_of
@@ -201,6 +202,40 @@ def test_a_handshake_that_stops_anywhere_is_closed_in_time(at: int) -> None:
                 await reader.read()
             assert server.describe()["logins"] == 0
             writer.close()
+
+    run(work)
+
+
+def test_a_handshake_byte_by_byte_costs_one_step_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it ends: as with one write for each flight. With TLS 1.2 a client's second flight has several records."""
+    steps = []
+    step = TlsTransport.step
+
+    def counted(transport: TlsTransport) -> Exception | None:
+        steps.append(transport)
+        return step(transport)
+
+    monkeypatch.setattr(TlsTransport, "step", counted)
+
+    async def work() -> None:
+        guard = Guard(server_context(settings(NODE, ssl_enabled_protocols=("TLSv1.2",)), {}))
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = client_context(settings(None), {}).wrap_bio(incoming, outgoing, server_hostname="localhost")
+        async with served(guard, echo) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            while not guard.ended:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    client.do_handshake()
+                flight = outgoing.read()
+                for at in range(len(flight)):
+                    writer.write(flight[at : at + 1])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if not guard.ended:
+                    incoming.write(await reader.read(65_536))
+            writer.close()
+        assert guard.ended == [None]
+        assert len(steps) <= 4, "the hello, the key, the change of cipher, the end"
 
     run(work)
 

@@ -83,6 +83,7 @@ def test_snappy_frames_may_follow_one_another() -> None:
     ],
 )
 def test_broken_snappy_is_corrupt(framed: bytes) -> None:
+    """CVE-2023-34455: the length of a block is not believed before its bytes are there."""
     with pytest.raises(CorruptRecord):
         decompress(Compression.SNAPPY, framed)
 

@@ -10,6 +10,7 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `client`: the keys that all clients have, and how their configurations are gathered
 - `client_security`: those of TLS and SASL
+- `oauthbearer`: those of OAUTHBEARER, of nodes as well
 - `client_documentation`: a line on each key of producers, consumers and admin clients
 - `consumer`, `admin`: the tables of consumers and admin clients
 - `producer`: the keys of producers, and what must hold between them
