@@ -17,6 +17,7 @@ import confluent_kafka
 WAIT_S = 20
 HANGS_AFTER_S = 60
 MAX_RECORDS = 50
+TRANSACTION_TIMEOUT_S = 10
 
 
 def rewind(consumer: confluent_kafka.Consumer) -> None:
@@ -68,8 +69,8 @@ def main(bootstrap: str, source: str, sink: str, group: str, transactional_id: s
         {
             "bootstrap.servers": bootstrap,
             "transactional.id": transactional_id,
-            "transaction.timeout.ms": 10_000,
-            "message.timeout.ms": 10_000,
+            "transaction.timeout.ms": 1_000 * TRANSACTION_TIMEOUT_S,
+            "message.timeout.ms": 1_000 * TRANSACTION_TIMEOUT_S,
             "linger.ms": 1,
             "log_level": 0,
         }

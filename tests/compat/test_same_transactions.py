@@ -293,6 +293,38 @@ def test_an_open_transaction_is_fenced(both: Both, fresh: Fresh) -> None:
     both(scenario)
 
 
+def test_strange_names(both: Both, fresh: Fresh) -> None:
+    """Transactional ids of 32 KB and with control characters; topics, partitions and groups that cannot be."""
+    name, topic = fresh("txn"), fresh("topic")
+
+    def scenario(asker: Asker) -> None:
+        asker.make(topic, 2)
+        ids = {"of control characters": f"{name}\0\n\x1b[31m\u202e", "of 32 KB": name + "ü" * 16_000}
+        for label, transactional_id in ids.items():
+            each = Transactions(asker, transactional_id)
+            producer = each.init(label)
+            each.add(label, producer, {topic: [0]}, 3)
+            each.note_state(label)
+            each.end(label, producer, 4, committed=True)
+        listed = asker.quiet(ListTransactionsRequest()).transaction_states
+        asker.note("listed", sorted(each.transactional_id for each in listed if each.transactional_id.startswith(name)))
+        each = Transactions(asker, f"{name}-topics")
+        producer = each.init("of strange topics")
+        each.add("no topics", producer, {"": [0], "a/b": [0], "x" * 300: [1], "..": [0]}, 3)
+        each.add("no partitions", producer, {topic: [-1, 2**31 - 1]}, 3)
+        each.add("a topic without partitions", producer, {topic: []}, 3)
+        each.note_state("of strange topics")
+        asker.ask(
+            AddOffsetsToTxnRequest(
+                transactional_id=each.id, producer_id=producer[0], producer_epoch=producer[1], group_id=""
+            )
+        )
+        each.note_state("of a group without a name")
+        asker.ask(InitProducerIdRequest(transactional_id=each.id, transaction_timeout_ms=1_000), 6, "not stable")
+
+    both(scenario)
+
+
 def test_describe_and_list(both: Both, fresh: Fresh) -> None:
     name, topic = fresh("txn"), fresh("topic")
 

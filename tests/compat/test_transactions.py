@@ -257,7 +257,7 @@ def test_kafka_python(bootstrap: str, fresh: Fresh) -> None:
     producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic)
     try:
         producer.init_transactions()
-        for number, is_committed in enumerate([True, False, True]):
+        for number, is_committed in enumerate([True, True, False]):
             producer.begin_transaction()
             for partition in range(2):
                 producer.send(topic, f"{number} {partition}".encode(), partition=partition)
@@ -270,4 +270,9 @@ def test_kafka_python(bootstrap: str, fresh: Fresh) -> None:
                 producer.abort_transaction()
     finally:
         producer.close(WAIT_S)
-    waited_for(lambda: visible(bootstrap, topic) == ["0 0", "0 1", "2 0", "2 1"], "the commits")
+    waited_for(lambda: visible(bootstrap, topic) == ["0 0", "0 1", "1 0", "1 1"], "the commits")
+    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, group_id=f"{topic}-group", enable_auto_commit=False)
+    try:
+        assert consumer.committed(kafka.TopicPartition(topic, 0)) == 2, "that of the last commit, not of the abort"
+    finally:
+        consumer.close()

@@ -181,6 +181,9 @@ def test_quotas(world: World) -> None:
         ({"user": "a"}, {"producer_byte_rate": 1e19}),
         ({"user": "a"}, {"producer_byte_rate": -1.0}),
         ({"user": "a"}, {"producer_byte_rate": float("nan")}),
+        ({"user": "a"}, {"request_percentage": float("nan")}),
+        ({"user": "a"}, {"controller_mutation_rate": float("-inf")}),
+        ({"user": "a"}, {"producer_byte_rate": float("inf")}),
         ({"user": "a"}, {"unheard_of": 1.0}),
     ):
         assert quota(world, bad_entity, **ops)[0] == ErrorCode.INVALID_REQUEST  # type: ignore[arg-type]

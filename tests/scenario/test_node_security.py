@@ -26,6 +26,11 @@ from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
+from kalda.protocol.messages.configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
@@ -183,10 +188,11 @@ def test_a_session_that_ends_is_renewed_by_the_client(cluster: Cluster) -> None:
         assert principal_of(cluster, connection) == "User:alice"
 
 
-def test_a_session_that_is_not_renewed_ends(cluster: Cluster) -> None:
+def test_a_session_that_is_not_renewed_ends(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
         connection._renew_at_s = None
         wait_for(lambda: not still_serves(connection))
+    assert "its session of User:alice has expired" in caplog.text
 
 
 # -- rotation
@@ -241,6 +247,42 @@ def test_new_certificates_are_used_without_a_restart(cluster: Cluster, caplog: p
     Path(node + ".new").write_text(kept)
     os.replace(node + ".new", node)
     wait_for(lambda: can_connect(cluster))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"ssl.keystore.location": "/nowhere.pem"}, "/nowhere.pem cannot be read: No such file"),
+        ({"ssl.truststore.location": "{another}"}, "a handshake with the stores in use fails: "),
+        ({"ssl.keystore.location": "{another}"}, "Keystore DistinguishedName does not match: existing=CN=node"),
+        ({"ssl.keystore.location": "{other_authority}"}, "a handshake with the stores in use fails: "),
+        ({"ssl.enabled.protocols": "TLSv1.1"}, "TLSv1.1: only TLSv1.2 and TLSv1.3 are served"),
+        ({"principal.builder.class": "no.such.Builder"}, "no.such.Builder cannot be imported"),
+        ({"ssl.keystore.location": "{node}"}, None),
+    ],
+)
+def test_stores_that_cannot_be_used_are_refused_when_they_are_altered(
+    cluster: Cluster, tmp_path: Path, keys: dict[str, str], why: str | None
+) -> None:
+    """As in Kafka: what the node cannot use, or not together with the other nodes' stores, is not written."""
+    now = datetime.datetime.now(datetime.UTC)
+    issued = {
+        "another": Authority("CN=x", now).issue("CN=another", ["127.0.0.1", "localhost"]),
+        "other_authority": Authority("CN=x", now).issue("CN=node", ["127.0.0.1", "localhost"]),
+    }
+    paths = {name: str(tmp_path / f"{name}.pem") for name in issued}
+    for name, each in issued.items():
+        Path(paths[name]).write_text(each.key + each.certificate)
+    paths["node"] = cluster.nodes[1].config["ssl.keystore.location"]
+    altered = [
+        IncrementalAlterConfigsRequestAlterableConfig(name=SASL_LISTENER + key, value=value.format(**paths))
+        for key, value in keys.items()
+    ]
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=altered)
+    with connect(cluster) as admin:
+        answer = admin.request(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True)).responses[0]
+    assert answer.error_code == (ErrorCode.INVALID_REQUEST if why else ErrorCode.NONE)
+    assert (why or "") in (answer.error_message or "")
 
 
 def still_serves(connection: BlockingConnection) -> bool:

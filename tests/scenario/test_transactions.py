@@ -95,10 +95,12 @@ def test_what_init_producer_id_refuses() -> None:
 
 
 def test_a_transaction_with_two_phase_commit_has_no_timeout() -> None:
+    """The timeout of the request is ignored, as by Apache Kafka."""
     world = World(two_phase_commit=True)
-    assert world.init(version=6, enable2_pc=True, timeout_ms=1) == "INVALID_TRANSACTION_TIMEOUT"
-    assert world.init(version=6, enable2_pc=True, timeout_ms=0) == (1000, 0)
-    world.begin((1000, 0))
+    for epoch, timeout_ms in enumerate((0, 1, -1, 900_001)):
+        assert world.init(version=6, enable2_pc=True, timeout_ms=timeout_ms) == (1000, epoch)
+        assert world.state().timeout_ms == 2**31 - 1
+    world.begin((1000, 3))
     world.pass_ms(10 * 86_400_000)
     assert world.label() == "Ongoing"
 

@@ -69,7 +69,7 @@ def violation(metric: Stat, now_ms: int) -> QuotaViolation | None:
     if quota is None:
         return None
     value = metric.measure(now_ms)
-    if value >= 0 if isinstance(metric, TokenBucket) else quota.is_acceptable(value):
+    if not value < 0 if isinstance(metric, TokenBucket) else quota.is_acceptable(value):
         return None
     return QuotaViolation(value, quota.bound, metric)
 
@@ -272,6 +272,22 @@ class Rate(WindowedSum):
         sample.value += value
         sample.last_event_ms = now_ms
         self._at_most += value if value > 0 else 0.0
+
+    def record_within(self, value: float, bound: float, now_ms: int) -> bool:
+        """`record`, then `is_within`: one call, as each request of a limited client makes it."""
+        samples, config = self._samples, self._config
+        if samples and now_ms < self._drop_ms:
+            sample = samples[self._current]
+            if now_ms - sample.start_ms < config.window_ms:
+                sample.value += value
+                sample.last_event_ms = now_ms
+                if value > 0:
+                    self._at_most += value
+                if self._at_most * 1000.0 <= bound * (config.samples - 1) * config.window_ms * _SURELY_BELOW:
+                    return True
+                return self.is_within(bound, now_ms)
+        self.record(value, now_ms)
+        return self.is_within(bound, now_ms)
 
     def total(self, now_ms: int) -> float:
         """The sum of the samples that count."""

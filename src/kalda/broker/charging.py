@@ -121,7 +121,8 @@ class Charge:
     def _charging_handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
         """`handler`, whose response is charged where it needs no wait: without the calls of `answer`, since most
         requests of a limited client are answered so."""
-        charge, quota, response = self._throttle.charge, self.row.quota, response_class(self.row.key)
+        quota, response = self.row.quota, response_class(self.row.key)
+        charge = self._throttle.charge_at_once(quota)
 
         def handle(context: RequestContext, request: Request) -> Any:
             reply = handler(context, request)

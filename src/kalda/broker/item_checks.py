@@ -20,6 +20,8 @@ from kalda.protocol.notation import Request, Response, shallow_copy
 Q = TypeVar("Q", bound=Request)
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Stage = Callable[[Handler], Handler]
+_MAX_CONNECTIONS = 10_000
+_MAX_NAMES = 100
 Failed = Callable[[Any, int, ApiError], Response | None]
 
 
@@ -34,6 +36,41 @@ def itself(item: str) -> str | None:
     return item
 
 
+class _AllowedBefore:
+    """What one stage has allowed on each connection, at one version of the authorizer: the same client repeats the same
+    request. Requests in envelopes are not kept, as their connection is that of a broker."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        """The authorizer's, when the entries were made; None before the first. Never negative."""
+        self._names: dict[int, set[str]] = {}
+        """Resources by the connection's id, which no later connection has."""
+
+    def has(self, context: RequestContext, name: str) -> bool:
+        """Whether the caller was allowed on this resource, and is still."""
+        authorizer = context.authorizer
+        if authorizer is None or authorizer.version != self._version or context.forwarded_by is not None:
+            return False
+        names = self._names.get(context.connection.id)
+        return names is not None and name in names
+
+    def add(self, context: RequestContext, name: str) -> None:
+        """The caller was allowed."""
+        authorizer = context.authorizer
+        if authorizer is None or authorizer.version < 0 or context.forwarded_by is not None:
+            return
+        if authorizer.version != self._version or len(self._names) >= _MAX_CONNECTIONS:
+            self._version = authorizer.version
+            self._names = {}
+        names = self._names.setdefault(context.connection.id, set())
+        if len(names) < _MAX_NAMES:
+            names.add(name)
+
+
+def _one(item: Any) -> int:
+    return 1
+
+
 class Items(NamedTuple):
     """Where the items of a request and their results are, and what the caller needs for each."""
 
@@ -46,12 +83,15 @@ class Items(NamedTuple):
     answered: str = "topics"
     name_of: Callable[[Any], str | None] = own_name
     """The resource of an item; None for an item that the handler refuses by itself."""
+    references: Callable[[Any], int] = _one
+    """How many items of the request's own data an item stands for, which the audit log has."""
     handles_none: bool = False
     """Whether the handler is called also where no item is allowed: the response has an error of the whole request."""
 
     def stage(self, handler: Handler) -> Handler:
         """`handler`, which gets what is allowed."""
-        need, failed, asked, answered, name_of, handles_none = self
+        need, failed, asked, answered, name_of, references, handles_none = self
+        allowed_before = _AllowedBefore() if isinstance(need, Need) else None
 
         def check_then_handle(context: RequestContext, request: Any) -> Reply[Any]:
             needed = need if isinstance(need, Need) else need(context, request)
@@ -60,11 +100,15 @@ class Items(NamedTuple):
                 return handler(context, request)
             if len(items) == 1:
                 name = name_of(items[0])
-                if name is None or needed.holds(context, name):
+                if name is None or (allowed_before is not None and allowed_before.has(context, name)):
+                    return handler(context, request)
+                if needed.holds(context, name, references(items[0])):
+                    if allowed_before is not None:
+                        allowed_before.add(context, name)
                     return handler(context, request)
                 refused = frozenset((name,))
             else:
-                found = needed.refused(context, _names(items, name_of))
+                found = needed.refused(context, _counted(items, name_of, references))
                 if found is None:
                     return handler(context, request)
                 refused = found
@@ -79,9 +123,16 @@ class Items(NamedTuple):
         return check_then_handle
 
 
-def _names(items: Iterable[Any], name_of: Callable[[Any], str | None]) -> Iterable[str]:
-    """Each once."""
-    return dict.fromkeys(name for item in items if (name := name_of(item)) is not None)
+def _counted(
+    items: Iterable[Any], name_of: Callable[[Any], str | None], references: Callable[[Any], int]
+) -> dict[str, int]:
+    """How many items concern each resource, in the order of the request."""
+    counts: dict[str, int] = {}
+    for item in items:
+        name = name_of(item)
+        if name is not None:
+            counts[name] = counts.get(name, 0) + references(item)
+    return counts
 
 
 def _parted(request: Q, asked: str, items: Iterable[Any], is_refused: Callable[[Any], bool]) -> tuple[Q, Q]:

@@ -13,11 +13,14 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Timer, Timers
 from kalda.broker.listener_security import ListenerSecurity, SaslSettings
 from kalda.broker.python_classes import make
@@ -26,10 +29,13 @@ from kalda.broker.shell import Host, JobPool
 from kalda.metadata.image import MetadataImage
 from kalda.network.client_security import ClientSecurity
 from kalda.network.connection import FrameHandler
-from kalda.network.tls_contexts import TlsFailed, client_context, read_stores, server_context
+from kalda.network.jaas_file import find_entry, server_sections
+from kalda.network.kerberos import GssapiServer, Kerberos, default_realm
+from kalda.network.tls_contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.distinguished_names import Identity, identity_of
 from kalda.security.jaas import JaasEntry, parse_jaas
 from kalda.security.jwt import ClaimRules
+from kalda.security.kerberos_names import KerberosNames
 from kalda.security.keystores import der_of
 from kalda.security.mechanisms import PlainServer, ServerMechanism, plain_users
 from kalda.security.oauthbearer import OAuthBearerServer
@@ -43,6 +49,7 @@ log = logging.getLogger("kalda.authentication")
 _Stamp: TypeAlias = tuple[int, int, int]
 _MISSING: _Stamp = (0, 0, 0)
 _KAFKA = "org.apache.kafka.common.security."
+_BUILDER = "principal.builder.class"
 _DEFAULT_BUILDERS = (_KAFKA + "authenticator.DefaultKafkaPrincipalBuilder",)
 _DEFAULT_HANDLERS = (
     _KAFKA + "plain.internals.PlainServerCallbackHandler",
@@ -68,6 +75,10 @@ class _Tls:
         self.context: ssl.SSLContext = make_context(settings, contents)
         material = settings.key_material(contents)
         self.identity: Identity | None = None if material is None else identity_of(der_of(material.certificates[0]))
+
+    def client_side(self) -> ssl.SSLContext:
+        """The context of a client with the same stores, which compares no host name. Raises `TlsFailed`."""
+        return client_context(replace(self.settings, checks_host=False), self.contents)
 
 
 class NodeSecurity:
@@ -162,28 +173,34 @@ class NodeSecurity:
         return config[name] if config.is_set(name) else config.for_listener(listener, key)
 
     def _jaas(self, config: ServerConfig, listener: str, mechanism: str) -> JaasEntry | None:
-        """As in Kafka, only the line with the prefix of listener and mechanism counts on a node."""
+        """As in Kafka, the line with the prefix of listener and mechanism counts on a node, else the JAAS file."""
         name = f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config"
         text = config[name] if config.is_set(name) else None
-        return None if text is None else parse_jaas(text, mechanism, name)
+        if text is None:
+            return find_entry(server_sections(listener), mechanism)
+        return parse_jaas(text, mechanism, name)
 
     def _sasl(self, config: ServerConfig, listener: str) -> SaslSettings:
         enabled: tuple[str, ...] = config.for_listener(listener, "sasl.enabled.mechanisms")
         users: dict[str, str] = {}
         tokens: TokenValidator | None = None
         handlers: dict[str, Any] = {}
+        begin: dict[str, Callable[[], ServerMechanism]] = {}
         for mechanism in enabled:
             if mechanism not in _MECHANISMS:
                 raise ValueError(
                     f"sasl.enabled.mechanisms of listener {listener}: {mechanism} is not one of "
                     f"{', '.join(_MECHANISMS)}"
                 )
+            begin[mechanism] = partial(_begin, mechanism)
             entry = self._jaas(config, listener, mechanism)
             key = "sasl.server.callback.handler.class"
             path = self._value(config, listener, mechanism, key)
             is_own = bool(path) and path not in (*_DEFAULT_HANDLERS, *_SIGNED_HANDLERS)
             if is_own and mechanism in _METHODS:
                 handlers[mechanism] = make(key, path, config.properties, _METHODS[mechanism])
+            elif mechanism == "GSSAPI":
+                begin[mechanism] = partial(GssapiServer, self._kerberos(listener, entry).accepting)
             elif mechanism == "PLAIN":
                 if entry is None:
                     raise ValueError(
@@ -194,7 +211,7 @@ class NodeSecurity:
             elif mechanism == "OAUTHBEARER":
                 tokens = self._tokens(config, listener, entry, path in _SIGNED_HANDLERS)
         return SaslSettings(
-            {mechanism: partial(_begin, mechanism) for mechanism in enabled},
+            begin,
             ListenerAnswers(self._scram, users, tokens, handlers, self._jobs),
             {name: self._value(config, listener, name, "connections.max.reauth.ms") for name in enabled},
             config.for_listener(listener, "sasl.server.max.receive.size"),
@@ -231,13 +248,25 @@ class NodeSecurity:
         )
         return SignedTokens(url, rules, value("sasl.oauthbearer.jwks.endpoint.refresh.ms"))
 
+    @staticmethod
+    def _kerberos(listener: str, entry: JaasEntry | None) -> Kerberos:
+        if entry is None:
+            raise ValueError(
+                f"listener.name.{listener.lower()}.gssapi.sasl.jaas.config is not set: GSSAPI needs the principal of "
+                "this node and its key table"
+            )
+        return Kerberos(entry.options)
+
     def _principals(self, config: ServerConfig, listener: str) -> PrincipalBuilder:
-        key = "principal.builder.class"
-        path = config.for_listener(listener, key)
+        path = config.for_listener(listener, _BUILDER)
         if path and path not in _DEFAULT_BUILDERS:
-            builder: PrincipalBuilder = make(key, path, config.properties, "build")
+            builder: PrincipalBuilder = make(_BUILDER, path, config.properties, "build")
             return builder
-        return DefaultPrincipalBuilder(PrincipalMapping(config.for_listener(listener, "ssl.principal.mapping.rules")))
+        rules = config.for_listener(listener, "sasl.kerberos.principal.to.local.rules")
+        return DefaultPrincipalBuilder(
+            PrincipalMapping(config.for_listener(listener, "ssl.principal.mapping.rules")),
+            KerberosNames(rules, default_realm),
+        )
 
     # -- stores of keys
 
@@ -275,7 +304,7 @@ class NodeSecurity:
     def _replace(self, listener: str, is_server: bool, tls: _Tls) -> None:
         """Use a new context for new connections, where its owner may have changed as it has."""
         before = self._tls[listener, is_server]
-        why = self._refusal(listener, before.identity, tls.identity)
+        why = self._refusal(listener, before.identity, tls.identity, self._config)
         if why is not None:
             log.error("listener %s: the new key store is not used: %s", listener, why)
             return
@@ -286,10 +315,10 @@ class NodeSecurity:
             self._clients[listener].tls = tls.context
         log.info("listener %s: new %s connections use new keys or certificates", listener, "" if is_server else "own")
 
-    def _refusal(self, listener: str, before: Identity | None, after: Identity | None) -> str | None:
+    @staticmethod
+    def _refusal(listener: str, before: Identity | None, after: Identity | None, config: ServerConfig) -> str | None:
         if before is None or after is None:
             return None
-        config = self._config
         if before.subject != after.subject and not config.for_listener(listener, "ssl.allow.dn.changes"):
             return f"Keystore DistinguishedName does not match: existing={before.subject}, new={after.subject}"
         missing = before.alternative_names - after.alternative_names
@@ -299,7 +328,7 @@ class NodeSecurity:
 
     def on_config(self, current: ServerConfig) -> None:
         """Dynamic configs have changed."""
-        self._config = current
+        before_all, self._config = self._config, current
         for (listener, is_server), before in list(self._tls.items()):
             try:
                 settings = self._settings(current, listener, is_server)
@@ -309,12 +338,63 @@ class NodeSecurity:
             if settings != before.settings:
                 self._reload(listener, is_server, settings)
         for name, security in self._listeners.items():
+            if current.for_listener(name, _BUILDER) != before_all.for_listener(name, _BUILDER):
+                try:
+                    security.principals = self._principals(current, name)
+                except ValueError as error:
+                    log.error("listener %s: the former principal builder stays: %s", name, error)
             security.failure_delay_ms = current.for_listener(name, "connection.failed.authentication.delay.ms")
             if security.sasl is not None:
                 try:
                     security.sasl = self._sasl(current, name)
                 except ValueError as error:
                     log.error("listener %s: its SASL configuration is not used: %s", name, error)
+
+    def check_of(self, altered: ServerConfig) -> Callable[[], None] | None:
+        """What checks the stores and classes that `altered` names, where they differ from those in use; it reads files,
+        and so runs on a thread. It raises `InvalidConfig` with INVALID_REQUEST, as Kafka does. None where none differ.
+        Raises `InvalidConfig` as well."""
+        checks: list[Callable[[], object]] = []
+        try:
+            for (listener, is_server), before in self._tls.items():
+                settings = self._settings(altered, listener, is_server)
+                if settings != before.settings:
+                    checks.append(partial(self._check_stores, altered, listener, is_server, before, settings))
+        except ValueError as error:
+            raise _refused_alteration(error) from error
+        checks += [
+            partial(self._principals, altered, listener)
+            for listener in self._listeners
+            if altered.for_listener(listener, _BUILDER) != self._config.for_listener(listener, _BUILDER)
+        ]
+        if not checks:
+            return None
+
+        def check() -> None:
+            try:
+                for each in checks:
+                    each()
+            except ValueError as error:
+                raise _refused_alteration(error) from error
+
+        return check
+
+    def _check_stores(
+        self, altered: ServerConfig, listener: str, is_server: bool, before: _Tls, settings: TlsSettings
+    ) -> None:
+        """Raises `ValueError` where the stores of one side cannot be used, or not together with those in use: other
+        nodes connect to the inter-broker listener by the former stores until they have the new ones."""
+        try:
+            after = _Tls(settings, read_stores(settings), is_server)
+        except (TlsFailed, ValueError) as error:
+            raise ValueError(f"listener {listener}: {error}") from error
+        why = self._refusal(listener, before.identity, after.identity, altered)
+        if why is None and is_server and listener == altered.inter_broker_listener_name:
+            why = handshake_failure(before.client_side(), after.context) or handshake_failure(
+                after.client_side(), before.context
+            )
+        if why is not None:
+            raise ValueError(f"listener {listener}: {why}")
 
     def _reload(self, listener: str, is_server: bool, settings: TlsSettings) -> None:
         """Read the stores on a thread, and use them."""
@@ -358,6 +438,10 @@ class NodeSecurity:
         self._jobs.run(look, finish)
 
 
+def _refused_alteration(why: ValueError) -> InvalidConfig:
+    return InvalidConfig(f"Validation of dynamic config update of SSLFactory failed: {why}", ErrorCode.INVALID_REQUEST)
+
+
 def _stamps(settings: TlsSettings) -> dict[str, _Stamp]:
     """The state of each store's file."""
     return {location: _stamp(location) for location in settings.stores}
@@ -377,7 +461,7 @@ def _stamp(location: str) -> _Stamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_MECHANISMS = ("GSSAPI", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 
 def _begin(mechanism: str) -> ServerMechanism:

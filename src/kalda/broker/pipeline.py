@@ -35,7 +35,7 @@ from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
-from kalda.protocol.error_codes import Counts, error_counter
+from kalda.protocol.error_codes import Counts, counting_encoder
 from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
 from kalda.protocol.notation import Request, Response
 
@@ -55,13 +55,13 @@ class Served:
         self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: Counts | None
     ) -> None:
         """`requests` counts those of this version, over all routes that it has had, `errors` the error codes of their
-        responses, by code; None where nothing reads it."""
+        responses but NONE; None where nothing reads it."""
         self.requests = requests
         response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
         encode = response_encoder(response, version)
-        self.encode = encode if errors is None else _counting(encode, error_counter(response, version), errors)
+        self.encode = encode if errors is None else counting_encoder(response, version, encode, errors)
         """A response's frame, given its correlation id."""
         self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode)
         """The charge stage; None where the route has none."""
@@ -318,18 +318,6 @@ class RequestPipeline:
         """The answer to a request whose response could not be made or encoded."""
         response = self._failed(served, context, request, as_api_error(fault))
         return [] if response is None else served.encode(context.header.correlation_id, response)
-
-
-def _counting(
-    encode: Callable[[int, Response], list[Buffer]], count: Callable[[Response, Counts], None], errors: Counts
-) -> Callable[[int, Response], list[Buffer]]:
-    """`encode`, which counts the error codes of each response."""
-
-    def count_and_encode(correlation_id: int, response: Response) -> list[Buffer]:
-        count(response, errors)
-        return encode(correlation_id, response)
-
-    return count_and_encode
 
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:

@@ -7,8 +7,9 @@ own and no thread that writes its response: of Kafka's times there are
     RemoteTimeMs    for how long its answer waits: for followers, for bytes, for the controller
     TotalTimeMs     both
 
-The pipeline counts every request; where `kalda.metrics.listener` is set, also every error code of its responses, NONE
-included. A response that the controller has made for a broker is counted by the controller. Times and sizes are
+The pipeline counts every request; where `kalda.metrics.listener` is set, also every error code of its responses but
+NONE. Responses that are encoded in pieces, such as those of Metadata, are not searched, and one that the controller has
+made for a broker is counted by the controller. Times and sizes are
 measured only where the listener is set, and of one request in `EVERY`: of a Fetch that finds nothing, two readings of
 the clock would be a noticeable part. Quantiles are of the last minute or two (`kalda.base.durations`).
 """

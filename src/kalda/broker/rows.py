@@ -87,6 +87,12 @@ class Throttle(Protocol):
         pause, a row with `throttled` sends nothing of the answer: the throttle has not counted its bytes."""
         ...
 
+    def charge_at_once(
+        self, quota: QuotaClass
+    ) -> Callable[[RequestContext, QuotaClass, Request, Response | Encoded | None, int, int], int]:
+        """`charge` for requests of this class whose time is not measured, from a client and not from an envelope."""
+        ...
+
     def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
         """Account for the time in which an answer was encoded, after `charge`."""
         ...

@@ -32,7 +32,7 @@ from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
 from kalda.metadata.delegation_tokens import token_hmac
 from kalda.metadata.image import MetadataImage
-from kalda.security.mechanisms import CheckPassword, CheckToken, FindScram, Question, SaslFailed, is_password
+from kalda.security.mechanisms import CheckPassword, CheckToken, FindScram, Negotiate, Question, SaslFailed, is_password
 from kalda.security.oauthbearer import InvalidToken, ValidToken
 from kalda.security.scram import MECHANISMS, ScramSecret, credential_of
 
@@ -118,6 +118,8 @@ class ListenerAnswers:
             if handler is None:
                 return is_password(self._plain_users, question.user, question.password)
             return self._on_thread(lambda: bool(handler.check_password(question.user, question.password)), False)
+        if isinstance(question, Negotiate):
+            return self._on_thread(question.step, SaslFailed(f"a step of {mechanism} has failed"))
         assert isinstance(question, CheckToken)
         failed = InvalidToken("the token could not be validated")
         if handler is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.sensors import Measurable, SensorName, Tags
@@ -43,6 +43,8 @@ _RESPONSE_OVERHEAD = {False: 0, True: 1}
 """A response is counted with four bytes before its body; in flexible versions its header has five."""
 _FIRST_FLEXIBLE_FETCH = 12
 _LOG_INTERVAL_MS = 1_000
+Charge: TypeAlias = Callable[[RequestContext, QuotaClass, Request, "Response | Encoded | None", int, int], int]
+"""The signature of `ClientThrottle.charge`."""
 EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
 
 
@@ -127,6 +129,23 @@ class ClientThrottle:
         own.note_throttle(principal, client_id, own_ms, now_ms)
         return own_ms
 
+    def charge_at_once(self, quota: QuotaClass) -> Charge:
+        """`charge`, for requests of this class that are answered at once while no client has a quota of time: of
+        Produce only what such requests need of it."""
+        if quota is not QuotaClass.PRODUCE:
+            return self.charge
+        now_of, produce = self._now_ms, self.managers.produce
+        record = produce.record
+
+        def charge_produce(context: RequestContext, *_: object) -> int:
+            now_ms = now_of()
+            pause_ms = record(context.principal, context.client_id, len(context.frame), now_ms)
+            if pause_ms:
+                produce.note_throttle(context.principal, context.client_id, pause_ms, now_ms)
+            return pause_ms
+
+        return charge_produce
+
     def _charge_time(self, context: RequestContext, request: Request, busy_ns: int, now_ms: int) -> int:
         """Account for the time of a request. With acks=0 it counts for no quota: no answer could carry the pause."""
         quotas, time = self.managers.request, busy_ns * NANOS_TO_PERCENT
@@ -154,9 +173,10 @@ class ClientThrottle:
         return charge.pause_ms(now_ms) if isinstance(charge, _Mutations) else 0
 
     def _log(self, quotas: ClientQuotas, sensors: ClientSensors, decision: Decision) -> None:
-        if decision.now_ms - sensors.logged_ms < _LOG_INTERVAL_MS:
+        pauses = sensors.made_pauses()
+        if decision.now_ms - pauses.logged_ms < _LOG_INTERVAL_MS:
             return
-        sensors.logged_ms = decision.now_ms
+        pauses.logged_ms = decision.now_ms
         tags = ", ".join(f"{name} {printable(value)}" for name, value in sensors.tags if value)
         log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
 
@@ -181,8 +201,8 @@ class ClientThrottle:
                     found.append((SensorName(group, "mutation-rate", tags), sensors.metric))
                 else:
                     found.append((SensorName(group, quotas.metric_name, tags), sensors.metric))
-                if sensors.throttle_time is not None:
-                    found.append((SensorName(group, "throttle-time", tags), sensors.throttle_time))
+                if sensors.pauses is not None:
+                    found.append((SensorName(group, "throttle-time", tags), sensors.pauses.throttle_time))
         found.append((EXEMPT_NAME, self.managers.request.exempt))
         for api_key, durations in self._pauses.items():
             tags = (("request", API[api_key].name),)

@@ -23,7 +23,10 @@ def client_metrics() -> None:
 
     Clients with KIP-714 push by themselves what is subscribed here: no agent,
     and no change of a client. What they push is in the topic __client_metrics,
-    and on the page /client-metrics of kalda.metrics.listener.
+    and on the page /client-metrics of kalda.metrics.listener; Spark reads the
+    topic as a table (kalda.spark.client_metrics). Brokers announce that they take
+    metrics while there is a subscription or a plugin: a client that connected
+    before the first one pushes from its next connection on.
 
     \b
     Examples:

@@ -161,7 +161,7 @@ class Channels:
             return inner
         from kalda.client.sasl_channel import SaslChannel
 
-        return SaslChannel(inner, security)
+        return SaslChannel(inner, security, host)
 
     def on_unresolved(self, action: Connect, why: str) -> None:
         """The host has no address, or none that can be tried."""

@@ -140,7 +140,7 @@ class IoLoop:
             security = self._security
             if security is not None and security.blocks:
                 with contextlib.suppress(ApiError):  # the login tries again, and reports it
-                    await asyncio.to_thread(security.prepare)
+                    await asyncio.to_thread(security.prepare, action.address.host)
             listed = await self._loop.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self._channels.on_unresolved(action, str(error))

@@ -38,10 +38,11 @@ class LoginFailed(ConnectionError):
 class SaslChannel:
     """What `Channel` is, with a login."""
 
-    def __init__(self, inner: Channel, security: ClientSecurity) -> None:
+    def __init__(self, inner: Channel, security: ClientSecurity, host: str) -> None:
         self.is_open = False
         self._inner = inner
         self._security = security
+        self._host = host
         self._login: ClientLogin | None = None
         """The login under way."""
         self._call: Call | None = None
@@ -121,8 +122,8 @@ class SaslChannel:
     def _begin(self) -> None:
         self._renew_at_s = None
         try:
-            self._security.prepare()
-            self._login = self._security.login()
+            self._security.prepare(self._host)
+            self._login = self._security.login(self._host)
         except ApiError as error:
             raise LoginFailed(error) from error
         assert self._login is not None, "made for connections with SASL"

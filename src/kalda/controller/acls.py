@@ -85,7 +85,9 @@ class AclControl:
                 if matches(acl):
                     removed[acl_id] = None
                     matching.append(_matching(acl))
-            results.append(DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message="", matching_acls=matching))
+            results.append(
+                DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message=None, matching_acls=matching)
+            )
         if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
             raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
         records = [VersionedRecord(RemoveAccessControlEntryRecord(id=acl_id), 0) for acl_id in removed]
@@ -111,7 +113,7 @@ class AclControl:
 def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
     return DeleteAclsMatchingAcl(
         error_code=ErrorCode.NONE,
-        error_message="",
+        error_message=None,
         resource_type=acl.resource_type,
         resource_name=acl.resource_name,
         pattern_type=acl.pattern_type,

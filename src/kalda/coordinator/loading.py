@@ -113,11 +113,9 @@ class Load(Generic[Rec]):
             # From here on the log may be taken back, so each batch has a snapshot of its own.
             self._claim()
         producer_id = header.producer_id if header.is_transactional else NO_PRODUCER
+        replay = self._replay_control if header.is_control else self._replay_record
         for record in records:
-            if header.is_control:
-                self._replay_control(record, producer_id)
-            else:
-                self._replay_record(record, producer_id)
+            replay(record, producer_id)
         loaded.load_end = header.next_offset
         if loaded.runtime.active:
             span = header.next_offset - header.base_offset

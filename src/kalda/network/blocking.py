@@ -58,6 +58,7 @@ class BlockingConnection:
         self._frames = FrameReader(Arena(), max_response_bytes, MIN_RESPONSE_BYTES)
         self._last_correlation_id = 0
         self._security = security
+        self._host = host
         self._renew_at_s: float | None = None
         """When the session has to be renewed, by the monotonic clock; None: it does not end."""
         tls = None if security is None else security.tls
@@ -83,8 +84,8 @@ class BlockingConnection:
     def _log_in(self, security: ClientSecurity) -> None:
         """Log in by SASL, or renew the session."""
         self._renew_at_s = None
-        security.prepare()
-        login = security.login()
+        security.prepare(self._host)
+        login = security.login(self._host)
         if login is None:
             return
         message: Request | None = login.first()

@@ -136,7 +136,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         if security is not None and security.mechanism is not None:
             try:
                 async with asyncio.timeout(connect_timeout_ms / 1000):
-                    await connection.log_in(security)
+                    await connection.log_in(security, host)
             except TimeoutError:
                 connection.close()
                 raise disconnected(f"no login to {host}:{port} within {connect_timeout_ms} ms") from None
@@ -145,11 +145,11 @@ class RpcConnection(asyncio.BufferedProtocol):
                 raise
         return connection
 
-    async def log_in(self, security: ClientSecurity) -> None:
+    async def log_in(self, security: ClientSecurity, host: str) -> None:
         """Log in by SASL, or renew the session. Raises `ApiError`."""
         if security.blocks:
-            await asyncio.to_thread(security.prepare)
-        login = security.login()
+            await asyncio.to_thread(security.prepare, host)
+        login = security.login(host)
         if login is None:
             return
         message: Request | None = login.first()
@@ -157,16 +157,16 @@ class RpcConnection(asyncio.BufferedProtocol):
             message = login.on_response(await self.send(message))
         if login.session_lifetime_ms > 0 and self._transport is not None:
             delay_s = login.session_lifetime_ms * RENEWAL_SHARE / 1000
-            self._renewal_timer = self._loop.call_later(delay_s, self._begin_renewal, security)
+            self._renewal_timer = self._loop.call_later(delay_s, self._begin_renewal, security, host)
 
-    def _begin_renewal(self, security: ClientSecurity) -> None:
+    def _begin_renewal(self, security: ClientSecurity, host: str) -> None:
         self._renewal_timer = None
-        self._renewal = self._loop.create_task(self._renew(security))
+        self._renewal = self._loop.create_task(self._renew(security, host))
         self._update_may_send()
 
-    async def _renew(self, security: ClientSecurity) -> None:
+    async def _renew(self, security: ClientSecurity, host: str) -> None:
         try:
-            await self.log_in(security)
+            await self.log_in(security, host)
         except ApiError as error:
             self._fail(disconnected(f"the session could not be renewed: {error.message}"))
         finally:

@@ -11,9 +11,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError
+from kalda.network.jaas_file import CLIENT_SECTION, find_entry
 from kalda.security.jaas import BadJaas, JaasEntry, parse_jaas
 from kalda.security.login import ClientLogin, authentication_failed
 from kalda.security.mechanisms import ClientMechanism, PlainClient, SaslFailed
@@ -22,7 +23,11 @@ from kalda.security.scram import MECHANISMS as SCRAM_MECHANISMS
 from kalda.security.scram import NONCE_BYTES, ScramClient
 from kalda.security.tls_settings import TlsSettings
 
+if TYPE_CHECKING:
+    from kalda.network.kerberos import Kerberos
+
 _ALLOWED_URLS = "kalda.sasl.oauthbearer.allowed.urls"
+_PREPARED_S = 60.0
 _TOKEN_SHARE = 0.8
 """A token is used until this share of its life has passed."""
 
@@ -47,6 +52,13 @@ class ClientSecurity:
         self._value_of = value_of
         self._allowed_urls = tuple(allowed_urls)
         self._lock = threading.Lock()
+        self._kerberos: Kerberos | None = None
+        """For GSSAPI."""
+        self._credentials: tuple[Any, float] | None = None
+        """For GSSAPI: what tickets are requested with, and when to get it anew, by the monotonic clock."""
+        self._prepared: dict[str, tuple[ClientMechanism, float]] = {}
+        """For GSSAPI: the exchange that `prepare` has begun, by host, and until when it is used, by the monotonic
+        clock: a server refuses tickets that were presented long after they were made."""
         self._token: tuple[str, float] | None = None
         """The last OAuth token, and until when it is used, by the monotonic clock."""
         if mechanism is not None:
@@ -70,29 +82,39 @@ class ClientSecurity:
         if protocol.startswith("SASL"):
             mechanism = str(values.get("sasl.mechanism") or "GSSAPI")
             line = values.get("sasl.jaas.config")
-            if line is None:
-                raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it")
             _require_known(mechanism)
-            jaas = parse_jaas(str(line), mechanism)
+            jaas = find_entry((CLIENT_SECTION,), mechanism) if line is None else parse_jaas(str(line), mechanism)
+            if jaas is None:
+                raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it")
         allowed = values.get(_ALLOWED_URLS) or ()
         return cls(tls, mechanism, jaas, values.get, [allowed] if isinstance(allowed, str) else allowed)
 
     @property
     def blocks(self) -> bool:
         """Whether `prepare` may have to wait for the network or a file."""
+        if self.mechanism == "GSSAPI":
+            return True
         return self.mechanism == "OAUTHBEARER" and not self._is_unsecured and not self._has_token()
 
-    def prepare(self) -> None:
-        """Get what a login needs. Raises `ApiError`."""
-        if self.blocks:
+    def prepare(self, host: str) -> None:
+        """Get what a login at that host needs. Raises `ApiError`."""
+        if self.mechanism == "GSSAPI":
+            if self._take_prepared(host, keep=True) is not None:
+                return
+            try:
+                exchange = self._kerberos_exchange(host)
+            except (SaslFailed, ValueError) as error:
+                raise authentication_failed(str(error)) from error
+            self._prepared[host] = exchange, time.monotonic() + _PREPARED_S
+        elif self.blocks:
             self._fetch()
 
-    def login(self) -> ClientLogin | None:
-        """The login of a new connection, or of one to be renewed; None without SASL. Raises `ApiError`."""
+    def login(self, host: str) -> ClientLogin | None:
+        """The login of a new connection to that host, or of one to be renewed; None without SASL. Raises `ApiError`."""
         if self.mechanism is None:
             return None
         try:
-            return ClientLogin(self.mechanism, self._exchange(self.mechanism))
+            return ClientLogin(self.mechanism, self._exchange(self.mechanism, host))
         except (SaslFailed, ValueError) as error:
             raise authentication_failed(str(error)) from error
 
@@ -101,6 +123,12 @@ class ClientSecurity:
     def _check(self, mechanism: str) -> None:
         """Whether a login can be made at all. Raises `ValueError`."""
         _require_known(mechanism)
+        if mechanism == "GSSAPI":
+            from kalda.network.kerberos import Kerberos
+
+            self._service()
+            self._kerberos = Kerberos(dict(self._options))
+            return
         if mechanism == "OAUTHBEARER":
             if not self._is_unsecured:
                 self._endpoint()
@@ -109,8 +137,10 @@ class ClientSecurity:
             if option not in self._options:
                 raise BadJaas(f"sasl.jaas.config: the option {option} of the login module is missing")
 
-    def _exchange(self, mechanism: str) -> ClientMechanism:
+    def _exchange(self, mechanism: str, host: str) -> ClientMechanism:
         options = self._options
+        if mechanism == "GSSAPI":
+            return self._take_prepared(host) or self._kerberos_exchange(host)
         if mechanism == "PLAIN":
             return PlainClient(options["username"], options["password"])
         if mechanism in SCRAM_MECHANISMS:
@@ -125,6 +155,45 @@ class ClientSecurity:
             if name.startswith(prefix)
         }
         return OAuthBearerClient(self._bearer_token(), extensions)
+
+    # -- GSSAPI
+
+    def _service(self) -> str:
+        """The service that a ticket is for. Raises `ValueError`."""
+        key = "sasl.kerberos.service.name"
+        configured, option = self._value_of(key), self._options.get("serviceName")
+        if configured and option and configured != option:
+            raise BadJaas(
+                f"Conflicting serviceName values found in JAAS and Kafka configs value in JAAS file {option}, value in "
+                f"Kafka config {configured}"
+            )
+        service = configured or option
+        if not service:
+            raise BadJaas(f"No serviceName defined in either JAAS or Kafka config: set {key}")
+        return str(service)
+
+    def _take_prepared(self, host: str, keep: bool = False) -> ClientMechanism | None:
+        """The exchange that was begun for a login at that host, while its ticket is fresh."""
+        with self._lock:
+            exchange, until_s = self._prepared.get(host, (None, 0.0))
+            is_fresh = time.monotonic() < until_s
+            if not keep or not is_fresh:
+                self._prepared.pop(host, None)
+        return exchange if is_fresh else None
+
+    def _kerberos_exchange(self, host: str) -> ClientMechanism:
+        """Raises `SaslFailed`, `ValueError`."""
+        from kalda.network.kerberos import GssapiClient
+
+        assert self._kerberos is not None, "made for GSSAPI"
+        with self._lock:
+            now_s = time.monotonic()
+            if self._credentials is None or now_s >= self._credentials[1]:
+                credentials = self._kerberos.initiating()
+                share = float(self._value_of("sasl.kerberos.ticket.renew.window.factor") or _TOKEN_SHARE)
+                self._credentials = credentials, now_s + (credentials.lifetime or 0) * share
+            found = self._credentials[0]
+        return GssapiClient(found, self._service(), host)
 
     # -- OAUTHBEARER
 
@@ -184,7 +253,7 @@ class ClientSecurity:
 
 
 def _require_known(mechanism: str) -> None:
-    known = ("PLAIN", *SCRAM_MECHANISMS, "OAUTHBEARER")
+    known = ("GSSAPI", "PLAIN", *SCRAM_MECHANISMS, "OAUTHBEARER")
     if mechanism not in known:
         raise BadJaas(f"sasl.mechanism={mechanism} is not one of {', '.join(known)}")
 

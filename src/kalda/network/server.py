@@ -275,6 +275,8 @@ class Server:
         for timer in (self._sweeper, self._retry):
             if timer is not None:
                 timer.cancel()
+        if self._handshakes is not None:
+            self._handshakes.close()
 
     async def _wait_empty(self, timeout_ms: int) -> bool:
         try:
@@ -407,7 +409,7 @@ class Server:
         if self._handshakes is None:
             from kalda.network.tls import Handshakes
 
-            self._handshakes = Handshakes(self.loop.call_soon)
+            self._handshakes = Handshakes(self.loop)
         return self._handshakes
 
     def _evict(self, why: str) -> None:

@@ -4,8 +4,10 @@
 memory. The connection is made when TCP's is, so an unfinished handshake counts as a connection: the limits of admission
 hold for it, and the sweep bounds its time. The connection reads nothing until the handshake is done.
 
-A handshake costs much more CPU than a request. So `Handshakes` does one step of one handshake a turn of the loop: other
-connections are served in between, however many handshakes there are.
+A handshake costs much more CPU than a request, so a thread of its own does it: `Handshakes` hands it one step of one
+handshake at a time. OpenSSL computes without the interpreter's lock, so the loop serves other connections meanwhile.
+Invariant: while a step is queued or runs, nothing is read from the socket, and the loop touches neither the TLS object
+nor its memory.
 
 Nothing is buffered here but what a read or a write of the connection needs: the socket's transport holds what the peer
 does not read, and pauses the connection; a paused connection pauses the socket.
@@ -16,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections import deque
+import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 from kalda.network.complaints import log
@@ -31,26 +34,37 @@ _WRITE_BYTES = 256 * 1024
 
 
 class Handshakes:
-    """Handshakes whose next message has come, in order of arrival."""
+    """Handshakes whose next message has come, in order of arrival, and the thread that goes on with them."""
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self.call_soon = call_soon
-        self._ready: deque[TlsTransport] = deque()
-        """Each at most once."""
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.call_soon = loop.call_soon
+        self._loop = loop
+        self._ready: SimpleQueue[TlsTransport | None] = SimpleQueue()
+        """Each at most once; None ends the thread."""
+        self._thread: threading.Thread | None = None
+        """None before the first handshake, and after `close`."""
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """What sockets are read into; used within one callback of the loop."""
 
     def add(self, transport: TlsTransport) -> None:
-        """Go on with this handshake in one of the next turns."""
-        self._ready.append(transport)
-        if len(self._ready) == 1:
-            self.call_soon(self._step)
+        """Go on with this handshake when those before it have been gone on with."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tls-handshakes", daemon=True)
+            self._thread.start()
+        self._ready.put(transport)
 
-    def _step(self) -> None:
-        transport = self._ready.popleft()
-        if self._ready:
-            self.call_soon(self._step)
-        transport.step()
+    def close(self) -> None:
+        """End the thread; handshakes that wait are not gone on with."""
+        if self._thread is not None:
+            self._ready.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (transport := self._ready.get()) is not None:
+            error = transport.step()
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(transport.on_step, error)
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
@@ -81,7 +95,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """None before the connection is made, and after it has ended."""
         self._established = False
         self._queued = False
-        """Whether `Handshakes` holds this one."""
+        """Whether a step of the handshake is queued or runs. Nothing is read from the socket then."""
         self._paused = False
         self._closing = False
 
@@ -102,7 +116,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._established:
             self._read()
         elif not self._queued and not self._closing:
+            assert self._raw is not None
             self._queued = True
+            self._raw.pause_reading()
             self._handshakes.add(self)
 
     def pause_writing(self) -> None:
@@ -121,25 +137,33 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     # -- handshake
 
-    def step(self) -> None:
-        """Do what the messages that have arrived allow."""
-        self._queued = False
-        if self._closing or self._raw is None:
-            return
+    def step(self) -> Exception | None:
+        """Do what the messages that have arrived allow, on the thread of handshakes. Returns None when the handshake is
+        complete, `ssl.SSLWantReadError` where another message of the peer has to come, or why it has failed."""
+        if self._closing:
+            return None
         try:
             self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
+        except Exception as error:
+            return error
+        return None
+
+    def on_step(self, error: Exception | None) -> None:
+        """A step was done."""
+        self._queued = False
+        raw = self._raw
+        if self._closing or raw is None:
             return
-        except ssl.SSLError as error:
-            self._flush()  # the alert that says what is wrong
-            self._end_handshake(None, _reason(error))
-            return
-        self._flush()
-        self._established = True
-        self._end_handshake(self._tls.getpeercert(binary_form=True), None)
-        if not self._closing:
-            self._read()
+        self._flush()  # where it has failed, the alert that says what is wrong
+        if error is None:
+            self._established = True
+            self._end_handshake(self._tls.getpeercert(binary_form=True), None)
+        elif not isinstance(error, ssl.SSLWantReadError):
+            self._end_handshake(None, _reason(error) if isinstance(error, ssl.SSLError) else repr(error))
+        if not self._closing and not self._paused:
+            raw.resume_reading()
+            if self._established:
+                self._read()
 
     def _end_handshake(self, certificate: bytes | None, error: str | None) -> None:
         try:
@@ -209,13 +233,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def pause_reading(self) -> None:
         """Read nothing more from the socket, and pass on nothing that was read."""
         self._paused = True
-        if self._raw is not None and not self._raw.is_closing():
+        if self._raw is not None and not self._raw.is_closing() and not self._queued:
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
         """Pass on what was read already, and read again."""
         self._paused = False
-        if self._raw is not None and not self._raw.is_closing():
+        if self._raw is not None and not self._raw.is_closing() and not self._queued:
             self._raw.resume_reading()
             if self._established and (self._incoming.pending or self._tls.pending()):
                 # Not at once: the connection is still in the callback that resumes.

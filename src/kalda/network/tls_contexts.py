@@ -19,6 +19,9 @@ from kalda.security.tls_settings import TlsSettings
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
+_MAX_FLIGHTS = 10
+"""Messages of one handshake in each direction."""
+
 
 class TlsFailed(Exception):
     """A context cannot be made. The message says why."""
@@ -69,6 +72,30 @@ def client_context(settings: TlsSettings, contents: Mapping[str, bytes]) -> ssl.
     except (BadStore, ssl.SSLError, ValueError) as error:
         raise TlsFailed(_text(settings, error)) from error
     return context
+
+
+def handshake_failure(client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
+    """Why a client with one context and a server with the other cannot connect; None where they can."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_name = "localhost" if client.check_hostname else None
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=server_name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(_MAX_FLIGHTS):
+        done = 0
+        for side in sides:
+            try:
+                side.do_handshake()
+                side.read(1)  # of TLS 1.3, a server verifies the client after the client's handshake is done
+            except ssl.SSLWantReadError:
+                done += side.version() is not None
+            except ssl.SSLError as error:
+                why = getattr(error, "verify_message", None) or error.reason
+                return f"a handshake with the stores in use fails: {why}"
+        if done == len(sides) and not to_server.pending and not to_client.pending:
+            return None
+    return "a handshake with the stores in use does not end"
 
 
 def _text(settings: TlsSettings, error: Exception) -> str:

@@ -60,7 +60,7 @@ the cluster none without DESCRIBE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -75,9 +75,10 @@ class Need(NamedTuple):
     resource: AclResourceType
     error: ErrorCode
 
-    def holds(self, caller: Caller, name: str) -> bool:
-        """Whether the caller may do it on the resource of that name."""
-        return caller.authorizer is None or caller.authorizer.allows(caller, self.operation, self.resource, name)
+    def holds(self, caller: Caller, name: str, references: int = 1) -> bool:
+        """Whether the caller may do it on the resource of that name, which so many items of the request concern."""
+        authorizer = caller.authorizer
+        return authorizer is None or authorizer.allows(caller, self.operation, self.resource, name, True, references)
 
     def holds_quietly(self, caller: Caller, name: str) -> bool:
         """As `holds`, without a line in the audit log where it does not: the caller has not named the resource."""
@@ -90,14 +91,15 @@ class Need(NamedTuple):
         kind = self.resource.name.lower().replace("_", " ")
         return ApiError(self.error, f"{caller.principal} may not {self.operation.name} the {kind} {name}.")
 
-    def refused(self, caller: Caller, names: Iterable[str]) -> frozenset[str] | None:
-        """Those of the resources on which the caller may not do it; None where there is none."""
+    def refused(self, caller: Caller, references: Mapping[str, int]) -> frozenset[str] | None:
+        """Those of the resources on which the caller may not do it; None where there is none. `references`: how many
+        items of the request concern each resource."""
         authorizer = caller.authorizer
         if authorizer is None:
             return None
         refused: list[str] | None = None
-        for name in names:
-            if not authorizer.allows(caller, self.operation, self.resource, name):
+        for name, count in references.items():
+            if not authorizer.allows(caller, self.operation, self.resource, name, True, count):
                 refused = refused or []
                 refused.append(name)
         return None if refused is None else frozenset(refused)

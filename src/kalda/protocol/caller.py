@@ -34,9 +34,11 @@ class Authorizer(Protocol):
         resource: AclResourceType,
         name: str,
         logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         """Whether `caller` may do `operation` on the resource of that type and name. `logs_denial`: whether a denial is
-        a line in the audit log, as it is for what a caller has named; not for what a response leaves out."""
+        a line in the audit log, as it is for what a caller has named; not for what a response leaves out. `references`
+        is how many items of the request concern the resource, for the audit log."""
         ...
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:

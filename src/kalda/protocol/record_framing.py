@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from struct import Struct as _Struct
+from struct import error as _struct_error
 from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
@@ -151,7 +152,8 @@ def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> Ve
 
 
 def _read_int16(buffer: Buffer) -> int:
-    if len(buffer) < 2:
-        raise InvalidRequest(f"coordinator record is cut short at {len(buffer)} bytes")
-    value: int = _INT16.unpack_from(buffer)[0]
+    try:
+        value: int = _INT16.unpack_from(buffer)[0]
+    except _struct_error:
+        raise InvalidRequest(f"coordinator record is cut short at {len(buffer)} bytes") from None
     return value

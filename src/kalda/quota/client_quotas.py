@@ -52,26 +52,36 @@ class QuotaType(Enum):
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
+class Pauses:
+    """What is kept of the pauses of clients with the same tags."""
+
+    __slots__ = ("decisions", "logged_ms", "throttle_time")
+
+    def __init__(self) -> None:
+        self.decisions: deque[Decision] = deque(maxlen=_KEPT_DECISIONS)
+        """The last ones that throttled."""
+        self.throttle_time = Avg()
+        """The mean of the throttle times."""
+        self.logged_ms = -(2**40)
+        """When a throttled request was logged last."""
+
+
 class ClientSensors:
     """What the clients with the same tags have used."""
 
-    __slots__ = ("decisions", "last_ms", "limit", "logged_ms", "metric", "name", "requests", "throttle_time")
+    __slots__ = ("last_ms", "limit", "metric", "name", "pauses", "requests")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
         self.name = tags
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
-        self.throttle_time: Avg | None = None
-        """The mean of the throttle times; None until there is one."""
-        self.decisions: deque[Decision] | None = None
-        """The last ones that throttled; None until there is one."""
+        self.pauses: Pauses | None = None
+        """None until there is one."""
         self.requests = 0
         """Recorded so far."""
         self.last_ms = now_ms
         """The time of the last record."""
-        self.logged_ms = -(2**40)
-        """When a throttled request was logged last."""
 
     @property
     def tags(self) -> tuple[tuple[str, str], ...]:
@@ -81,14 +91,17 @@ class ClientSensors:
     def release_memory(self, now_ms: int) -> None:
         """Keep what the next record needs: no more, of clients that are idle."""
         self.metric.release_memory(now_ms)
-        self.decisions = self.throttle_time = None
+        self.pauses = None
 
     def note(self, decision: Decision) -> None:
         """Keep a decision that throttled."""
-        if self.decisions is None:
-            self.decisions = deque(maxlen=_KEPT_DECISIONS)
-            self.throttle_time = Avg()
-        self.decisions.append(decision)
+        self.made_pauses().decisions.append(decision)
+
+    def made_pauses(self) -> Pauses:
+        """`pauses`, made where there are none."""
+        if self.pauses is None:
+            self.pauses = Pauses()
+        return self.pauses
 
     def set_limit(self, limit: float, config: MetricConfig) -> None:
         """Another limit; what was used stays. `config` has it as its quota."""
@@ -207,8 +220,7 @@ class ClientQuotas:
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1
-        metric.record(value, now_ms)
-        if metric.is_within(limit, now_ms):
+        if metric.record_within(value, limit, now_ms):
             return 0
         observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
         if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
@@ -233,9 +245,7 @@ class ClientQuotas:
     def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
         """A client pauses for this quota: count it in the mean throttle time."""
         sensors = self.sensors_of(principal, client_id, now_ms)
-        if sensors.throttle_time is None:
-            sensors.throttle_time = Avg()
-        sensors.throttle_time.record(pause_ms, now_ms)
+        sensors.made_pauses().throttle_time.record(pause_ms, now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Check some sensors: remove those without a record for `SENSOR_LIFETIME_MS`, and release the memory of those

@@ -6,7 +6,7 @@ O * W / (W + X) = T, so X = (O - T) / T * W.
 
 from __future__ import annotations
 
-from math import floor
+from math import copysign, floor, isnan
 from typing import Final, NamedTuple
 
 from kalda.base.stats import Rate
@@ -31,8 +31,10 @@ class Decision(NamedTuple):
 
 
 def rounded(milliseconds: float) -> int:
-    """As Java rounds: half a millisecond up. At most the largest int, which is what a response can carry."""
-    return min(MAX_INT, floor(milliseconds + 0.5)) if milliseconds < MAX_INT else MAX_INT
+    """As Java rounds: half a millisecond up, NaN to 0. At most the largest int, which is what a response can carry."""
+    if isnan(milliseconds):
+        return 0
+    return floor(milliseconds + 0.5) if -MAX_INT < milliseconds < MAX_INT else int(copysign(MAX_INT, milliseconds))
 
 
 def throttle_ms(rate: Rate, bound: float, now_ms: int) -> tuple[float, int, int]:

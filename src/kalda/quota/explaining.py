@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from kalda.quota.client_quotas import UNLIMITED, ClientQuotas, ClientSensors, tags_of
-from kalda.quota.decisions import Decision, throttle_ms
+from kalda.quota.decisions import Decision, rounded, throttle_ms
 from kalda.quota.entities import ABSENT
 from kalda.quota.managers import QuotaManagers
 from kalda.quota.mutations import MutationSensors
@@ -31,7 +32,7 @@ def _explain_one(quotas: ClientQuotas, user: str, client_id: str, now_ms: int) -
         steps = quotas.steps(f"User:{user}", client_id)
         matched = next((step for step in steps if step.limit is not None), None)
         found["steps"] = [
-            {"step": step.number, "entity": str(step.entity), "limit": step.limit, "counts": step is matched}
+            {"step": step.number, "entity": str(step.entity), "limit": _finite(step.limit), "counts": step is matched}
             for step in steps
         ]
         found["entity"] = None if matched is None else str(matched.entity)
@@ -59,9 +60,9 @@ def measured(quotas: ClientQuotas, sensors: ClientSensors, now_ms: int) -> dict[
     if isinstance(sensors, MutationSensors):
         tokens = sensors.bucket.measure(now_ms)
         return {
-            "tokens": None if limit is None else tokens,
-            "limit": limit,
-            "throttle_ms": max(0, round(-tokens / limit * 1000)) if limit is not None else 0,
+            "tokens": None if limit is None else _finite(tokens),
+            "limit": _finite(limit),
+            "throttle_ms": max(0, rounded(-tokens / limit * 1000)) if limit is not None else 0,
             "requests": sensors.requests,
         }
     observed, window_ms = sensors.metric.measure(now_ms), sensors.metric.window_size_ms(now_ms)
@@ -73,18 +74,23 @@ def measured(quotas: ClientQuotas, sensors: ClientSensors, now_ms: int) -> dict[
     left = None if limit is None else max(0.0, (limit - observed) * window_ms / 1000)
     return {
         "observed": observed,
-        "limit": limit,
+        "limit": _finite(limit),
         "window_ms": window_ms,
         "throttle_ms": pause_ms,
-        "left": left,
+        "left": _finite(left),
         "needed": observed if observed > sensors.limit else None,
         "requests": sensors.requests,
     }
 
 
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinite numbers, which a limit may be."""
+    return value if value is not None and isfinite(value) else None
+
+
 def decisions(sensors: ClientSensors) -> list[dict[str, Any]]:
     """The last decisions that throttled, the newest one last."""
-    return [decision._asdict() for decision in sensors.decisions or ()]
+    return [] if sensors.pauses is None else [decision._asdict() for decision in sensors.pauses.decisions]
 
 
 def in_words(decision: Decision) -> str:
@@ -105,10 +111,10 @@ def usage(managers: QuotaManagers, now_ms: int, at_most: int = 1_000) -> list[di
     rows = []
     for quotas in managers.by_type.values():
         for sensors in quotas.each_sensors():
-            if sensors.limit == UNLIMITED:
+            if sensors.limit == UNLIMITED or not isfinite(sensors.limit):
                 continue
             row = {"quota": quotas.kind.value, "tags": dict(sensors.tags), **measured(quotas, sensors, now_ms)}
-            used = row["observed"] if "observed" in row else max(0.0, -row["tokens"])
+            used = row["observed"] if "observed" in row else max(0.0, -(row["tokens"] or 0.0))
             rows.append((used / sensors.limit, row))
     rows.sort(key=lambda each: -each[0])
     return [row for _, row in rows[:at_most]]

@@ -27,7 +27,7 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 class Windows:
     """How far each kind of quota looks back."""
 
-    __slots__ = ("client", "controller", "replication")
+    __slots__ = ("alter_log_dirs", "client", "controller", "replication")
 
     def __init__(self, number_of: Callable[[str], int]) -> None:
         """`number_of` is called with keys of the configuration."""
@@ -38,6 +38,8 @@ class Windows:
         self.client = config("quota.window.num", "quota.window.size.seconds")
         self.controller = config("controller.quota.window.num", "controller.quota.window.size.seconds")
         self.replication = config("replication.quota.window.num", "replication.quota.window.size.seconds")
+        log_dirs = "alter.log.dirs.replication.quota.window."
+        self.alter_log_dirs = config(f"{log_dirs}num", f"{log_dirs}size.seconds")
 
 
 class QuotaManagers:

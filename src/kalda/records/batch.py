@@ -41,6 +41,8 @@ NO_LEADER_EPOCH = -1
 MAX_INT32 = 2**31 - 1
 
 COMPRESSION_MASK = 0x07
+_COMPRESSIONS = tuple(Compression)
+"""By codec id."""
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
@@ -110,9 +112,9 @@ class BatchHeader(NamedTuple):
     def compression(self) -> Compression:
         """Raises `CorruptRecord` for the three codec ids that Kafka has not assigned."""
         codec = self.attributes & COMPRESSION_MASK
-        if codec > Compression.ZSTD:
+        if codec >= len(_COMPRESSIONS):
             raise CorruptRecord(f"compression codec {codec} is unknown")
-        return Compression(codec)
+        return _COMPRESSIONS[codec]
 
     @property
     def timestamp_type(self) -> TimestampType:

@@ -20,10 +20,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from math import ceil
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.base.turn import Turn
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
@@ -105,8 +107,10 @@ class DirMoves:
         assign: Assign,
         *,
         at_a_time: int,
+        windows: MetricConfig | None = None,
     ) -> None:
-        """`at_a_time`: `num.replica.alter.log.dirs.threads`."""
+        """`at_a_time`: `num.replica.alter.log.dirs.threads`. `windows`: `alter.log.dirs.replication.quota.window.*`,
+        over which the rate of moves is measured; None: Kafka's defaults."""
         self._replicas = replicas
         self._logs = logs
         self._jobs = jobs
@@ -117,13 +121,15 @@ class DirMoves:
         """How many jobs run at a time."""
         self.bytes_per_second: int | None = None
         """`replica.alter.log.dirs.io.max.bytes.per.second`; None: no limit."""
+        self.rate = SimpleRate(windows or MetricConfig(1_000, 11))
+        """Bytes a second that were copied."""
         self._moves: dict[TopicPartition, _Move] = {}
         self._ready: deque[_Move] = deque()
         """Moves that take their next step in the next turn."""
         self._turn = Turn(self._work)
         self._jobs_running = 0
         self._paused_until_ms = 0
-        """No step is taken before this time, so that the copied bytes stay below the limit."""
+        """No step is taken before this time, so that the rate stays below the limit."""
         self._timer: Timer | None = None
         self._closed = False
 
@@ -401,10 +407,15 @@ class DirMoves:
             start_within(future, records, epoch, error)
         move.failures = 0
         self._copy_watermarks(move.partition.log, future)
+        now_ms = self._now_ms()
+        self.rate.record(info.size_bytes, now_ms)
         if self.bytes_per_second is not None:
-            now_ms = self._now_ms()
-            cost_ms = info.size_bytes * 1000 // max(1, self.bytes_per_second)
-            self._paused_until_ms = max(self._paused_until_ms, now_ms) + cost_ms
+            self._paused_until_ms = now_ms + self._excess_ms(max(1, self.bytes_per_second), now_ms)
+
+    def _excess_ms(self, bound: int, now_ms: int) -> int:
+        """After so long without a copied byte the rate is at the bound again, as a throttled client's."""
+        observed = self.rate.measure(now_ms)
+        return max(0, ceil((observed - bound) / bound * self.rate.window_size_ms(now_ms)))
 
     def _try_tail(self, move: _Move) -> None:
         """Copy what was appended while the last piece was copied, where the page cache has it."""

@@ -12,6 +12,7 @@ on no handler: an API's checks are in `kalda.protocol.access`.
 - `explaining`: why a request is allowed or denied, as JSON
 - `jaas`: login lines, `sasl.jaas.config`
 - `jwt`: claims of OAuth tokens, and tokens without a signature
+- `kerberos_names`: user names of Kerberos principals
 - `keystores`: key, certificates and trusted certificates out of PEM, PKCS #12 and JKS
 - `login`: a client's part of a login: requests out, responses in
 - `mechanisms`: what a SASL mechanism is, on both sides, and PLAIN

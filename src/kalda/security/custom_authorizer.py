@@ -61,6 +61,8 @@ class Action(NamedTuple):
     resource_type: str
     resource_name: str
     log_if_denied: bool = True
+    resource_reference_count: int = 1
+    """How many items of the request concern the resource."""
 
 
 class AuthorizerClass(Protocol):
@@ -112,9 +114,10 @@ class CustomAuthorizer:
         resource: AclResourceType,
         name: str,
         logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         """Whether `caller` may do `operation` on that resource."""
-        return self._authorize(caller, [Action(operation.name, resource.name, name, logs_denial)])[0]
+        return self._authorize(caller, [Action(operation.name, resource.name, name, logs_denial, references)])[0]
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:
         """Whether `caller` may do `operation` on at least one resource of that type. Without a method for that: on one

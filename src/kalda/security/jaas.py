@@ -1,24 +1,25 @@
-"""Login lines, `sasl.jaas.config`, parsed as Kafka parses them.
+"""Login lines, `sasl.jaas.config` and JAAS files, parsed as Kafka and Java parse them.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="secret";
 
 A line names a login module, a control flag and options, and ends with a semicolon. There is no Java class to load here:
-each of Kafka's login modules is a mechanism of this package, and any other module is refused with its name, so that no
-line can have a class of its author's choice loaded (CVE-2023-25194, CVE-2025-27818).
+each of Kafka's login modules, and that of Kerberos, is a mechanism of this project, and any other module is refused
+with its name, so that no line can have a class of its author's choice loaded (CVE-2023-25194, CVE-2025-27818).
 
 No error message contains the value of an option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _PACKAGE = "org.apache.kafka.common.security."
 PLAIN_MODULE = _PACKAGE + "plain.PlainLoginModule"
 SCRAM_MODULE = _PACKAGE + "scram.ScramLoginModule"
 OAUTHBEARER_MODULE = _PACKAGE + "oauthbearer.OAuthBearerLoginModule"
-MODULES = (PLAIN_MODULE, SCRAM_MODULE, OAUTHBEARER_MODULE)
+KERBEROS_MODULE = "com.sun.security.auth.module.Krb5LoginModule"
+MODULES = (PLAIN_MODULE, SCRAM_MODULE, OAUTHBEARER_MODULE, KERBEROS_MODULE)
 _FLAGS = ("REQUIRED", "REQUISITE", "SUFFICIENT", "OPTIONAL")
 _SEPARATORS = "=;{}"
 
@@ -42,6 +43,8 @@ def module_of(mechanism: str) -> str | None:
     """The login module of a mechanism; None for a mechanism that has none here."""
     if mechanism == "PLAIN":
         return PLAIN_MODULE
+    if mechanism == "GSSAPI":
+        return KERBEROS_MODULE
     if mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         return SCRAM_MODULE
     return OAUTHBEARER_MODULE if mechanism == "OAUTHBEARER" else None
@@ -64,7 +67,10 @@ def parse_entries(text: str, key: str = "sasl.jaas.config") -> list[JaasEntry]:
     """All entries of `text`, in order. Raises `BadJaas`."""
     if not text.strip():
         raise BadJaas(f"{key}: Login module not specified in JAAS config")
-    tokens = list(_tokens(text, key))
+    return _entries(list(_tokens(text, key)), key)
+
+
+def _entries(tokens: Sequence[_Token], key: str) -> list[JaasEntry]:
     entries: list[JaasEntry] = []
     at = 0
     while at < len(tokens):
@@ -90,6 +96,46 @@ def parse_entries(text: str, key: str = "sasl.jaas.config") -> list[JaasEntry]:
             at += 3
         entries.append(JaasEntry(module, flag.text.upper(), options))
     return entries
+
+
+def parse_file(text: str, path: str) -> dict[str, list[JaasEntry]]:
+    """The sections of a JAAS file, by name. Raises `BadJaas`.
+
+    KafkaServer { org.apache.kafka.common.security.plain.PlainLoginModule required username="a"; };
+    """
+    tokens = list(_tokens(text, path))
+    sections: dict[str, list[JaasEntry]] = {}
+    at = 0
+    while at < len(tokens):
+        if tokens[at].is_separator or at + 1 >= len(tokens) or tokens[at + 1] != _Token("{", True):
+            raise BadJaas(f"{path}: NAME {{ is expected where there is {tokens[at].text!r}")
+        name = tokens[at].text
+        try:
+            end = tokens.index(_Token("}", True), at)
+        except ValueError:
+            raise BadJaas(f"{path}: the section {name} has no end") from None
+        if end + 1 >= len(tokens) or tokens[end + 1] != _Token(";", True):
+            raise BadJaas(f"{path}: the section {name} is not terminated by semi-colon")
+        if name in sections:
+            raise BadJaas(f"{path}: the section {name} is there twice")
+        sections[name] = _entries(tokens[at + 2 : end], f"{path}, section {name}")
+        at = end + 2
+    return sections
+
+
+def entry_of(sections: dict[str, list[JaasEntry]], names: Sequence[str], mechanism: str, path: str) -> JaasEntry | None:
+    """The entry of a mechanism in the first section of `names` that the file has; None without one. A section may have
+    one login module for each mechanism; as in Kafka, modules of others are passed over. Raises `BadJaas`."""
+    for name in names:
+        if name in sections:
+            for entry in sections[name]:
+                if entry.module not in MODULES:
+                    raise BadJaas(
+                        f"{path}, section {name}: the login module {entry.module} is not allowed; there are "
+                        f"{', '.join(MODULES)}"
+                    )
+            return next((entry for entry in sections[name] if entry.module == module_of(mechanism)), None)
+    return None
 
 
 class _Token(NamedTuple):

@@ -68,7 +68,13 @@ class CheckToken(NamedTuple):
         return "CheckToken()"
 
 
-Question: TypeAlias = FindScram | CheckPassword | CheckToken
+class Negotiate(NamedTuple):
+    """A step of the exchange that may wait for a file; `then` gets its result, or a `SaslFailed`."""
+
+    step: Callable[[], Any]
+
+
+Question: TypeAlias = FindScram | CheckPassword | CheckToken | Negotiate
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ as `package.module.Name`; without one, `DefaultPrincipalBuilder` does what Kafka
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kalda.protocol.caller import ANONYMOUS
 from kalda.security.principal_mapping import NoMatchingRule, PrincipalMapping
+
+if TYPE_CHECKING:
+    from kalda.security.kerberos_names import KerberosNames
 
 
 class AuthenticationContext(NamedTuple):
@@ -36,13 +39,23 @@ class PrincipalBuilder(Protocol):
 
 
 class DefaultPrincipalBuilder:
-    """`User:` and the SASL user; else the mapped subject of the certificate; else ANONYMOUS."""
+    """`User:` and the SASL user, which rules make of a Kerberos principal; else the mapped subject of the certificate;
+    else ANONYMOUS."""
 
-    def __init__(self, mapping: PrincipalMapping | None = None) -> None:
+    def __init__(self, mapping: PrincipalMapping | None = None, kerberos: KerberosNames | None = None) -> None:
+        """`kerberos`: None where no peer authenticates by GSSAPI."""
+        self._kerberos = kerberos
         self._mapping = mapping if mapping is not None else PrincipalMapping("DEFAULT")
 
     def build(self, context: AuthenticationContext) -> str:
-        """Raises `PrincipalFailed` where no rule is for the subject."""
+        """Raises `PrincipalFailed` where no rule is for the subject, or for the Kerberos principal."""
+        if context.sasl_mechanism == "GSSAPI" and self._kerberos is not None and context.authorization_id is not None:
+            try:
+                return f"User:{self._kerberos.user_of(context.authorization_id)}"
+            except ValueError as error:
+                raise PrincipalFailed(
+                    f"Failed to set name for '{context.authorization_id}' based on Kerberos authentication rules."
+                ) from error
         if context.sasl_mechanism is not None:
             return f"User:{context.authorization_id}"
         if context.subject is None:

@@ -137,17 +137,18 @@ class StandardAuthorizer:
         resource: AclResourceType,
         name: str,
         logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
-        """Whether `caller` may do `operation` on that resource."""
+        """Whether `caller` may do `operation` on that resource, which so many items of the request concern."""
         decision = self._kept.get((caller.principal, caller.client_host, operation, resource, name))
         if decision is None:
             decision = self.decide(caller.principal, caller.client_host, operation, resource, name)
         if decision.is_allowed:
             if audit.isEnabledFor(logging.DEBUG):
-                audit.debug("%s", _audit_line(caller, operation, resource, name, decision))
+                audit.debug("%s", _audit_line(caller, operation, resource, name, decision, references))
             return True
         if logs_denial and audit.isEnabledFor(logging.INFO):
-            audit.info("%s", _audit_line(caller, operation, resource, name, decision))
+            audit.info("%s", _audit_line(caller, operation, resource, name, decision, references))
         return False
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: AclResourceType) -> bool:
@@ -293,7 +294,7 @@ def acl_text(acl: StandardAcl) -> str:
 
 
 def _audit_line(
-    caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, decision: Decision
+    caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, decision: Decision, references: int
 ) -> str:
     """Kafka's text: tools that read audit logs take it apart."""
     rule = decision.rule.value if decision.acl is None else f"MatchingAcl(acl={acl_text(decision.acl.acl)})"
@@ -301,7 +302,7 @@ def _audit_line(
         f"Principal = {printable(caller.principal)} is {'Allowed' if decision.is_allowed else 'Denied'} "
         f"operation = {operation.name} from host = {address_text(caller.client_host)} "
         f"on resource = {_TYPE_NAMES[resource]}:LITERAL:{printable(name)} for request = {caller.request_name} "
-        f"with resourceRefCount = 1 based on rule {rule}"
+        f"with resourceRefCount = {references} based on rule {rule}"
     )
 
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Jobs
 from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
+from kalda.storage.repeated_reads import start_repeated
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
 
 if TYPE_CHECKING:
     from kalda.storage.log import Log
-
-_ATTEMPTS = 5
-"""How often a read whose files are renamed, replaced or removed under it begins again."""
 
 _HELD = 2
 """Indexes that a read leaves in memory."""
@@ -130,31 +128,9 @@ def start_aborted_reads(
     jobs: Jobs, reads: Sequence[AbortedRead], done: Callable[[list[list[AbortedTxn] | ApiError]], None]
 ) -> None:
     """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread."""
-    _start(jobs, reads, [None] * len(reads), done, _ATTEMPTS)
 
-
-def _start(
-    jobs: Jobs,
-    reads: Sequence[AbortedRead],
-    results: list[list[AbortedTxn] | ApiError | None],
-    done: Callable[[list[list[AbortedTxn] | ApiError]], None],
-    attempts: int,
-) -> None:
-    unread = [at for at, result in enumerate(results) if result is None]
-
-    def work() -> None:
+    def run(unread: Sequence[int], _: object) -> None:
         for at in unread:
             reads[at].run()
 
-    def finish(_: None, error: BaseException | None) -> None:
-        for at in unread:
-            if error is None:
-                results[at] = reads[at].finish(last=attempts == 1)
-            else:
-                results[at] = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-        if None in results:
-            _start(jobs, reads, results, done, attempts - 1)
-        else:
-            done([result for result in results if result is not None])
-
-    jobs.run(work, finish)
+    start_repeated(jobs, reads, run, done)

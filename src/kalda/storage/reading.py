@@ -24,6 +24,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.scheduling import Jobs
 from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
+from kalda.storage.repeated_reads import start_repeated
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.values import FetchInfo
@@ -37,8 +38,6 @@ _HOT_BYTES = 1 << 20
 """So much of what this process has appended last is taken to be in the page cache."""
 _REMEMBERED = 32
 _OPEN_SEGMENTS = 4
-_ATTEMPTS = 5
-"""How often a cold read whose files are renamed or removed under it begins again."""
 
 
 class Reads:
@@ -273,32 +272,10 @@ def start_reads(jobs: Jobs, reads: Sequence[ColdRead], done: Callable[[list[Fetc
 
     A read whose files were renamed or removed meanwhile is done again.
     """
-    _start(jobs, reads, [None] * len(reads), done, _ATTEMPTS)
 
-
-def _start(
-    jobs: Jobs,
-    reads: Sequence[ColdRead],
-    results: list[FetchInfo | ApiError | None],
-    done: Callable[[list[FetchInfo | ApiError]], None],
-    attempts: int,
-) -> None:
-    unread = [at for at, result in enumerate(results) if result is None]
-
-    def work() -> None:
+    def run(unread: Sequence[int], results: Sequence[FetchInfo | ApiError | None]) -> None:
         found = any(isinstance(result, FetchInfo) and result.size_bytes for result in results)
         for at in unread:
             found = reads[at].run(min_one=not found) or found
 
-    def finish(_: None, error: BaseException | None) -> None:
-        for at in unread:
-            if error is None:
-                results[at] = reads[at].finish(last=attempts == 1)
-            else:
-                results[at] = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-        if None in results:
-            _start(jobs, reads, results, done, attempts - 1)
-        else:
-            done([result for result in results if result is not None])
-
-    jobs.run(work, finish)
+    start_repeated(jobs, reads, run, done)

@@ -45,7 +45,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.network:type=RequestMetrics": (
         Metric("RequestsPerSec", "requests by API and version", "request,version", True),
         Metric("RequestBytes", "mean size of requests; of one in seventeen, as the times", "request"),
-        Metric("ErrorsPerSec", "error codes in responses, NONE included", "request,error", True),
+        Metric("ErrorsPerSec", "error codes in responses, but NONE; Metadata's are not counted", "request,error", True),
         Metric("ThrottleTimeMs", "pauses of throttled clients, in ms, by the API of the request", "request,quantile"),
         Metric("LocalTimeMs", "for how long a request holds the event loop", "request,quantile"),
         Metric("RemoteTimeMs", "for how long its answer waits for others", "request,quantile"),
@@ -73,6 +73,9 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.server:type=LeaderReplication": (Metric("byte-rate", "bytes a second to throttled followers"),),
     "kafka.server:type=FollowerReplication": (Metric("byte-rate", "bytes a second of throttled followers"),),
+    "kafka.server:type=AlterLogDirsReplication": (
+        Metric("byte-rate", "bytes a second that moves between log directories copy"),
+    ),
     "kafka.server:type=Produce": (
         Metric("byte-rate", "bytes a second, as the quota counts them", "user,client-id"),
         Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),

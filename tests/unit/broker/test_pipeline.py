@@ -84,6 +84,9 @@ class Throttle:
         self.sizes.append(size_bytes)
         return 0 if context.forwarded_by is not None else self.throttle_ms
 
+    def charge_at_once(self, quota: QuotaClass) -> Callable[..., int]:
+        return self.charge
+
     def note_pause(self, api_key: int, pause_ms: int) -> None:
         self.pauses.append(pause_ms)
 
@@ -146,7 +149,13 @@ class Rights:
         self.groups = groups
 
     def allows(
-        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         return name in self.groups
 

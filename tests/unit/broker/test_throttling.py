@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from kalda.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
+from kalda.quota.decisions import MAX_INT
 from kalda.quota.explaining import explain, usage
 from kalda.quota.managers import QuotaManagers, Windows
 
@@ -356,6 +358,22 @@ def test_a_throttle_is_explained() -> None:
     assert (row["quota"], row["tags"]) == ("producer_byte_rate", {"user": "alice", "client-id": ""})
 
 
+@pytest.mark.parametrize("limit", [5e-324, 1e308, float("inf")])
+def test_limits_at_the_ends_of_a_double_are_applied_and_explained(limit: float) -> None:
+    """The controller accepts them for percentages and mutations, as Kafka's."""
+    managers = QuotaManagers(WINDOWS)
+    kinds = ("request_percentage", "controller_mutation_rate")
+    managers.update({CLIENT: dict.fromkeys(kinds, limit)})
+    is_small = limit < 1
+    for now_ms in (1_000_000, 1_000_000, 1_020_000):
+        assert managers.request.record("User:a", "client", 1e9, now_ms) == (1_000 if is_small else 0)
+        charge = managers.mutations.charge_of("User:a", "client", now_ms, strict=False)
+        charge.record(100, now_ms)
+        assert charge.throttle_ms(now_ms) == (MAX_INT if is_small else 0)
+    shown = json.dumps([explain(managers, "a", "client", 1_020_003), usage(managers, 1_020_003)], allow_nan=False)
+    assert json.loads(shown)
+
+
 def test_quotas_of_addresses_and_unknown_keys(caplog: pytest.LogCaptureFixture) -> None:
     managers = QuotaManagers(WINDOWS)
     seen: list[tuple[str | None, float | None]] = []
@@ -380,12 +398,13 @@ def test_quotas_of_addresses_and_unknown_keys(caplog: pytest.LogCaptureFixture) 
 def test_the_windows_are_those_of_the_configuration() -> None:
     windows = Windows({f"{prefix}quota.window.{key}": number for number, (prefix, key) in enumerate(
         (prefix, key)
-        for prefix in ("", "controller.", "replication.")
+        for prefix in ("", "controller.", "replication.", "alter.log.dirs.replication.")
         for key in ("num", "size.seconds")
     )}.__getitem__)  # fmt: skip
     assert windows.client == MetricConfig(1_000, 0)
     assert windows.controller == MetricConfig(3_000, 2)
     assert windows.replication == MetricConfig(5_000, 4)
+    assert windows.alter_log_dirs == MetricConfig(7_000, 6)
 
 
 def test_an_error_of_a_charged_request_is_charged_too() -> None:

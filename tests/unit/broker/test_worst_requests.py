@@ -1,7 +1,8 @@
 """The worst request of every API that a node with both roles announces, while a second client asks.
 
 The node runs on a loop whose every callback is metered: work is counted in calls of functions, Python's and built-in
-ones, which is the same on a fast machine and on a slow one. Some 5,000,000 calls take a second.
+ones, which is the same on a fast machine and on a slow one. Some 5,000,000 calls take a second. Memory is counted in
+objects that are alive between two callbacks; buffers are bounded by the sizes of frames and answers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from harness.worst_requests import PARTITIONS, TOPIC, WORST, worst_requests
 ANSWERED_AT_ONCE, ANSWERED_IN_STEPS, TOO_MANY = 3_900, 4_600, 10_500
 """Items."""
 MAX_CALLS_A_TURN = 220_000
+MAX_OBJECTS_AN_ITEM = 30
+"""Alive between two turns, with the response. AlterClientQuotas, whose items have lists, has 18; Produce has 5."""
+OTHER_OBJECTS = 20_000
 MAX_CALLS_A_PARTITION = 65
 """Of one topic, all in one turn; most are of `len` and the like, so 10,000 partitions take some 40 ms."""
 ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
@@ -52,6 +56,9 @@ class Meter:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.most = 0
         """In one callback, since the last `reset`."""
+        self.objects = 0
+        """Memory blocks that are in use at the end of a callback, at most, beyond those at the last `reset`."""
+        self._objects_before = 0
         count = itertools.count().__next__
         self._profile = cProfile.Profile(timer=count, timeunit=1)
         run = asyncio.Handle._run
@@ -59,12 +66,14 @@ class Meter:
         def metered(handle: asyncio.Handle) -> None:
             before = count()
             run(handle)
+            self.objects = max(self.objects, sys.getallocatedblocks() - self._objects_before)
             self.most = max(self.most, (count() - before) // 2)  # a call and its return are two ticks
 
         patch.setattr(asyncio.Handle, "_run", metered)
 
     def reset(self) -> None:
-        self.most = 0
+        self.most = self.objects = 0
+        self._objects_before = sys.getallocatedblocks()
 
     def __enter__(self) -> Meter:
         self._profile.enable()
@@ -132,7 +141,9 @@ async def announced(port: int) -> dict[ApiKey, int]:
 
 
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "CONTROLLER"])
-def test_no_request_holds_the_loop(listener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_holds_the_loop_or_much_memory(
+    listener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: list[str] = []
 
     async def scenario(meter: Meter) -> None:
@@ -152,6 +163,8 @@ def test_no_request_holds_the_loop(listener: str, tmp_path: Path, monkeypatch: p
                         assert pings > 0
                         if meter.most > MAX_CALLS_A_TURN:
                             held.append(f"{key.name} with {size} items: {meter.most} calls in a turn")
+                        if meter.objects > MAX_OBJECTS_AN_ITEM * size + OTHER_OBJECTS:
+                            held.append(f"{key.name} with {size} items: {meter.objects} objects at a time")
             assert await answered(port, framed(PING, 4))
             assert not node.failed
             second.close()

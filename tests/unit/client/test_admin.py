@@ -164,7 +164,7 @@ def test_delegation_tokens(broker: ScriptedBroker) -> None:
     with admin(broker) as made:
         assert made.create_delegation_token(owner="User:alice", renewers=["User:carol"], max_lifetime_ms=2) == token
         assert made.describe_delegation_tokens(["User:alice"]) == [token]
-        assert made.renew_delegation_token(b"secret", 5) == 9
+        assert made.renew_delegation_token(b"secret", period_ms=5) == 9
         with pytest.raises(ApiError) as refused:
             made.expire_delegation_token(b"secret")
     assert refused.value.code is ErrorCode.DELEGATION_TOKEN_NOT_FOUND

@@ -11,6 +11,7 @@ from by_hand import HandJobs, HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
+from kalda.base.stats import MetricConfig
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.replication import dir_moves
@@ -405,16 +406,22 @@ def test_deleting_the_topic_deletes_the_copy(world: World) -> None:
     assert all(name.endswith("-delete") for name in names)
 
 
-def test_moves_keep_to_their_rate(world: World) -> None:
-    world.moves.bytes_per_second = 100_000
+@pytest.mark.parametrize("seconds", [1, 5])
+def test_moves_keep_to_their_rate(world: World, seconds: int) -> None:
+    """Over windows of the configured length: that much may be copied at once."""
+    world.moves.rate.config = MetricConfig(seconds * 1_000, 11)
+    world.moves.bytes_per_second = bound = 300_000
     partition = world.lead()
-    write(partition, 3_000)
+    write(partition, 25_000)
     began = world.now_ms
     world.moves.alter(TP, "/d1")
     while not world.reported:
         world.advance(10)
+    at_once = max(1 << 20, bound * seconds)
     size = partition.log.size_bytes
-    assert world.now_ms - began >= (size - (1 << 20)) // 100
+    assert world.now_ms - began >= (size - at_once) / bound * 1_000
+    assert size > 3 << 20
+    assert world.now_ms - began <= size / bound * 1_000 + 100
 
 
 def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:

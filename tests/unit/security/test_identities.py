@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kalda.network.jaas_file import find_entry, server_sections
 from kalda.security.certificates import Authority, Issued, encrypted_key
 from kalda.security.ciphers import enabled_protocols, openssl_name
 from kalda.security.distinguished_names import BadCertificate, identity_of
-from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_jaas
+from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_file, parse_jaas
 from kalda.security.keystores import BadStore, der_of, pem_blocks, read_key_store, read_trust_store
 from kalda.security.principal_mapping import NoMatchingRule, PrincipalMapping
 from kalda.security.principals import AuthenticationContext, DefaultPrincipalBuilder
@@ -128,6 +129,49 @@ def test_login_lines() -> None:
 def test_login_lines_that_are_refused(line: str, why: str) -> None:
     with pytest.raises(BadJaas, match=why) as raised:
         parse_jaas(line, "PLAIN")
+    assert "hush" not in str(raised.value)
+
+
+JAAS_FILE = """
+/* of a broker */ KafkaServer {
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_a="hush}";
+  com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true;
+};
+inner.KafkaServer { org.apache.kafka.common.security.plain.PlainLoginModule required user_b="hush"; };
+Client { org.example.Other required; };
+"""
+
+
+def test_sections_of_a_jaas_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener's own section counts alone where there is one. A section that is not used may have any module."""
+    file = tmp_path / "jaas file"
+    file.write_text(JAAS_FILE)
+    assert find_entry(server_sections("OUTER"), "PLAIN") is None
+    monkeypatch.setenv("KAFKA_OPTS", f"-Xmx1G '-Djava.security.auth.login.config={file}' -Dother=1")
+    outer, inner = (find_entry(server_sections(name), "PLAIN") for name in ("OUTER", "INNER"))
+    assert outer is not None
+    assert inner is not None
+    assert (outer.options, inner.options) == ({"user_a": "hush}"}, {"user_b": "hush"})
+    assert find_entry(server_sections("OUTER"), "GSSAPI") is not None
+    assert find_entry(server_sections("INNER"), "GSSAPI") is None
+    assert find_entry(("KafkaClient",), "PLAIN") is None
+    with pytest.raises(BadJaas, match=r"org.example.Other is not allowed"):
+        find_entry(("Client",), "PLAIN")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("KafkaServer a.B required;", "NAME { is expected"),
+        ("KafkaServer { a.B required x=hush;", "the section KafkaServer has no end"),
+        ("KafkaServer { a.B required; }", "not terminated by semi-colon"),
+        ("A { a.B required; }; A { };", "the section A is there twice"),
+        ("A { a.B required x=hush };", "not terminated"),
+    ],
+)
+def test_jaas_files_that_are_refused(text: str, why: str) -> None:
+    with pytest.raises(BadJaas, match=why) as raised:
+        parse_file(text, "/jaas.conf")
     assert "hush" not in str(raised.value)
 
 

@@ -179,13 +179,13 @@ def test_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
         authorizer.allows(alice, READ, TOPIC, "t")
         authorizer.allows(alice, READ, TOPIC, "v", False)
         assert caplog.messages == []
-        authorizer.allows(alice, READ, TOPIC, "u")
+        authorizer.allows(alice, READ, TOPIC, "u", True, 3)
         authorizer.allows(alice, READ, TOPIC, "x\nPrincipal = User:root is Allowed")
     with caplog.at_level(logging.DEBUG, "kafka.authorizer.logger"):
         authorizer.allows(alice, READ, TOPIC, "t")
     assert caplog.messages == [
         "Principal = User:alice is Denied operation = READ from host = 10.0.0.1 on resource = Topic:LITERAL:u for "
-        "request = Fetch with resourceRefCount = 1 based on rule MatchingAcl(acl=StandardAcl[resourceType=TOPIC, "
+        "request = Fetch with resourceRefCount = 3 based on rule MatchingAcl(acl=StandardAcl[resourceType=TOPIC, "
         "resourceName=u, patternType=LITERAL, principal=User:alice, host=*, operation=READ, permissionType=DENY])",
         "Principal = User:alice is Denied operation = READ from host = 10.0.0.1 on resource = "
         "Topic:LITERAL:x\\nPrincipal = User:root is Allowed for request = Fetch with resourceRefCount = 1 based on "

@@ -13,9 +13,8 @@ from kalda.base.configs.definition import InvalidConfig, Key
 from kalda.base.configs.topic import TOPIC
 
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
-_DIR_MOVES = "moves between log directories are paced byte by byte, without windows"
 _JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
-_KERBEROS = "this release has no Kerberos (GSSAPI)"
+_KERBEROS = "tickets are got by the key table, or from the cache that kinit fills, when a connection needs one"
 _LOGIN = "a login of this node is made for each of its connections, and a token is renewed when it is due"
 _ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
 _GROUPS = "this release coordinates classic groups only"
@@ -34,7 +33,6 @@ _FROM_FILE = "it is read when a node starts, from its properties file"
 
 _REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("follower.fetch.last.tiered.offset.enable", "log.local.retention.", "remote."),
-    _DIR_MOVES: ("alter.log.dirs.replication.quota.window.",),
     _JAVA: (
         "security.providers",
         "ssl.keymanager.algorithm",
@@ -43,7 +41,11 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "ssl.secure.random.implementation",
         "ssl.trustmanager.algorithm",
     ),
-    _KERBEROS: ("sasl.kerberos.",),
+    _KERBEROS: (
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.kerberos.ticket.renew.jitter",
+    ),
     _LOGIN: (
         "sasl.client.callback.handler.class",
         "sasl.login.",

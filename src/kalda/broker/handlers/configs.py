@@ -6,15 +6,17 @@ Values come from the overrides in the metadata image, over this node's propertie
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kalda.base.configs.dynamic import Layers, check_alteration
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs
 from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.config_descriptions import (
@@ -46,9 +48,17 @@ from kalda.protocol.messages.configs import (
 )
 from kalda.protocol.messages.security import AclOperation
 
+log = logging.getLogger("kalda.broker")
+
 AlteredResource: TypeAlias = (
     AlterConfigsRequestAlterConfigsResource | IncrementalAlterConfigsRequestAlterConfigsResource
 )
+
+
+Check: TypeAlias = Callable[[], None]
+"""May wait for a disk, and so runs on a thread. Raises `ApiError`."""
+CheckOf: TypeAlias = Callable[[ServerConfig], Check | None]
+Refused: TypeAlias = list[tuple[AlteredResource, ApiError]]
 
 
 class Metadata(Protocol):
@@ -58,11 +68,25 @@ class Metadata(Protocol):
     def image(self) -> MetadataImage: ...
 
 
+A = TypeVar("A", AlterConfigsResponse, IncrementalAlterConfigsResponse)
+
+
 class ConfigHandlers:
     """Configs as this node has them."""
 
-    def __init__(self, broker_id: int, static: ServerConfig, metadata: Metadata) -> None:
-        """`broker_id` is the node's id, also of one that is a controller alone."""
+    def __init__(
+        self,
+        broker_id: int,
+        static: ServerConfig,
+        metadata: Metadata,
+        check_of: CheckOf | None = None,
+        jobs: Jobs | None = None,
+    ) -> None:
+        """`broker_id` is the node's id, also of one that is a controller alone. `check_of(config)` returns what checks
+        the key stores and classes of an altered configuration, and runs in one of `jobs`; None where nothing of them
+        is altered. Both are None on a node without TLS and SASL, and in the handlers of a controller."""
+        self._check_of = check_of
+        self._jobs = jobs
         self._broker_id = broker_id
         self._static = static
         self._metadata = metadata
@@ -110,13 +134,13 @@ class ConfigHandlers:
 
     def alter_configs(
         self, forwarding: Forwarding
-    ) -> Callable[[RequestContext, AlterConfigsRequest], AlterConfigsResponse | Pending[Encoded]]:
+    ) -> Callable[[RequestContext, AlterConfigsRequest], AlterConfigsResponse | Pending[Any]]:
         """The handler that checks what only this broker can check of its own configs, then forwards the request."""
 
-        def handler(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse | Pending[Encoded]:
-            refused = self._refused(request.resources)
-            if len(refused) < len(request.resources) or not refused:
-                return forwarding.forward(context, request)
+        def handler(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse | Pending[Any]:
+            return self._checked(request.resources, lambda: forwarding.forward(context, request), answer)
+
+        def answer(refused: Refused) -> AlterConfigsResponse:
             return AlterConfigsResponse(
                 responses=[
                     AlterConfigsResponseAlterConfigsResourceResponse(
@@ -133,19 +157,22 @@ class ConfigHandlers:
 
     def incremental_alter_configs(
         self, forwarding: Forwarding
-    ) -> Callable[[RequestContext, IncrementalAlterConfigsRequest], IncrementalAlterConfigsResponse | Pending[Encoded]]:
+    ) -> Callable[
+        [RequestContext, IncrementalAlterConfigsRequest],
+        IncrementalAlterConfigsResponse | Pending[Any],
+    ]:
         """As `alter_configs`, key by key (KIP-339). Levels of loggers are altered here (KIP-412)."""
 
         def handler(
             context: RequestContext, request: IncrementalAlterConfigsRequest
-        ) -> IncrementalAlterConfigsResponse | Pending[Encoded]:
+        ) -> IncrementalAlterConfigsResponse | Pending[Any]:
             if request.resources and all(
                 each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources
             ):
                 return self._alter_loggers(context, request)
-            refused = self._refused(request.resources)
-            if len(refused) < len(request.resources) or not refused:
-                return forwarding.forward(context, request)
+            return self._checked(request.resources, lambda: forwarding.forward(context, request), answer)
+
+        def answer(refused: Refused) -> IncrementalAlterConfigsResponse:
             return IncrementalAlterConfigsResponse(
                 responses=[
                     IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
@@ -160,25 +187,68 @@ class ConfigHandlers:
 
         return handler
 
-    def _refused(self, resources: Sequence[AlteredResource]) -> list[tuple[AlteredResource, ApiError]]:
-        """The resources that this broker refuses. A broker's dynamic configs must fit its static ones, which the
-        controller does not have.
+    def _checked(
+        self,
+        resources: Sequence[AlteredResource],
+        forward: Callable[[], Pending[Encoded]],
+        answer: Callable[[Refused], A],
+    ) -> A | Pending[Any]:
+        """The answer to a request for `resources`: that of `forward`, or `answer` of those that this broker refuses. A
+        broker's dynamic configs must fit its static ones and its key stores, which the controller does not have.
 
         A request is answered here only where all its resources are refused: otherwise the controller answers for all,
         and its own tables refuse what no broker can take. A resource that is named more than once is refused
         unchecked: a check of a broker's configs takes milliseconds.
         """
-        refused: list[tuple[AlteredResource, ApiError]] = []
+        refused: Refused = []
+        checks: list[tuple[AlteredResource, Check]] = []
         repeated = _repeated(resources)
         for resource in resources:
             try:
                 _check_once(resource, repeated)
                 _check_shape(resource)
                 if resource.resource_type == ConfigResourceType.BROKER:
-                    self._check_alteration(resource)
+                    check = self._check_alteration(resource)
+                    if check is not None:
+                        checks.append((resource, check))
             except ApiError as error:
                 refused.append((resource, error))
-        return refused
+        if checks and len(refused) + len(checks) == len(resources):
+            return self._checked_by_job(checks, refused, forward, answer)
+        return answer(refused) if refused and len(refused) == len(resources) else forward()
+
+    def _checked_by_job(
+        self,
+        checks: Sequence[tuple[AlteredResource, Check]],
+        refused: Refused,
+        forward: Callable[[], Pending[Encoded]],
+        answer: Callable[[Refused], A],
+    ) -> Pending[Any]:
+        """As `_checked`, once the checks have run on a thread."""
+        done: Pending[Any] = Pending()
+
+        def run() -> Refused:
+            found: Refused = []
+            for resource, check in checks:
+                try:
+                    check()
+                except ApiError as error:
+                    found.append((resource, error))
+            return found
+
+        def finish(found: Refused | None, error: BaseException | None) -> None:
+            if error is not None:
+                log.error("the key stores of an altered configuration could not be checked: %r", error)
+            if found is None:
+                done.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "The configuration could not be checked."))
+            elif len(found) == len(checks):
+                done.complete(answer(refused + found))
+            else:
+                forward().then(done.settle)
+
+        assert self._jobs is not None, "given together with the checks"
+        self._jobs.run(run, finish)
+        return done
 
     def _alter_loggers(
         self, context: RequestContext, request: IncrementalAlterConfigsRequest
@@ -202,8 +272,9 @@ class ConfigHandlers:
                 answer.error_code, answer.error_message = error.code, error.message
         return response
 
-    def _check_alteration(self, resource: AlteredResource) -> None:
-        """Raises `ApiError` where this broker, or the default of all, cannot take these configs."""
+    def _check_alteration(self, resource: AlteredResource) -> Check | None:
+        """What is left to check on a thread. Raises `ApiError` where this broker, or the default of all, cannot take
+        these configs."""
         name = resource.resource_name
         if name:
             check_broker(self._broker_id, name)
@@ -221,7 +292,8 @@ class ConfigHandlers:
                     altered.pop(change.name, None)
         else:
             altered = {config.name: config.value for config in resource.configs if config.value is not None}
-        check_alteration(layers, altered, per_broker=bool(name))
+        config = check_alteration(layers, altered, per_broker=bool(name))
+        return None if self._check_of is None else self._check_of(config)
 
     # -- ListConfigResources
 

@@ -6,6 +6,7 @@ to the response.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -87,7 +88,9 @@ class DataHandlers:
                 produce_failed,
                 _may_produce,
                 QuotaClass.PRODUCE,
-                items=Items(WRITE_TOPIC, produce_failed, "topic_data", "responses", self._produced_topic).stage,
+                items=Items(
+                    WRITE_TOPIC, produce_failed, "topic_data", "responses", self._produced_topic, _count_of_partitions
+                ).stage,
             ),
             Row(
                 ApiKey.FETCH,
@@ -225,6 +228,10 @@ class DataHandlers:
         return FetchResponse(session_id=self._sessions.retract(request, response))
 
 
+def _count_of_partitions(topic: TopicProduceData) -> int:
+    return len(topic.partition_data)
+
+
 def _may_produce(caller: Caller, request: ProduceRequest) -> ApiError | None:
     """Transactional records need the transactional id of the request."""
     transactional_id = request.transactional_id
@@ -246,7 +253,7 @@ def _unreadable(context: RequestContext, request: FetchRequest, fetch: FetchCont
     reader = (version, context.principal, context.client_host)
     if session is not None and session.reader == reader and version >= 0:
         return None
-    refused = READ_TOPIC.refused(context, dict.fromkeys(entry.topic for entry in fetch.entries if entry.topic))
+    refused = READ_TOPIC.refused(context, Counter(entry.topic for entry in fetch.entries if entry.topic))
     if session is not None:
         session.reader = reader if refused is None else None
     return refused

@@ -70,6 +70,9 @@ _STEP_ITEMS = 1_000
 Codes = Callable[[str, int], ErrorCode]
 """The error code of each partition of a transaction."""
 Added = AddPartitionsToTxnResponse | Pending[AddPartitionsToTxnResponse]
+Made = AddPartitionsToTxnResponse | Encoded
+Outcomes = list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes | Pending[ErrorCode]]]
+"""Of each transaction the error of all its partitions, or those of each."""
 
 
 class TransactionHandlers:
@@ -119,13 +122,13 @@ class TransactionHandlers:
     def add_partitions_of_broker(self, request: AddPartitionsToTxnRequest) -> Added:
         """A request of this very broker, in the shape of version 5: for partitions that it leads."""
         self._coordinator.runtime.advance(self._clock.mono_ms())
-        response = run_to_end(self._added(None, _FIRST_ADD_OF_BROKERS + 1, request.transactions))
+        response = self._added(None, _FIRST_ADD_OF_BROKERS + 1, request.transactions)
         self._on_handled()
         return response
 
     def _add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest, now_ms: int
-    ) -> Added | Steps[Added]:
+    ) -> Added | Steps[Made | Pending[Made]]:
         self._coordinator.runtime.advance(now_ms)
         version, transactions = context.api_version, request.transactions
         if version < _FIRST_ADD_OF_BROKERS:
@@ -137,20 +140,41 @@ class TransactionHandlers:
                     topics=request.v3_and_below_topics,
                 )
             ]
-        steps = self._added(context, version, transactions)
-        many = sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS * 4
-        return self._in_steps(steps) if many else run_to_end(steps)
+        if sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS * 4:
+            return self._added_in_steps(context, transactions)
+        return self._added(context, version, transactions)
 
-    def _in_steps(self, steps: Steps[Added]) -> Steps[Added]:
-        added = yield from steps
-        self._on_handled()
-        return added
-
-    def _added(
-        self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]
-    ) -> Steps[Added]:
+    def _added(self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]) -> Added:
         """The response, when the codes of all transactions are known."""
-        results: list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes | Pending[ErrorCode]]] = []
+        results = run_to_end(self._outcomes(caller, version, transactions))
+        return answer_after_all(_pending(results), lambda: run_to_end(_add_response(version, results)))
+
+    def _added_in_steps(
+        self, context: RequestContext, transactions: list[AddPartitionsToTxnTransaction]
+    ) -> Steps[Made | Pending[Made]]:
+        """As `_added`, of very many partitions. What is called when a write is committed has no steps: so the response
+        is encoded before that, as if all writes will be committed."""
+        version = context.api_version
+        results = yield from self._outcomes(context, version, transactions)
+        self._on_handled()
+        expected: Outcomes = [
+            (each, ErrorCode.NONE if isinstance(found, Pending) else found) for each, found in results
+        ]
+        response = yield from _add_response(version, expected)
+        encoded = Encoded((yield from encode_response_in_steps(context.header.correlation_id, response, version)))
+        pending = _pending(results)
+
+        def finish() -> Made:
+            are_committed = all(each.value is ErrorCode.NONE for each in pending)
+            return encoded if are_committed else run_to_end(_add_response(version, results))
+
+        return answer_after_all(pending, finish)
+
+    def _outcomes(
+        self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]
+    ) -> Steps[Outcomes]:
+        """Add or verify the partitions of each transaction."""
+        results: Outcomes = []
         for transaction in transactions:
             wanted: dict[str, set[int]] = {}
             refused: dict[tuple[str, int], ErrorCode] = {}
@@ -170,13 +194,7 @@ class TransactionHandlers:
                     VERSION_2 if version > _FIRST_ADD_OF_BROKERS else 0,
                 )
             results.append((transaction, outcome))
-
-        def finish() -> AddPartitionsToTxnResponse:
-            return _add_response(
-                version, [(transaction, _settled(outcome, version)) for transaction, outcome in results]
-            )
-
-        return answer_after_all([outcome for _, outcome in results if isinstance(outcome, Pending)], finish)
+        return results
 
     def _check(
         self,
@@ -192,7 +210,7 @@ class TransactionHandlers:
             is_allowed = (
                 version >= _FIRST_ADD_OF_BROKERS
                 or caller is None
-                or (topic.name not in INTERNAL_TOPICS and WRITE_TOPIC.holds(caller, topic.name))
+                or (topic.name not in INTERNAL_TOPICS and WRITE_TOPIC.holds(caller, topic.name, len(topic.partitions)))
             )
             numbers = wanted.setdefault(topic.name, set())
             for number in topic.partitions:
@@ -323,24 +341,28 @@ def _settled(outcome: ErrorCode | Codes | Pending[ErrorCode], version: int) -> E
     return outcome
 
 
-def _add_response(
-    version: int, results: list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes]]
-) -> AddPartitionsToTxnResponse:
+def _pending(results: Outcomes) -> list[Pending[ErrorCode]]:
+    return [found for _, found in results if isinstance(found, Pending)]
+
+
+def _add_response(version: int, results: Outcomes) -> Steps[AddPartitionsToTxnResponse]:
+    """The response, when nothing is pending any more."""
     response = AddPartitionsToTxnResponse()
-    for transaction, codes in results:
-        topics = [
-            AddPartitionsToTxnTopicResult(
-                name=topic.name,
-                results_by_partition=[
+    for transaction, outcome in results:
+        codes, topics = _settled(outcome, version), []
+        for topic in transaction.topics:
+            partitions: list[AddPartitionsToTxnPartitionResult] = []
+            topics.append(AddPartitionsToTxnTopicResult(name=topic.name, results_by_partition=partitions))
+            for begin in range(0, len(topic.partitions), _STEP_ITEMS):
+                if begin:
+                    yield
+                partitions += [
                     AddPartitionsToTxnPartitionResult(
                         partition_index=number,
                         partition_error_code=int(codes if isinstance(codes, ErrorCode) else codes(topic.name, number)),
                     )
-                    for number in topic.partitions
-                ],
-            )
-            for topic in transaction.topics
-        ]
+                    for number in topic.partitions[begin : begin + _STEP_ITEMS]
+                ]
         if version < _FIRST_ADD_OF_BROKERS:
             response.results_by_topic_v3_and_below = topics
         else:
@@ -399,7 +421,8 @@ def add_partitions_to_txn_failed(
     """The error on top from version 4 on, of every partition before."""
     if version >= _FIRST_ADD_OF_BROKERS:
         return AddPartitionsToTxnResponse(error_code=error.code)
-    return _add_response(version, [(AddPartitionsToTxnTransaction(topics=request.v3_and_below_topics), error.code)])
+    transaction = AddPartitionsToTxnTransaction(topics=request.v3_and_below_topics)
+    return run_to_end(_add_response(version, [(transaction, error.code)]))
 
 
 def add_offsets_to_txn_failed(

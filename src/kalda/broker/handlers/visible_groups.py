@@ -5,6 +5,7 @@ These stages are in front of the handlers only where the node has an authorizer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,7 @@ def only_visible_offsets(name_of: Callable[[Any], str | None], handler: Handler)
     def handle(context: RequestContext, request: OffsetFetchRequest) -> Reply[Any]:
         version = context.api_version
         groups = group_requests(request, version)
-        refused_groups = DESCRIBE_GROUP.refused(context, dict.fromkeys(group.group_id for group in groups)) or ()
+        refused_groups = DESCRIBE_GROUP.refused(context, Counter(group.group_id for group in groups)) or ()
         refused_topics: dict[int, list[OffsetFetchRequestTopics]] = {}
         asked: list[OffsetFetchRequestGroup] = []
         for index, group in enumerate(groups):
@@ -82,7 +83,7 @@ def only_visible_offsets(name_of: Callable[[Any], str | None], handler: Handler)
                 result = next(answered)
                 if group.topics is None:
                     visible = DESCRIBE_TOPIC.refused(
-                        context, dict.fromkeys(name for each in result.topics if (name := name_of(each)))
+                        context, Counter(name for each in result.topics if (name := name_of(each)))
                     )
                     result.topics = [each for each in result.topics if not visible or name_of(each) not in visible]
                 elif not result.error_code:
@@ -101,7 +102,7 @@ def _parted(
     """The group with the topics that the caller may describe, and the others."""
     if group.topics is None:
         return group, []
-    names = dict.fromkeys(name for each in group.topics if (name := name_of(each)) is not None)
+    names = Counter(name for each in group.topics if (name := name_of(each)) is not None)
     refused = DESCRIBE_TOPIC.refused(context, names)
     if refused is None:
         return group, []

@@ -16,7 +16,13 @@ class ConfigsModule(Module):
     """Rests on forwarding: alterations that pass this broker's checks are decided by the controller."""
 
     def __init__(self, context: BrokerContext, forwarding: Forwarding) -> None:
-        self._configs = ConfigHandlers(context.config.node_id, context.config, context.cache)
+        self._configs = ConfigHandlers(
+            context.config.node_id,
+            context.config,
+            context.cache,
+            None if context.security is None else context.security.check_of,
+            context.jobs,
+        )
         self._forwarding = forwarding
 
     def rows(self) -> list[Row]:

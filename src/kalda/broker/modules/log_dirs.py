@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.sensors import SensorName
 from kalda.broker.assignments import DirectoryAssignments
 from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.rows import Row
 from kalda.metadata.image import MetadataImage
+from kalda.quota.managers import Windows
 from kalda.replication.dir_moves import DirMoves
 from kalda.replication.replica_manager import ReplicaManager
 
@@ -42,7 +44,10 @@ class LogDirsModule(Module):
             context.host.clock.mono_ms,
             self.assignments.placed,
             at_a_time=config["num.replica.alter.log.dirs.threads"] or len(config.log_dirs),
+            windows=Windows(lambda key: int(config[key])).alter_log_dirs,
         )
+        moved = SensorName("kafka.server:type=AlterLogDirsReplication", "byte-rate")
+        context.sensors.add_source(lambda: ((moved, self._moves.rate),))
         context.sensors.gauge(
             "kafka.server:type=AssignmentsManager", "QueuedReplicaToDirAssignments", read=lambda: len(self.assignments)
         )

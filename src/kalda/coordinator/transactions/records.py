@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 from kalda.base.errors import InvalidRequest
 from kalda.coordinator.transactions.metadata import (
+    NO_EPOCH,
     NO_PARTITIONS,
     VERSION_1,
     Partitions,
@@ -29,6 +30,7 @@ from kalda.protocol.record_framing import (
 
 _MODULE = "transaction_records"
 _NEVER_STORED = (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
+_new_tuple = tuple.__new__
 _STORED = {int(state): state for state in TransactionState if state not in _NEVER_STORED}
 
 
@@ -77,21 +79,24 @@ def decode_record(key: Buffer, value: Buffer | None) -> TransactionRecord:
         held: Partitions = _from_schema(partitions)
     else:
         held = NO_PARTITIONS
-    return TransactionRecord(
-        transactional_id,
-        TransactionMetadata(
-            producer_id=stored.producer_id,
-            producer_epoch=stored.producer_epoch,
-            timeout_ms=stored.transaction_timeout_ms,
-            state=state,
-            partitions=held,
-            start_ms=stored.transaction_start_timestamp_ms,
-            last_update_ms=stored.transaction_last_update_timestamp_ms,
-            previous_producer_id=stored.previous_producer_id,
-            next_producer_id=stored.next_producer_id,
-            client_version=stored.client_transaction_version,
+    # In the order of the fields: a coordinator that takes over decodes 100,000 records before it serves.
+    metadata = _new_tuple(
+        TransactionMetadata,
+        (
+            stored.producer_id,
+            stored.producer_epoch,
+            stored.transaction_timeout_ms,
+            state,
+            held,
+            stored.transaction_start_timestamp_ms,
+            stored.transaction_last_update_timestamp_ms,
+            stored.previous_producer_id,
+            stored.next_producer_id,
+            NO_EPOCH,
+            stored.client_transaction_version,
         ),
     )
+    return _new_tuple(TransactionRecord, (transactional_id, metadata))
 
 
 def _to_schema(partitions: Partitions) -> list[PartitionsSchema]:

@@ -128,8 +128,8 @@ class TransactionCoordinator:
             return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if request.keep_prepared_txn:
             return ErrorCode.UNSUPPORTED_VERSION
-        timeout_ms = request.transaction_timeout_ms
-        is_valid = timeout_ms == 0 if request.enable2_pc else 0 < timeout_ms <= self.config.max_timeout_ms
+        # With two-phase commit the transaction never times out, and Apache Kafka ignores the timeout in the request.
+        is_valid = request.enable2_pc or 0 < request.transaction_timeout_ms <= self.config.max_timeout_ms
         return None if is_valid else ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
     def _init(

@@ -1,0 +1,289 @@
+"""What security costs: TLS, logins, an authorizer, beside Apache Kafka; and what slow handshakes cost others.
+
+    python bench/security.py [--rounds 3] [--only tls,handshakes,logins,authorizer,slow] [--alone]
+
+- tls: librdkafka produces and consumes 1 KB over TLS
+- handshakes: `openssl s_time`, two at once, a new session each time
+- logins: connections with SCRAM-SHA-256 that are made one after the other, without TLS
+- authorizer: CPU of a node for a produce request, by a node with an authorizer beside one without; with 10,000 ACLs
+- slow: round trips of a client while 1,000 others begin a handshake and do not go on, beside a quiet node
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from harness.figures import Figure, Figures
+from harness.nodes import Node
+from harness.systems import KALDA, System, systems
+
+from kalda.client.admin.access import alter_users, create_acls
+from kalda.client.admin.cluster_plans import Acl
+from kalda.client.cluster import ClusterClient
+from kalda.metadata.scram import ScramMechanism
+from kalda.metadata.scram_arguments import salted_password
+from kalda.network.blocking import BlockingConnection
+from kalda.network.client_security import ClientSecurity
+from kalda.network.free_ports import free_ports
+from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.security import ScramCredentialUpsertion
+from kalda.records.builder import build_batch
+from kalda.security.certificates import Authority
+from kalda.security.jaas import SCRAM_MODULE
+
+_STANDARD = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+_RECORD = os.urandom(1_000)
+_RECORDS = 100_000
+
+PRODUCE = Figure("TLS produce 1 KB", "MB/s", scale=1e-6)
+CONSUME = Figure("TLS consume 1 KB", "MB/s", scale=1e-6)
+HANDSHAKES = Figure("handshakes", "/s")
+LOGINS = Figure("connections with SCRAM-SHA-256", "/s")
+LOGIN_CPU = Figure("CPU of the node for one", "ms", less_is_better=True, scale=1e3)
+CPU = Figure("CPU of a produce request", "us", less_is_better=True, scale=1e6)
+ROUND_TRIP = Figure("round trip p99", "us", less_is_better=True, scale=1e6)
+
+
+class SecureNode(Node):
+    """A node with listeners of TLS and of SCRAM besides the plain one."""
+
+    certificates: Path
+
+    def fresh(self) -> None:
+        """Add the listeners."""
+        self.tls_port, self.sasl_port = free_ports(2)
+        names = {"PLAINTEXT": self.port, "CONTROLLER": self.controller_port}
+        names |= {"SSL": self.tls_port, "SASL_PLAINTEXT": self.sasl_port}
+        listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in names.items())
+        self._settings = (
+            f"listeners={listeners}\nadvertised.listeners={listeners}\n"
+            f"listener.security.protocol.map={','.join(f'{name}:{name}' for name in names if name != 'CONTROLLER')}"
+            ",CONTROLLER:PLAINTEXT\n"
+            f"ssl.keystore.type=PEM\nssl.keystore.location={self.certificates}/node.pem\n"
+            "sasl.enabled.mechanisms=SCRAM-SHA-256\n"
+            f"listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config={SCRAM_MODULE} required;\n"
+        )
+        super().fresh()
+
+
+def make_certificates(directory: Path) -> None:
+    authority = Authority("CN=bench", datetime.datetime.now(datetime.UTC))
+    issued = authority.issue("CN=node", ["127.0.0.1"])
+    (directory / "ca.pem").write_text(authority.issued.certificate)
+    (directory / "node.pem").write_text(issued.key + issued.certificate)
+
+
+def tls(node: SecureNode, figures: Figures) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+    topic = f"tls-{time.monotonic_ns()}"
+    node.create_topics([topic])
+    config = {
+        "bootstrap.servers": f"127.0.0.1:{node.tls_port}",
+        "security.protocol": "SSL",
+        "ssl.ca.location": f"{node.certificates}/ca.pem",
+    }
+    producer = Producer({**config, "linger.ms": 5, "batch.size": 200_000, "queue.buffering.max.messages": _RECORDS})
+    producer.list_topics(topic, 10)
+    began = time.perf_counter()
+    for _ in range(_RECORDS):
+        producer.produce(topic, _RECORD)
+    assert not producer.flush(120)
+    figures.add(PRODUCE, node.name, _RECORDS * len(_RECORD) / (time.perf_counter() - began))
+    consumer = Consumer({**config, "group.id": "g", "fetch.message.max.bytes": 1_048_576})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found = len(consumer.consume(1, 30))
+    began = time.perf_counter()
+    while found < _RECORDS:
+        found += len(consumer.consume(10_000, 1))
+    figures.add(CONSUME, node.name, _RECORDS * len(_RECORD) / (time.perf_counter() - began))
+    consumer.close()
+
+
+def handshakes(node: SecureNode, figures: Figures, seconds: int = 3) -> None:
+    command = ["openssl", "s_time", "-connect", f"127.0.0.1:{node.tls_port}", "-new", "-time", str(seconds)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in "ab"]
+    total = 0.0
+    for each in running:
+        shown, _ = each.communicate(timeout=60)
+        found = re.search(r"(\d+) connections in (\d+) real seconds", shown)
+        assert found is not None, shown
+        total += int(found[1]) / int(found[2])
+    figures.add(HANDSHAKES, node.name, total)
+
+
+def logins(node: SecureNode, figures: Figures, count: int = 200) -> None:
+    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+        mechanism = ScramMechanism.SCRAM_SHA_256
+        salted = salted_password(mechanism, "secret", b"salt-of-bench", 4096)
+        upsertion = ScramCredentialUpsertion(
+            name="bench", mechanism=mechanism.value, iterations=4096, salt=b"salt-of-bench", salted_password=salted
+        )
+        alter_users(cluster, [upsertion])
+    line = f'{SCRAM_MODULE} required username="bench" password="secret";'
+    security = ClientSecurity.of(
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": line}
+    )
+    time.sleep(1)  # the credential is replayed
+
+    def log_in() -> None:
+        BlockingConnection("127.0.0.1", node.sasl_port, security=security, negotiate=True).close()
+
+    for _ in range(count):
+        log_in()
+    began, cpu = time.perf_counter(), node.cpu_s()
+    for _ in range(count):
+        log_in()
+    figures.add(LOGINS, node.name, count / (time.perf_counter() - began))
+    figures.add(LOGIN_CPU, node.name, (node.cpu_s() - cpu) / count)
+
+
+def compare_authorizers(rounds: int, requests: int = 20_000) -> None:
+    """Nodes of Kalda only: without an authorizer, with one, with one and 10,000 ACLs."""
+    settings = _STANDARD + "allow.everyone.if.no.acl.found=true\n"
+    nodes = {"without": Node(KALDA), "authorizer": Node(KALDA, settings), "10,000 ACLs": Node(KALDA, settings)}
+    figures = Figures()
+    try:
+        for name, node in nodes.items():
+            node.start()
+            node.create_topics(["t"])
+            if name != "without":
+                load_acls(node, 10_000 if name == "10,000 ACLs" else 0)
+        for _ in range(rounds):
+            for name, node in nodes.items():
+                figures.add(CPU, name, produce_cost(node, requests))
+    finally:
+        for node in nodes.values():
+            node.close()
+    figures.show(list(nodes))
+    base = median(figures.samples[CPU]["without"])
+    for name in ("authorizer", "10,000 ACLs"):
+        print(f"{name}: {100 * (median(figures.samples[CPU][name]) / base - 1):+.1f} %")
+
+
+def load_acls(node: Node, count: int) -> None:
+    """One by which the client may write, and others: for topics and prefixes, of 500 users."""
+    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+        create_acls(cluster, [Acl(2, "t", 3, "User:ANONYMOUS", "*", 4, 3)])
+        for start in range(0, count, 1_000):
+            names = [(f"topic-{each}", 3 + each % 2, f"User:user-{each % 500}") for each in range(start, start + 1_000)]
+            create_acls(cluster, [Acl(2, name, pattern, user, "*", 3, 3) for name, pattern, user in names])
+
+
+def produce_cost(node: Node, requests: int) -> float:
+    """CPU seconds of the node for one pipelined produce request of one batch of 100 B."""
+    batch = build_batch([(0, None, os.urandom(100), ())])
+    request = ProduceRequest(
+        acks=1,
+        timeout_ms=10_000,
+        topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])],
+    )
+    with BlockingConnection("127.0.0.1", node.port) as connection:
+        waiting = [connection.send(request, 9) for _ in range(20)]
+        cpu = node.cpu_s()
+        for _ in range(requests):
+            connection.receive(waiting.pop(0))
+            waiting.append(connection.send(request, 9))
+        spent = node.cpu_s() - cpu
+        for each in waiting:
+            connection.receive(each)
+    return spent / requests
+
+
+def slow(node: SecureNode, figures: Figures) -> None:
+    """Two figures of one node: quiet, then while 1,000 handshakes are begun."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    hello = outgoing.read()
+
+    def round_trips(meanwhile: Callable[[], None], count: int = 4_000) -> float:
+        taken = []
+        with BlockingConnection("127.0.0.1", node.port) as connection:
+            for number in range(count):
+                if number % 4 == 0:
+                    meanwhile()
+                began = time.perf_counter()
+                connection.request(MetadataRequest(topics=[]))
+                taken.append(time.perf_counter() - began)
+        return sorted(taken)[int(count * 0.99)]
+
+    round_trips(lambda: None)
+    figures.add(ROUND_TRIP, "quiet", round_trips(lambda: None))
+    begun: list[socket.socket] = []
+
+    def begin() -> None:
+        if len(begun) < 990:
+            begun.append(socket.create_connection(("127.0.0.1", node.tls_port)))
+            begun[-1].sendall(hello)
+
+    figures.add(ROUND_TRIP, "1,000 handshakes", round_trips(begin))
+    for each in begun:
+        each.close()
+
+
+MEASURES: dict[str, Callable[[SecureNode, Figures], None]] = {"tls": tls, "handshakes": handshakes, "logins": logins}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="tls,handshakes,logins,authorizer,slow")
+    parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    arguments = parser.parse_args()
+    chosen = arguments.only.split(",")
+    directory = SecureNode.certificates = Path(tempfile.mkdtemp(prefix="bench-security-"))
+    make_certificates(directory)
+    try:
+        if any(each in MEASURES for each in chosen):
+            named = [each for each in chosen if each in MEASURES]
+            beside(systems("1G", alone=arguments.alone), named, arguments.rounds)
+        if "authorizer" in chosen:
+            compare_authorizers(arguments.rounds)
+        if "slow" in chosen:
+            figures, node = Figures(), SecureNode(KALDA)
+            try:
+                node.start()
+                for _ in range(arguments.rounds):
+                    slow(node, figures)
+            finally:
+                node.close()
+            figures.show(["quiet", "1,000 handshakes"])
+    finally:
+        shutil.rmtree(directory)
+
+
+def beside(measured: list[System], chosen: list[str], rounds: int) -> None:
+    nodes = [SecureNode(system) for system in measured]
+    figures = Figures()
+    try:
+        for node in nodes:
+            node.start()
+        for number in range(rounds):
+            for node in nodes if number % 2 == 0 else reversed(nodes):
+                for each in chosen:
+                    MEASURES[each](node, figures)
+    finally:
+        for node in nodes:
+            node.close()
+    figures.show([node.name for node in nodes])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The throttle times that clients get, as distributions beside Apache Kafka's: the same load under the same quota.
+
+    python bench/throttle_times.py [--seconds 60] [--clients 8]
+
+Both nodes run at the same time. To each, eight clients send the same requests in the same rhythm: Produce requests of
+2.5 to 50 KB, one after the other, twenty a second at most; eight others fetch as much. Each has a quota of half of
+that, and waits where it is muted. Printed are the quantiles of the throttle times of all answers that had one, and what
+share of the answers that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from harness.nodes import Node
+from harness.systems import systems
+
+from kalda.client.admin.quotas import alter_quotas
+from kalda.client.cluster import ClusterClient
+from kalda.network.blocking import BlockingConnection
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.notation import Request
+from kalda.records.builder import build_batch
+
+_PERIOD_S = 0.05
+_RATE = 250_000.0
+"""Bytes a second of each quota."""
+_LEAST, _MOST = 2_500, 50_000
+"""Bytes of a batch."""
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_VERSION = {"produce": 9, "fetch": 11}
+Times = dict[tuple[str, str], list[int]]
+
+
+def produces(seed: int) -> Callable[[], Request]:
+    """Requests of a random size, the same ones for the same seed."""
+    sizes, data = random.Random(seed), os.urandom(_MOST)
+
+    def next_request() -> Request:
+        batch = build_batch([(int(time.time() * 1000), None, data[: sizes.randrange(_LEAST, _MOST)], ())])
+        partitions = [PartitionProduceData(index=0, records=batch)]
+        topics = [TopicProduceData(name="throttled", partition_data=partitions)]
+        return ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics)
+
+    return next_request
+
+
+def fetches(seed: int) -> Callable[[], Request]:
+    """Requests for one batch of a random size, from an offset that the answer does not move."""
+    offsets = random.Random(seed)
+
+    def next_request() -> Request:
+        partition = FetchRequestFetchPartition(
+            partition=0, fetch_offset=offsets.randrange(100), partition_max_bytes=1_000
+        )
+        topics = [FetchRequestFetchTopic(topic="full", partitions=[partition])]
+        return FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=1_000, session_epoch=-1, topics=topics)
+
+    return next_request
+
+
+def run(node: Node, kind: str, number: int, seconds: float, times: Times) -> None:
+    """Send requests in their rhythm, and keep the throttle time of each answer."""
+    make = produces(number) if kind == "produce" else fetches(number)
+    connection = BlockingConnection("127.0.0.1", node.port, client_id=f"{kind}-{number}", timeout_ms=120_000)
+    began = time.monotonic()
+    due = began
+    while (now := time.monotonic()) - began < seconds:
+        time.sleep(max(0.0, due - now))
+        due = max(due + _PERIOD_S, time.monotonic())
+        answer: Any = connection.request(make(), _VERSION[kind])
+        times[node.name, kind].append(answer.throttle_time_ms)
+    connection.close()
+
+
+def prepare(node: Node, clients: int) -> None:
+    """Topics, records to fetch, and the quotas."""
+    node.start()
+    node.create_topics(["throttled", "full"])
+    sizes, data = random.Random(7), os.urandom(_MOST)
+    connection = BlockingConnection("127.0.0.1", node.port, client_id="filler", timeout_ms=60_000)
+    for _ in range(100):
+        batch = build_batch([(int(time.time() * 1000), None, data[: sizes.randrange(_LEAST, _MOST)], ())])
+        partitions = [PartitionProduceData(index=0, records=batch)]
+        topics = [TopicProduceData(name="full", partition_data=partitions)]
+        connection.request(ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics), 9)
+    connection.close()
+    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+        for number in range(clients):
+            alter_quotas(cluster, {"client-id": f"produce-{number}"}, {"producer_byte_rate": _RATE})
+            alter_quotas(cluster, {"client-id": f"fetch-{number}"}, {"consumer_byte_rate": _RATE})
+    time.sleep(1.0)  # both have applied the quotas
+
+
+def show(times: Times) -> None:
+    for (name, kind), found in times.items():
+        throttled = sorted(each for each in found if each)
+        quantiles = [throttled[int(len(throttled) * quantile)] for quantile in _QUANTILES] if throttled else []
+        shown = ", ".join(f"p{int(at * 100)} {value}" for at, value in zip(_QUANTILES, quantiles, strict=False))
+        share, mean = len(throttled) / max(1, len(found)), sum(throttled) / max(1, len(throttled))
+        print(f"{name:14} {kind:8} {len(found):5} answers, {share:.2f} with a pause: mean {mean:.0f} ms, {shown}")
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=8, help="of each kind")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        nodes = [Node(system) for system in systems("512M", alone=False)]
+        times: Times = {}
+        for node in nodes:
+            stack.callback(node.close)
+            prepare(node, given.clients)
+            times |= {(node.name, kind): [] for kind in _VERSION}
+        threads = [
+            threading.Thread(target=run, args=(node, kind, number, given.seconds, times))
+            for node in nodes
+            for kind in _VERSION
+            for number in range(given.clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        show(times)
+
+
+if __name__ == "__main__":
+    main()
