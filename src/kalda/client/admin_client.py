@@ -444,34 +444,27 @@ class Admin:
 
     def create_delegation_token(
         self,
+        *,
         owner: str | None = None,
         renewers: Collection[str] = (),
-        *,
         max_lifetime_ms: int = -1,
         timeout: float | None = None,
     ) -> Token:
-        """Create a token that logs in as the caller, or as `owner`, such as `User:alice`. A negative lifetime is as
-        long as brokers allow."""
-        plan = token_plans.create_delegation_token(owner, renewers, max_lifetime_ms)
+        """A token of the caller, or of `owner`; principals are written `User:alice`. Its `hmac` is a secret."""
+        plan = token_plans.create_token(owner=owner, renewers=renewers, max_lifetime_ms=max_lifetime_ms)
         return self._call("creating a delegation token", plan, timeout)
 
-    def describe_delegation_tokens(
-        self, owners: Collection[str] | None = None, *, timeout: float | None = None
-    ) -> list[Token]:
-        """The tokens of these owners; None: all that the caller may see."""
-        return self._call("describing delegation tokens", token_plans.describe_delegation_tokens(owners), timeout)
+    def describe_delegation_tokens(self, owners: Collection[str] = (), *, timeout: float | None = None) -> list[Token]:
+        """The tokens of some owners, or without any, all that the caller may see."""
+        return self._call("describing delegation tokens", token_plans.describe_tokens(owners), timeout)
 
-    def renew_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
-        """Move the expiry of a token on by a period; a negative one is the brokers' own. Returns when it expires, in
-        milliseconds since 1970."""
-        plan = token_plans.renew_delegation_token(hmac, period_ms)
-        return self._call("renewing a delegation token", plan, timeout)
+    def renew_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> int:
+        """When the token expires now, in ms since 1970. A negative period stands for the brokers' own."""
+        return self._call("renewing a delegation token", token_plans.renew_token(hmac, period_ms), timeout)
 
-    def expire_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
-        """Have a token expire after a period; with a negative one at once. Returns when it expires, in milliseconds
-        since 1970."""
-        plan = token_plans.expire_delegation_token(hmac, period_ms)
-        return self._call("expiring a delegation token", plan, timeout)
+    def expire_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> int:
+        """When the token expires now, in ms since 1970. With a negative period it is removed at once."""
+        return self._call("expiring a delegation token", token_plans.expire_token(hmac, period_ms), timeout)
 
 
 def _partitions(partitions: Iterable[Partition] | None) -> list[TopicPartition] | None:

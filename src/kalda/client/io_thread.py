@@ -101,7 +101,8 @@ class IoThread(threading.Thread):
         `longest_wait_s` it waits no longer than that, and does not compute when something else is due."""
         driven = self._driven
         self.sleeps_until_ms = _NEVER_MS
-        driven.run(monotonic_ms())
+        ran_ms = monotonic_ms()
+        driven.run(ran_ms)
         self._channels.carry_out()
         driven.finish()
         if awaited is not None and awaited.is_done:
@@ -109,7 +110,7 @@ class IoThread(threading.Thread):
             return
         now_ms = monotonic_ms()
         if longest_wait_s is None:
-            due_ms = driven.deadline_ms(now_ms)
+            due_ms = driven.deadline_ms(ran_ms)  # what has become due since the run is due, not over
             if limit_ms is not None and (due_ms is None or due_ms > limit_ms):
                 due_ms = limit_ms
             wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
