@@ -114,8 +114,8 @@ class ApacheKafkaNode(LoneNode):
 
     serves = "Kafka Server started"
 
-    def __init__(self, home: Path, jars: Path) -> None:
-        super().__init__(home)
+    def __init__(self, home: Path, jars: Path, properties: dict[str, object] | None = None) -> None:
+        super().__init__(home, properties)
         self._jars = jars
 
     def format(self, cluster_id: str = "4L6g3nShT-eMCtK--X86sw", *arguments: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafkaNode
+from consuming_members import Members
 
 import kalda
 from kalda.base.errors import ApiError, ErrorCode
@@ -17,11 +21,18 @@ from kalda.client.admin.topics import NewTopic
 from kalda.client.core.consumer import SubscriptionPattern
 
 pytestmark = pytest.mark.compat
+ROUNDS = int(os.environ.get("KALDA_MODERN_ROUNDS", "2"))
 
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory, jars: Path) -> Iterator[str]:
-    with ApacheKafkaNode(tmp_path_factory.mktemp("peer") / "kafka", jars) as node:
+    quick = {
+        "group.consumer.min.session.timeout.ms": 3_000,
+        "group.consumer.session.timeout.ms": 3_000,
+        "group.consumer.min.heartbeat.interval.ms": 300,
+        "group.consumer.heartbeat.interval.ms": 300,
+    }
+    with ApacheKafkaNode(tmp_path_factory.mktemp("peer") / "kafka", jars, quick) as node:
         node.format()
         node.start()
         yield f"127.0.0.1:{node.port}"
@@ -79,6 +90,48 @@ def test_a_modern_group(kafka: str, topic: str) -> None:
         with pytest.raises(ApiError) as raised:
             wrong.poll(30)
         assert raised.value.code is ErrorCode.UNSUPPORTED_ASSIGNOR
+
+
+def test_a_modern_group_goes_on_through_kills_and_new_topics(kafka: str, fresh: Callable[[str], str]) -> None:
+    """Every record is processed, also those of topics that the brokers' expression matches later."""
+    prefix = fresh("regex")
+    group, chance = f"group-{prefix}", random.Random(48)
+    members = Members(kafka, group, f"{prefix}-[0-9]+", "consumer")
+    expected: set[str] = set()
+    with (
+        kalda.Admin({"bootstrap.servers": kafka}) as admin,
+        kalda.Producer({"bootstrap.servers": kafka}) as producer,
+    ):
+        try:
+            for step in range(ROUNDS):
+                admin.create_topics([NewTopic(f"{prefix}-{step}", 3, 1)]).check()
+                members.start()
+                if step:
+                    members.kill(chance.choice(members.processes))
+                    members.start()
+                for number in range(300):
+                    topic = f"{prefix}-{chance.randint(0, step)}"
+                    producer.send(topic, f"{step}.{number}".encode(), partition=number % 3)
+                    expected.add(f"{step}.{number}")
+                producer.flush()
+            wait_until(lambda: expected <= members.seen)
+
+            def is_shared() -> bool:
+                found = admin.describe_groups([group]).value(group)
+                owned = [partition for member in found.members for partition in member.partitions]
+                alive = len(found.members) == len(members.processes)
+                return alive and len(owned) == len(set(owned)) == 3 * ROUNDS
+
+            wait_until(is_shared)
+        finally:
+            members.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        threading.Event().wait(0.1)
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])

@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
+from consuming_members import Members
 from lone_node import LoneNode
 
 import kalda
@@ -30,7 +30,6 @@ from kalda.client.core.consumer_errors import UndecodableRecord, Wakeup
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.compat
-MEMBER = Path(__file__).with_name("consuming_process.py")
 
 
 def send(servers: str, topic: str, values: list[bytes], partitions: int | None = None) -> None:
@@ -54,40 +53,6 @@ def take(consumer: kalda.Consumer, count: int, within_s: float = 60) -> list[Any
 def cluster() -> Iterator[Cluster]:
     with Cluster(brokers=3) as made:
         yield made
-
-
-class Members:
-    """Processes of one group, and what they have printed."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._command = [sys.executable, str(MEMBER), *arguments]
-        self.processes: list[subprocess.Popen[str]] = []
-        self.seen: set[str] = set()
-        self._readers: list[threading.Thread] = []
-
-    def start(self) -> None:
-        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        reader = threading.Thread(target=self._read, args=(process,))
-        reader.start()
-        self.processes.append(process)
-        self._readers.append(reader)
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith("assigned"):
-                self.seen.add(line.rsplit(" ", 1)[-1].strip())
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        self.processes.remove(process)
-        process.kill()
-        process.wait()
-
-    def stop(self) -> None:
-        for process in list(self.processes):
-            self.kill(process)
-        for reader in self._readers:
-            reader.join()
 
 
 @pytest.mark.parametrize("strategy", ["range,cooperative-sticky", "cooperative-sticky"])

@@ -108,7 +108,8 @@ class ProducerIo(IoThread):
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
         try:
-            longest_wait_s: float | None = _USUAL_WAIT_S
+            is_short = limit_ms is not None and limit_ms <= monotonic_ms() + 1
+            longest_wait_s = None if is_short else _USUAL_WAIT_S
             while not awaited.is_done and not self._has_ended and not self._driven.is_over():
                 self._turn(awaited, limit_ms, longest_wait_s)
                 longest_wait_s = None

@@ -16,8 +16,12 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda import Admin
+from kalda.base.configs.admin import admin_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.token_plans import Token
+from kalda.client.admin_driven import AdminDriven
+from kalda.client.core.administration import PAUSE, Plan
+from kalda.client.core.consumer_errors import Operation
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import security
 
@@ -164,7 +168,7 @@ def test_delegation_tokens(broker: ScriptedBroker) -> None:
     with admin(broker) as made:
         assert made.create_delegation_token(owner="User:alice", renewers=["User:carol"], max_lifetime_ms=2) == token
         assert made.describe_delegation_tokens(["User:alice"]) == [token]
-        assert made.renew_delegation_token(b"secret", 5) == 9
+        assert made.renew_delegation_token(b"secret", period_ms=5) == 9
         with pytest.raises(ApiError) as refused:
             made.expire_delegation_token(b"secret")
     assert refused.value.code is ErrorCode.DELEGATION_TOKEN_NOT_FOUND
@@ -172,3 +176,19 @@ def test_delegation_tokens(broker: ScriptedBroker) -> None:
     assert (created.owner_principal_type, created.owner_principal_name) == ("User", "alice")
     assert [(each.principal_type, each.principal_name) for each in created.renewers] == [("User", "carol")]
     assert [each.renew_period_ms for each in broker.requests(ApiKey.RENEW_DELEGATION_TOKEN)] == [5]
+
+
+def test_a_pause_that_has_ended_since_the_last_turn_is_due_now() -> None:
+    def plan() -> Plan[bool]:
+        while not (yield PAUSE):
+            pass
+        return True
+
+    driven = AdminDriven(admin_config({"bootstrap.servers": "localhost:1"}, {}), lambda: 0.5, 0)
+    operation = Operation("pausing", 500)
+    driven.submit(plan(), operation)
+    driven.run(0)
+    for now_ms in (100, 101, 150):
+        assert driven.deadline_ms(now_ms) == now_ms
+    driven.run(600)
+    assert operation.result

@@ -513,3 +513,14 @@ def test_a_refusal_of_the_group_is_raised_once() -> None:
     member = Member(cluster, **{"group.id": "g", "session.timeout.ms": 3_500_000}).subscribe("t")
     with pytest.raises(Exception, match=ErrorCode.INVALID_SESSION_TIMEOUT.name):
         member.poll(5_000)
+
+
+def test_what_has_become_due_since_the_last_turn_is_due_now() -> None:
+    """Between a turn and the look for the next deadline, time passes: the more, the busier the machine is."""
+    cluster = cluster_of(1)
+    member = Member(cluster, **{"group.id": "g", "heartbeat.interval.ms": 1_000}).subscribe("t")
+    settle(cluster, [member], 1)
+    due_ms = member.core.deadline_ms(cluster.now_ms, False)
+    assert due_ms is not None
+    for now_ms in (due_ms, due_ms + 1, due_ms + 50):
+        assert member.core.deadline_ms(now_ms, False) == now_ms

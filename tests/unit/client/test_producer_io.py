@@ -77,6 +77,49 @@ def test_a_batch_that_no_thread_waits_for_is_sent(producer: Producer) -> None:
     assert sent.wait(TIMEOUT_S)
 
 
+def test_a_batch_that_lingers_leaves_in_time_while_a_thread_waits_for_another_one(broker: Broker) -> None:
+    broker.topics["t"] = [1, 1]
+    with Producer(bootstrap_servers=broker.address, linger_ms=30, enable_idempotence=False) as made:
+        made.send("t", b"first", partition=0).result(TIMEOUT_S)
+        sender, sent = made._core.sender, threading.Event()
+        send = sender._send
+
+        def send_and_set(node_id: int, batches: Any, now_ms: int) -> None:
+            send(node_id, batches, now_ms)
+            if any(batch.topic_partition.partition == 1 for batch in batches):
+                sent.set()
+
+        sender._send = send_and_set  # type: ignore[method-assign]
+        broker.is_open.clear()
+        future = made.send("t", b"v", partition=0)
+        waiter = threading.Thread(target=future.result, args=(2 * TIMEOUT_S,), daemon=True)
+        waiter.start()
+        while not made._thread._is_driven:
+            threading.Event().wait(0.001)
+        made.send("t", b"w", partition=1)
+        assert sent.wait(TIMEOUT_S)
+        broker.is_open.set()
+        waiter.join(TIMEOUT_S)
+
+
+def test_a_result_without_patience_does_not_wait(broker: Broker, producer: Producer) -> None:
+    broker.is_open.clear()
+    future = producer.send("t", b"v")
+    io, waits = producer._thread, []
+    select = io._selector.select
+
+    def recorded(timeout: float | None = None) -> Any:
+        if threading.current_thread() is not io:
+            waits.append(timeout)
+        return select(timeout)
+
+    io._selector.select = recorded  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        future.result(0)
+    broker.is_open.set()
+    assert waits == [0]
+
+
 def test_many_threads_wait(producer: Producer) -> None:
     failures: list[BaseException] = []
 

@@ -212,7 +212,7 @@ class AdminCore:
             return now_ms
         times = [requests_ms]
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
-        return min((time for time in times if time is not None and time > now_ms), default=None)
+        return self.requests.earliest(times)
 
     def take_actions(self) -> list[Action]:
         """What the shell has to do on connections, in order."""

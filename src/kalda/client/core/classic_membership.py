@@ -162,13 +162,12 @@ class ClassicMembership:
 
     def deadline_ms(self, is_polling: bool) -> int | None:
         """When `run` is due again; None where only an event helps."""
-        now_ms = self._requests.now_ms
         times = [self._retry_at_ms]
         if self._has_generation:
             times.append(self._next_heartbeat_ms)
             if not is_polling:
                 times.append(self._polled_at_ms + self._config.max_poll_interval_ms + 1)
-        return min((time for time in times if time > now_ms), default=None)
+        return self._requests.earliest(times)
 
     @property
     def _has_generation(self) -> bool:

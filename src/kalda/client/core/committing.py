@@ -114,7 +114,7 @@ class Committing:
         """When `run` is due again."""
         times = [time for c in self._commits for time in (c.retry_at_ms, c.operation.deadline_ms)]
         times += [time for r in self._reads for time in (r.retry_at_ms, r.operation.deadline_ms)]
-        return min((time for time in times if time > self._requests.now_ms), default=None)
+        return self._requests.earliest(times)
 
     def _send_commit(self, commit: _Commit) -> None:
         if self._group_id is None:

@@ -237,9 +237,10 @@ class Connections:
         """Whether some node is connected, is being connected, or may be tried now."""
         return any(peer.state is not State.IDLE or now_ms >= peer.retry_at_ms for peer in self._peers.values())
 
-    def next_retry_ms(self) -> int | None:
-        """When the first node that is not connected may be tried again."""
-        return min((peer.retry_at_ms for peer in self._peers.values() if peer.state is State.IDLE), default=None)
+    def next_retry_ms(self, after_ms: int = -1) -> int | None:
+        """When the first node that is not connected may be tried again, of those that may not be before `after_ms`."""
+        idle = (peer.retry_at_ms for peer in self._peers.values() if peer.state is State.IDLE)
+        return min((retry_ms for retry_ms in idle if retry_ms > after_ms), default=None)
 
     def send(
         self,

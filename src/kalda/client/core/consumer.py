@@ -212,7 +212,7 @@ class ConsumerCore:
         if self.own_metrics is not None:
             times.append(self.own_metrics.due_ms)
         times += [lookup.operation.deadline_ms for lookup in self._lookups]
-        return min((time for time in times if time is not None and time > now_ms), default=None)
+        return self.requests.earliest(times)
 
     def take_actions(self) -> list[Action]:
         """What the shell has to do on connections, in order."""

@@ -125,11 +125,10 @@ class ConsumerMembership:
 
     def deadline_ms(self, is_polling: bool) -> int | None:
         """When `run` is due again; None where only an event helps."""
-        now_ms = self._requests.now_ms
         times = [self._next_heartbeat_ms]
         if self._is_member and not is_polling:
             times.append(self._polled_at_ms + self._config.max_poll_interval_ms + 1)
-        return min((time for time in times if time > now_ms), default=None)
+        return self._requests.earliest(times)
 
     @property
     def may_commit(self) -> bool:

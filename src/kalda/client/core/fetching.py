@@ -204,11 +204,10 @@ class Fetcher:
 
     def deadline_ms(self) -> int | None:
         """When `run` may have something to send that it does not have now."""
-        now_ms = self._requests.now_ms
-        times = [at for at in self._retry_at_ms.values() if at > now_ms]
+        times = list(self._retry_at_ms.values())
         for state in self._subscription.partitions.values():
-            times += [at for at in (state.retry_at_ms, state.redirect_at_ms) if at > now_ms]
-        return min(times, default=None)
+            times += (state.retry_at_ms, state.redirect_at_ms)
+        return self._requests.earliest(times)
 
     def _send(self, node_id: int, wanted: dict[TopicPartition, Wanted]) -> None:
         config = self._config

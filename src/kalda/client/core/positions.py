@@ -110,11 +110,10 @@ class Positions:
 
     def deadline_ms(self) -> int | None:
         """When `run` is due again; None where only an event helps."""
-        now_ms = self._requests.now_ms
         times = [self._retry_committed_at_ms, *(listing.retry_at_ms for listing in self._listings)]
         times += [listing.operation.deadline_ms for listing in self._listings]
         times += [state.retry_at_ms for state in self._subscription.partitions.values()]
-        return min((time for time in times if time > now_ms), default=None)
+        return self._requests.earliest(times)
 
     # -- committed offsets
 

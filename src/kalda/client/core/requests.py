@@ -12,6 +12,7 @@ of their own: a heartbeat or a lookup does not wait behind a Fetch that waits fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -40,6 +41,8 @@ class Requests:
         self.connections = connections
         connections.on_unreachable = metadata.request_update
         self.now_ms = 0
+        self.ran_at_ms = -1
+        """When `run` ran last: what was due then is done. What has become due since is still to do."""
         self.coordinator_error: ApiError | None = None
         """Why the group's coordinator cannot be used, where a repetition does not help."""
         self._backoff = backoff
@@ -57,7 +60,7 @@ class Requests:
 
     def run(self) -> None:
         """Send what is due, and let connections time out."""
-        now_ms = self.now_ms
+        now_ms = self.ran_at_ms = self.now_ms
         self.connections.run(now_ms)
         self._update_nodes()
         if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
@@ -75,13 +78,13 @@ class Requests:
         due_ms = self.metadata.next_request_at_ms(self.now_ms)
         if due_ms is not None and due_ms <= self.now_ms and self.connections.may_find_node(self.now_ms):
             return self.now_ms  # the request has become due since `run`
-        times = [self.connections.deadline_ms(self.now_ms), self.connections.next_retry_ms()]
-        if due_ms is not None:
-            times.append(due_ms)
-        if self._find_at_ms > self.now_ms:
-            times.append(self._find_at_ms)
-        known = [time for time in times if time is not None and time > self.now_ms]
-        return min(known) if known else None
+        retry_ms = self.connections.next_retry_ms(self.ran_at_ms)
+        return self.earliest((self.connections.deadline_ms(self.now_ms), retry_ms, due_ms, self._find_at_ms))
+
+    def earliest(self, times_ms: Iterable[int | None]) -> int | None:
+        """The first of these times that the last `run` has not passed; now, where it has come since."""
+        first_ms = min((time for time in times_ms if time is not None and time > self.ran_at_ms), default=None)
+        return None if first_ms is None else max(first_ms, self.now_ms)
 
     def any_node(self) -> int | None:
         """A node that can be sent a request now; where there is none, one is connected."""
