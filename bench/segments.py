@@ -10,60 +10,23 @@ says more than the rates where the machine has other work.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
 
-import psutil
-import pyarrow as pa
 from harness import systems
 from harness.figures import Figure, Figures
 from harness.nodes import Node
+from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from kalda import Producer
-from kalda.spark import register
 from kalda.spark.segments import register_segments
 from kalda.spark.source import COLUMNS
 
 TOPIC = "rows"
-VALUE_BYTES = 100
 VALUES = StructType([COLUMNS["value"]])
 SEGMENTS, BROKER = "segments", "through the broker"
-_CHUNK = 100_000
-
-
-def fill(node: Node, rows: int, partitions: int) -> None:
-    """Values that differ, so that compression and caches gain nothing from equal ones."""
-    node.create_topics([TOPIC], partitions)
-    random = os.urandom(VALUE_BYTES * _CHUNK)
-    ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
-    values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
-    columns = pa.RecordBatch.from_arrays([values], ["value"])
-    producer = Producer({"bootstrap.servers": f"127.0.0.1:{node.port}", "batch.size": 1_000_000})
-    for chunk in range(rows // _CHUNK):
-        producer.send_batch(TOPIC, columns, partition=chunk % partitions)
-    producer.close()
-
-
-def session() -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").appName("bench").config("spark.driver.memory", "3g")
-    settings = {
-        "spark.log.level": "ERROR",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    register(spark)
-    register_segments(spark)
-    return spark
 
 
 def frame(spark: SparkSession, node: Node, source: str, schema: StructType) -> DataFrame:
@@ -75,25 +38,13 @@ def frame(spark: SparkSession, node: Node, source: str, schema: StructType) -> D
     return reader.schema(schema).load()
 
 
-def cpu_s() -> float:
-    """CPU seconds of Spark, its Python workers and the node."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-        except psutil.Error:
-            continue  # a worker that has just ended is counted with its parent
-    return total
-
-
 def read(spark: SparkSession, node: Node, source: str, schema: StructType, rows: int) -> tuple[float, float]:
     """Returns the seconds, and the CPU seconds of all processes."""
-    used, began = cpu_s(), time.perf_counter()
+    used, began = cpu_s(with_node=True), time.perf_counter()
     found = frame(spark, node, source, schema).selectExpr("count(*)", "sum(length(value))").first()
     if found is None or tuple(found) != (rows, rows * VALUE_BYTES):
         raise SystemExit(f"{rows} rows were written, and {found} were read")
-    return time.perf_counter() - began, cpu_s() - used
+    return time.perf_counter() - began, cpu_s(with_node=True) - used
 
 
 def main() -> None:
@@ -105,13 +56,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1
-    rows = options.rows // _CHUNK * _CHUNK
+    rows = rounded(options.rows)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the node ends with this process
     node = Node(systems.KALDA)
     try:
         node.start()
-        fill(node, rows, options.partitions)
+        fill(node, TOPIC, rows, options.partitions)
         spark = session()
+        register_segments(spark)
         figures = Figures()
         for number in range(-1, options.rounds):
             for title, schema in ((f"{len(COLUMNS)} columns, into an aggregate", COLUMNS), ("only values", VALUES)):

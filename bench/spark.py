@@ -8,12 +8,13 @@ Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` na
 is measured.
 
 A third source is the ceiling: a Python data source that makes one such record batch in memory and yields it again and
-again, without a broker. Its cost is that of Spark's conversion of columns from Python into rows, and no Python reader
-can be faster. Spark does not prune the columns of a Python data source, so a query pays for all columns of the schema;
-a smaller schema can be given to `read`, as for the second figure. CPU is that of all processes on the two cores
-together, so 2 divided by the sum of both lines bounds the rate on an idle machine.
+again, without a broker, and drops the rows that it is given. Its cost is that of Spark's conversion between rows and
+columns of Python, and no Python reader or writer can be faster. Spark does not prune the columns of a Python data
+source, so a query pays for all columns of the schema; a smaller schema can be given to `read`, as for the second
+figure. CPU is that of all processes on the two cores together, so 2 divided by the sum of both lines bounds the rate on
+an idle machine.
 
-    python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3]
+    python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3] [--only write,stream]
 """
 
 from __future__ import annotations
@@ -26,30 +27,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
 import pyarrow as pa
 from harness import systems
 from harness.figures import HERE, Figure, Figures
 from harness.nodes import Node
+from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from kalda import Producer
-from kalda.spark import register
 from kalda.spark.source import COLUMNS
 
 TOPIC, SMALL, WRITTEN = "rows", "small", "written"
 SMALL_BATCHES = 10
-VALUE_BYTES = 100
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
 PYSPARK = "4.2.0"
-_CHUNK = 100_000
 
 
 def connector_jars() -> list[Path]:
@@ -65,20 +70,6 @@ def connector_jars() -> list[Path]:
         if subprocess.run(copy, stdout=sys.stderr).returncode == 0:
             done.touch()
     return sorted(cache.glob("*.jar")) if done.exists() else []
-
-
-def fill(node: Node, rows: int, partitions: int) -> None:
-    """Values that differ, so that compression and caches gain nothing from equal ones."""
-    node.create_topics([TOPIC], partitions)
-    random = os.urandom(VALUE_BYTES * _CHUNK)
-    ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
-    values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
-    columns = pa.RecordBatch.from_arrays([values], ["value"])
-    began = time.perf_counter()
-    with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
-        for chunk in range(rows // _CHUNK):
-            producer.send_batch(TOPIC, columns, partition=chunk % partitions)
-    print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
 
 
 def fill_small(node: Node) -> None:
@@ -102,6 +93,18 @@ class CeilingSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return CeilingReader(schema.names, int(self.options["rows"]), int(self.options["partitions"]))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return CeilingWriter()
+
+
+class CeilingWriter(DataSourceArrowWriter):
+    """Takes rows as Kalda's writer does, and drops them."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
 
 
 class CeilingReader(DataSourceReader):
@@ -130,26 +133,6 @@ class CeilingReader(DataSourceReader):
         while left > 0:
             yield batch.slice(0, min(left, batch.num_rows))
             left -= batch.num_rows
-
-
-def session(jars: list[Path]) -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").appName("bench")
-    settings = {
-        "spark.driver.memory": "3g",
-        "spark.jars": ",".join(map(str, jars)),
-        "spark.log.level": "ERROR",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    register(spark)
-    spark.dataSource.register(CeilingSource)
-    return spark
 
 
 class Work:
@@ -232,24 +215,49 @@ class Work:
         writer.save()
 
 
-def cpu_s() -> float:
-    """CPU seconds that Spark and its Python workers have used."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "kalda.cli.main" not in process.cmdline():
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-        except psutil.Error:
-            continue  # a worker that has just ended is counted with its parent
-    return total
-
-
 def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float, float]:
     """Returns the seconds, the CPU seconds of Spark, and the CPU seconds of the node."""
-    of_node, of_spark, began = node.cpu_s(), cpu_s(), time.perf_counter()
+    of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
     work(source)
-    return time.perf_counter() - began, cpu_s() - of_spark, node.cpu_s() - of_node
+    return time.perf_counter() - began, cpu_s(with_node=False) - of_spark, node.cpu_s() - of_node
+
+
+class Task(NamedTuple):
+    """A measured query."""
+
+    title: str
+    do: Callable[[str], None]
+    rows: int
+    sources: Sequence[str]
+
+
+def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
+    rows, half = work.rows, work.rows // 2
+    return {
+        "aggregate": Task("into an aggregate", work.aggregate, rows, [*sources, CEILING]),
+        "value": Task("only values, into an aggregate", work.aggregate_value, rows, [*sources, CEILING]),
+        "parquet": Task("into Parquet", work.parquet, rows, sources),
+        "windows": Task("JSON into windows", work.windows, rows, sources),
+        "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, sources),
+        "write": Task("written", work.write, half, [*sources, CEILING]),
+        "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
+        "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
+    }
+
+
+def measure_round(tasks: Iterable[Task], node: Node, figures: Figures, number: int) -> None:
+    """Each task with each source; negative rounds warm the JVM up, and are not counted."""
+    for task in tasks:
+        for source in task.sources if number % 2 == 0 else reversed(task.sources):
+            seconds, of_spark, of_node = measure(task.do, source, node)
+            if number < 0:
+                continue
+            if not task.rows:
+                figures.add(Figure(task.title, "ms", True), source, seconds / SMALL_BATCHES * 1000)
+                continue
+            figures.add(Figure(task.title, "M rows/s"), source, task.rows / seconds / 1e6)
+            for part, used in (("Spark", of_spark), ("the node", of_node)):
+                figures.add(Figure(f"  CPU of {part}, {task.title}", "µs/row", True), source, used / task.rows * 1e6)
 
 
 def main() -> None:
@@ -258,10 +266,11 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
+    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1
-    rows = options.rows // _CHUNK * _CHUNK
+    rows = rounded(options.rows)
     jars = connector_jars()
     sources = [KALDA, SPARK] if jars else [KALDA]
     if not jars:
@@ -270,36 +279,18 @@ def main() -> None:
     node = Node(systems.KALDA)
     try:
         node.start()
-        fill(node, rows, options.partitions)
+        fill(node, TOPIC, rows, options.partitions)
         fill_small(node)
-        work = Work(session(jars), node, rows, options.partitions)
+        spark = session(jars)
+        spark.dataSource.register(CeilingSource)
+        tasks = tasks_of(Work(spark, node, rows, options.partitions), sources)
+        chosen = [tasks[name] for name in (options.only.split(",") if options.only else tasks)]
         figures = Figures()
-        tasks = [
-            (work.aggregate, "into an aggregate", rows, [*sources, CEILING]),
-            (work.aggregate_value, "only values, into an aggregate", rows, [*sources, CEILING]),
-            (work.parquet, "into Parquet", rows, sources),
-            (work.windows, "JSON into windows", rows, sources),
-            (work.stream, "a stream, Trigger.AvailableNow", rows, sources),
-            (work.write, "written", rows // 2, sources),
-            (work.write_once, "written exactly once (Spark's: at least once)", rows // 2, sources),
-        ]
         for number in range(-1, options.rounds):
-            for do, title, count, of in tasks:
-                for source in of if number % 2 == 0 else reversed(of):
-                    seconds, of_spark, of_node = measure(do, source, node)
-                    if number < 0:  # warms the JVM up
-                        continue
-                    figures.add(Figure(title, "M rows/s"), source, count / seconds / 1e6)
-                    for part, used in (("Spark", of_spark), ("the node", of_node)):
-                        figures.add(Figure(f"  CPU of {part}, {title}", "µs/row", True), source, used / count * 1e6)
-            for source in sources:
-                seconds, _, _ = measure(work.small_batches, source, node)
-                if number >= 0:
-                    cost_ms = seconds / SMALL_BATCHES * 1000
-                    figures.add(Figure("a micro-batch of 100 partitions", "ms", True), source, cost_ms)
+            measure_round(chosen, node, figures, number)
         figures.show([*sources, CEILING])
         print(f"\nsaved to {figures.save('spark')}")
-        work.spark.stop()
+        spark.stop()
     finally:
         node.close()
 

@@ -18,4 +18,3 @@ with Consumer(bootstrap_servers=SERVERS, auto_offset_reset="earliest") as consum
     batch = consumer.poll_arrow(timeout=5)
     if batch is not None:
         print(batch.schema.names, batch.num_rows)
-        # polars.from_arrow(batch), batch.to_pandas() and duckdb.from_arrow(pa.Table.from_batches([batch])) take it

@@ -39,6 +39,9 @@ def test_an_example_runs(
 ) -> None:
     if name == "registry_avro":
         pytest.importorskip("confluent_kafka.schema_registry.avro", reason="needs kalda[registry]")
+    if name == "dataframes":
+        pytest.importorskip("polars", reason="needs Polars")
+        pytest.importorskip("duckdb", reason="needs DuckDB")
     monkeypatch.setenv("KALDA_BOOTSTRAP_SERVER", cluster.bootstrap_servers)
     monkeypatch.setenv("REGISTRY_URL", "mock://docs")
     runpy.run_path(str(DOCS / "examples" / f"{name}.py"))

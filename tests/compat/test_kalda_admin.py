@@ -16,6 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.configs import Alteration, Resource
 from kalda.client.admin.topics import NewTopic
+from kalda.client.core.transaction_errors import FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
 
 pytestmark = pytest.mark.compat
@@ -102,9 +103,39 @@ def test_configs_and_the_cluster(admin: kalda.Admin, fresh: Callable[[str], str]
     assert admin.elect_leaders([(topic, 0)]).errors.keys() == {TopicPartition(topic, 0)}
 
 
+def test_transactions_are_ended_from_outside(node: LoneNode, admin: kalda.Admin, fresh: Callable[[str], str]) -> None:
+    topic = fresh("hanging")
+    admin.create_topics([NewTopic(topic, 1, 1)]).check()
+    partition = TopicPartition(topic, 0)
+    server = {"bootstrap.servers": f"127.0.0.1:{node.port}"}
+    with kalda.Producer({**server, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"open").result(30)
+        (active,) = admin.describe_producers([partition]).value(partition)
+        assert active.start_offset == 0
+        fenced = admin.fence_producers([topic]).value(topic)
+        assert (fenced.producer_id, fenced.producer_epoch > active.producer_epoch) == (active.producer_id, True)
+        with pytest.raises(FatalTransactionError):
+            producer.commit_transaction()
+    with kalda.Producer({**server, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        offset = producer.send(topic, b"open too").result(30).offset
+        (active,) = [each for each in admin.describe_producers([partition]).value(partition) if each.start_offset >= 0]
+        assert active.start_offset == offset
+        admin.abort_transaction(partition, active.producer_id, active.producer_epoch)
+        assert [each.start_offset for each in admin.describe_producers([partition]).value(partition)] == [-1]
+        with pytest.raises(ApiError, match="topic missing: it does not exist"):
+            admin.abort_transaction(("missing", 0), 1, 0, timeout=5)
+
+
 def test_what_a_cluster_does_not_serve_is_a_clear_error(admin: kalda.Admin) -> None:
     with pytest.raises(ApiError, match=r"UNSUPPORTED_VERSION|SECURITY_DISABLED"):
         admin.describe_acls()
+    with pytest.raises(ApiError) as refused:
+        admin.create_delegation_token()
+    assert refused.value.code is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, "the connection has no principal"
 
 
 def test_no_cluster_ends_at_the_timeout() -> None:

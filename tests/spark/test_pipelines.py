@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,35 +149,39 @@ def test_large_records_empty_topics_and_gaps(
     assert found["large", 0] == value
 
 
+def newest(directory: Path) -> int:
+    """The number of the last batch that a log of Spark's has; -1 where there is none."""
+    return max((int(path.stem) for path in directory.glob("[0-9]*")), default=-1)
+
+
 def test_a_load_that_is_killed_continues_row_for_row(
     session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
 ) -> None:
-    """SIGKILL at a moment within the load, for each round; then a load that runs to its end."""
+    """SIGKILL within a batch, in each round; then a load that runs to its end."""
     cluster.create_topic("killed", partitions=4)
-    rows = 12_000
-    with producer(cluster, **{"linger.ms": 20}) as made:
-        for n in range(rows):
-            made.send("killed", b"value-%d" % n, b"%d" % (n % 97), n % 4)
     lake = Lake(tmp_path / "lake")
     command = [
         sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
         "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "3000", "--no-compact",
         "--spark", "spark.master=local[2]",
     ]  # fmt: skip
-    log = logged(cluster, "killed", 4)
     for number in range(ROUNDS):
+        with producer(cluster, **{"linger.ms": 20}) as made:
+            for n in range(12_000 * number, 12_000 * (number + 1)):
+                made.send("killed", b"value-%d" % n, b"%d" % (n % 97), n % 4)
+        committed = newest(lake.path / "_spark_metadata")
         killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-        batches = len(list((lake.path / "_spark_metadata").glob("*.compact")))
         while killed.poll() is None:
-            # In the middle of a batch: its offsets are planned, and it is not committed.
-            planned = list((lake.checkpoint / "offsets").glob("[0-9]*"))
-            if len(planned) > batches + 1 + number % 2:
+            # The second or third batch of this run is planned, and not committed.
+            if newest(lake.checkpoint / "offsets") > committed + 1 + number % 2:
                 os.killpg(killed.pid, signal.SIGKILL)
-            time.sleep(0.01)
-        killed.wait()
+            with suppress(subprocess.TimeoutExpired):
+                killed.wait(0.01)
+        assert killed.returncode == -signal.SIGKILL
     load(session, lake, LoadSettings(("killed",), options))
+    log = logged(cluster, "killed", 4)
     found = lake.frame(session).collect()
-    assert len(found) == len(log) == rows
+    assert len(found) == len(log) == 12_000 * ROUNDS
     assert {(row.partition, row.offset): (bytes(row.key), bytes(row.value)) for row in found} == log
 
 
@@ -285,3 +290,57 @@ def test_a_project_derives_topics_and_tables_once(
     assert run_once(20, 24) == ([(b"anna", 2 * n) for n in range(1, 24, 2)], 24)
     found = {status.name: (status.lag, sum(status.done.values())) for status in statuses(path, {})}
     assert found == {"doubled": (0, 24), "kept": (0, 24)}
+
+
+STATEFUL = """
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+
+class Count(StatefulProcessor):
+    def init(self, handle):
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        seen = self.count.get()[0] if self.count.exists() else 0
+        self.count.update((seen + sum(1 for _ in rows),))
+        yield Row(word=key[0], n=self.count.get()[0])
+
+    def close(self):
+        pass
+
+
+def counted(spark):
+    words = spark.table("given").groupBy("word")
+    return words.transformWithState(Count(), "word string, n long", "update", "none")
+"""
+
+
+@pytest.mark.skipif(
+    "KALDA_SPARK_SESSIONS" not in os.environ, reason="starts a process for each state: set KALDA_SPARK_SESSIONS=1"
+)
+def test_a_project_with_state_of_its_own(
+    session: Any, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformWithState, with the state in RocksDB, continued by a second run from its checkpoint."""
+    for topic in ("stated", "totals"):
+        cluster.create_topic(topic)
+    module = f"stateful_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(STATEFUL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "p.toml"
+    path.write_text(
+        f'[options]\n"kafka.bootstrap.servers" = "{cluster.bootstrap_servers}"\n'
+        '[topics.given]\ntopic = "stated"\nvalue = "json"\nschema = "word string"\n'
+        f'[derived.totals]\npython = "{module}:counted"\ntopic = "totals"\nkey = "word"\nmode = "update"\n'
+    )
+    project = read_project(path)
+    for total in (30, 60):
+        with producer(cluster) as made:
+            for n in range(30):
+                made.send("stated", b'{"word": "%s"}' % (b"a" if n % 3 else b"b"), None, 0)
+        run_all(start(session, project, once=True))
+        newest = {key: json.loads(value or b"")["n"] for key, value in logged(cluster, "totals", 1).values()}
+        assert newest == {b"a": total * 2 // 3, b"b": total // 3}
+    state = project.checkpoint("totals") / "state"
+    assert list(state.rglob("*.zip"))  # snapshots and change logs of RocksDB

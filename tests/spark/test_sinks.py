@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import World
+from topics import World, cluster_of_tests
 
 from kalda import Consumer
 from kalda.client.core.partitioner import partition_of
@@ -22,14 +22,13 @@ from kalda.spark.exactly_once import (
     commit_batch,
 )
 from kalda.spark.sink_options import write_options
-from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
 def world(spark: Any) -> Iterator[World]:
-    with Cluster() as cluster, World(cluster, spark) as made:
+    with cluster_of_tests() as cluster, World(cluster, spark) as made:
         made.number("source", [40, 25])
         yield made
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import BASE_MS, NewRecord, World
+from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
@@ -17,20 +19,14 @@ from kalda.client.producer import Producer
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 from kalda.records.compression import Compression
 from kalda.spark.client_metrics import client_metrics
-from kalda.testing import Cluster
+from kalda.spark.planning import LEAST_TASKS
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Cluster, spark: Any) -> Iterator[World]:
-    with World(cluster, spark) as made:
+def world(spark: Any) -> Iterator[World]:
+    with cluster_of_tests() as cluster, World(cluster, spark) as made:
         made.number("numbers", [30, 0, 5])
         yield made
 
@@ -205,6 +201,23 @@ def test_a_wrong_option_is_one_sentence(world: World) -> None:
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.skipif("KALDA_SPARK_SESSIONS" not in os.environ, reason="takes a minute: set KALDA_SPARK_SESSIONS=1")
+def test_ten_thousand_partitions(world: World, tmp_path: Path) -> None:
+    """A record in each; partitions with few records share tasks, in a batch and in a stream."""
+    world.create("many", 10_000)
+    with Producer({"bootstrap.servers": world.servers}) as producer:
+        for partition in range(10_000):
+            producer.send("many", b"0", partition=partition)
+    frame = world.frame(subscribe="many")
+    assert frame.rdd.getNumPartitions() <= 2 * LEAST_TASKS
+    assert frame.selectExpr("count(*)", "count(distinct partition)").first()[:] == (10_000, 10_000)
+    counts: list[int] = []
+    stream = world.stream(subscribe="many", startingOffsets="earliest").writeStream
+    query = stream.foreachBatch(lambda batch, _number: counts.append(batch.count()))
+    assert query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(300)
+    assert sum(counts) == 10_000
+
+
 def _is_announced(servers: str) -> bool:
     with ClusterClient(servers) as client:
         try:
@@ -214,8 +227,8 @@ def _is_announced(servers: str) -> bool:
         return True
 
 
-def test_what_clients_push_is_a_table(world: World, cluster: Cluster, spark: Any) -> None:
-    servers, found = cluster.bootstrap_servers, []
+def test_what_clients_push_is_a_table(world: World, spark: Any) -> None:
+    servers, found = world.servers, []
     with ClusterClient(servers) as client:
         subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
         set_configs(client, subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import World
+from topics import World, cluster_of_tests
 
 from kalda import Producer
-from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
 def world(spark: Any) -> Iterator[World]:
-    with Cluster() as cluster, World(cluster, spark) as made:
+    with cluster_of_tests() as cluster, World(cluster, spark) as made:
         yield made
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kalda import Admin, Producer
+from kalda.client.admin.topics import NewTopic
 from kalda.testing import Cluster
 
 NewRecord = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
@@ -14,10 +16,36 @@ NewRecord = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | N
 BASE_MS = 1_704_067_200_000
 
 
+class GivenCluster:
+    """A cluster that `KALDA_SPARK_SERVERS` names, such as an Apache Kafka without topics."""
+
+    def __init__(self, servers: str) -> None:
+        self.bootstrap_servers = servers
+
+    def __enter__(self) -> GivenCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, Any]) -> None:
+        texts = {name: str(value) for name, value in configs.items()}
+        with Admin({"bootstrap.servers": self.bootstrap_servers}) as admin:
+            if topic in admin.list_topics():  # of another module
+                admin.delete_topics([topic]).check()
+            admin.create_topics([NewTopic(topic, partitions, 1, configs=texts)]).check()
+
+
+def cluster_of_tests() -> Cluster | GivenCluster:
+    """A new node, or the cluster that `KALDA_SPARK_SERVERS` names."""
+    servers = os.environ.get("KALDA_SPARK_SERVERS")
+    return GivenCluster(servers) if servers else Cluster()
+
+
 class World:
     """Produces records to topics, and reads the topics with Spark."""
 
-    def __init__(self, cluster: Cluster, spark: Any, format_name: str = "kalda") -> None:
+    def __init__(self, cluster: Cluster | GivenCluster, spark: Any, format_name: str = "kalda") -> None:
         self.cluster = cluster
         self.spark = spark
         self.format_name = format_name

@@ -100,6 +100,7 @@ def _progress_line(current: dict[str, Progress]) -> ProgressLine:
 @click.option("--schema", metavar="COLUMNS|FILE", help="Of json (default: inferred once) or avro.")
 @click.option("--message", metavar="NAME", help="protobuf: the message.")
 @click.option("--descriptor", metavar="FILE", help="protobuf: what protoc --descriptor_set_out has written.")
+@click.option("--registry", metavar="URL", help="avro: the schema registry that has the topic's schemas.")
 @click.option("--key", type=click.Choice(["bytes", "string"]), default="bytes", show_default=True)
 @click.option("--from", "since", metavar="WHERE", default="earliest", show_default=True,
               help="earliest, latest, a time, or offsets as JSON; for the first load.")  # fmt: skip

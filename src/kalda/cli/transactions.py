@@ -243,7 +243,7 @@ def abort_command(
     Example:
       kalda transactions abort --topic orders --partition 0 --start-offset 1502
     """
-    from kalda.client.admin.transactions import abort_transaction
+    from kalda.client.admin import group_plans
 
     at = TopicPartition(topic, partition)
     if start_offset is not None:
@@ -258,7 +258,8 @@ def abort_command(
             "the transaction must be identified either with --start-offset (for brokers on 3.0 or above) or with "
             "--producer-id, --producer-epoch, and --coordinator-epoch (for older brokers)"
         )
-    abort_transaction(cluster, at, producer_id, producer_epoch, coordinator_epoch)
+    plan = group_plans.abort_transaction(at, producer_id, producer_epoch, coordinator_epoch)
+    cluster.run("aborting the transaction", plan)
     if as_json:
         print_json({**at._asdict(), "producer_id": producer_id, "producer_epoch": producer_epoch})
     else:
@@ -286,9 +287,9 @@ def force_terminate_command(cluster: ClusterClient, transactional_id: str, as_js
     Example:
       kalda transactions force-terminate --transactional-id billing-1
     """
-    from kalda.client.admin.transactions import force_terminate
+    from kalda.client.admin.group_plans import fence_producers
 
-    force_terminate(cluster, transactional_id)
+    cluster.run("fencing the producer", fence_producers([transactional_id])).check()
     if as_json:
         print_json({"transactional_id": transactional_id})
     else:

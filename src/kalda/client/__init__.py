@@ -10,6 +10,7 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `admin_driven`: what both run on their I/O
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
+- `producer_calls`: what both have in common: metrics, and why a record cannot be sent
 - `delivery`: futures of records, and the calls when batches are done
 - `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop

@@ -22,7 +22,7 @@ from kalda.client.admin.quorum import Quorum, VoterListener
 from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.token_plans import Token
 from kalda.client.admin.topics import CreatedTopic, NewTopic
-from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
+from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
 from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
 from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
@@ -367,6 +367,25 @@ class Admin:
             "describing producers", group_plans.describe_producers(_partitions(partitions) or []), timeout
         )
 
+    async def abort_transaction(
+        self,
+        partition: Partition,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int = -1,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """End a transaction that hangs in one partition: write an abort marker, past the coordinator."""
+        plan = group_plans.abort_transaction(TopicPartition(*partition), producer_id, producer_epoch, coordinator_epoch)
+        await self._call("aborting a transaction", plan, timeout)
+
+    async def fence_producers(
+        self, transactional_ids: Collection[str], *, timeout: float | None = None
+    ) -> Outcomes[str, FencedProducer]:
+        """Abort the ongoing transactions of transactional ids, and fence their producers."""
+        return await self._call("fencing producers", group_plans.fence_producers(transactional_ids), timeout)
+
     async def describe_client_quotas(
         self, components: Mapping[str, str | bool | None], *, strict: bool = False, timeout: float | None = None
     ) -> dict[QuotaEntity, dict[str, float]]:
@@ -423,34 +442,29 @@ class Admin:
 
     async def create_delegation_token(
         self,
+        *,
         owner: str | None = None,
         renewers: Collection[str] = (),
-        *,
         max_lifetime_ms: int = -1,
         timeout: float | None = None,
     ) -> Token:
-        """Create a token that logs in as the caller, or as `owner`, such as `User:alice`. A negative lifetime is as
-        long as brokers allow."""
-        plan = token_plans.create_delegation_token(owner, renewers, max_lifetime_ms)
+        """A token of the caller, or of `owner`; principals are written `User:alice`. Its `hmac` is a secret."""
+        plan = token_plans.create_token(owner=owner, renewers=renewers, max_lifetime_ms=max_lifetime_ms)
         return await self._call("creating a delegation token", plan, timeout)
 
     async def describe_delegation_tokens(
-        self, owners: Collection[str] | None = None, *, timeout: float | None = None
+        self, owners: Collection[str] = (), *, timeout: float | None = None
     ) -> list[Token]:
-        """The tokens of these owners; None: all that the caller may see."""
-        return await self._call("describing delegation tokens", token_plans.describe_delegation_tokens(owners), timeout)
+        """The tokens of some owners, or without any, all that the caller may see."""
+        return await self._call("describing delegation tokens", token_plans.describe_tokens(owners), timeout)
 
-    async def renew_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
-        """Move the expiry of a token on by a period; a negative one is the brokers' own. Returns when it expires, in
-        milliseconds since 1970."""
-        plan = token_plans.renew_delegation_token(hmac, period_ms)
-        return await self._call("renewing a delegation token", plan, timeout)
+    async def renew_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> int:
+        """When the token expires now, in ms since 1970. A negative period stands for the brokers' own."""
+        return await self._call("renewing a delegation token", token_plans.renew_token(hmac, period_ms), timeout)
 
-    async def expire_delegation_token(self, hmac: bytes, *, period_ms: int = -1, timeout: float | None = None) -> int:
-        """Have a token expire after a period; with a negative one at once. Returns when it expires, in milliseconds
-        since 1970."""
-        plan = token_plans.expire_delegation_token(hmac, period_ms)
-        return await self._call("expiring a delegation token", plan, timeout)
+    async def expire_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> int:
+        """When the token expires now, in ms since 1970. With a negative period it is removed at once."""
+        return await self._call("expiring a delegation token", token_plans.expire_token(hmac, period_ms), timeout)
 
 
 def _partitions(partitions: Iterable[Partition] | None) -> list[TopicPartition] | None:

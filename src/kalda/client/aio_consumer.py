@@ -43,7 +43,7 @@ from kalda.client.consumer_calls import (
 )
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
-from kalda.client.core.consumer_errors import Operation, Wakeup
+from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.io_loop import IoLoop
@@ -234,11 +234,6 @@ class Consumer(ConsumerCalls):
         `call_soon_threadsafe`."""
         self._is_woken = True
         self._changed()
-
-    def _raise_if_woken(self) -> None:
-        if self._is_woken:
-            self._is_woken = False
-            raise Wakeup("wakeup was called")
 
     # -- offsets
 

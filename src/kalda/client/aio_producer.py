@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
@@ -25,12 +25,13 @@ from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
-from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
+from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
+from kalda.client.producer_calls import ProducerCalls
 from kalda.records.appending import Ticket, TopicAppender
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class _Driven:
         _wake(self.waiting_for_transaction)
 
 
-class Producer:
+class Producer(ProducerCalls):
     """Sends records to topics.
 
     >>> async with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
@@ -249,20 +250,14 @@ class Producer:
     # -- waiting
 
     async def _wait_for_topic(self, topic: str, partition: int | None, deadline_ms: int) -> tuple[Partition, ...]:
-        metadata, io = self._core.metadata, self._start()
-        metadata.want(topic, self._monotonic_ms())
-        if partition is not None and partition < 0:
-            raise ValueError(f"partition {partition}: a partition is not negative")
+        io = self._start()
+        self._core.metadata.want(topic, self._monotonic_ms())
         while True:
-            partitions = metadata.partitions_of(topic)
-            if partitions and (partition is None or partition < len(partitions)):
+            partitions = self._partitions_with(topic, partition)
+            if partitions:
                 return partitions
             self._check_open()
-            refusal = self._core.refused or metadata.refusal_of(topic)
-            if refusal is not None:
-                raise refusal
-            if partitions or topic in metadata.topics:
-                metadata.request_update()
+            self._request_topic(topic)
             io.wake()
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._driven.waiting.add(waiting)
@@ -270,11 +265,7 @@ class Producer:
                 async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
                     await waiting
             except TimeoutError:
-                failure = self._core.connections.last_failure
-                why = f"no broker was reachable: {failure}" if failure else "it may not exist"
-                what = topic if partition is None else f"{topic} with partition {partition}"
-                after = f"{self._config.max_block_ms} ms"
-                raise MetadataTimeout(f"topic {what} is not in the metadata after {after}: {why}") from None
+                raise self._no_topic(topic, partition) from None
             finally:
                 self._driven.waiting.discard(waiting)
 
@@ -294,13 +285,12 @@ class Producer:
             assert buffer is not None, "the pool sets the buffer before it wakes its waiter"
             return buffer
         except TimeoutError:
-            core.metrics.exhausted.value += 1
-            raise BufferExhausted(
-                f"{size} bytes were not free in buffer.memory={core.pool.total_bytes} within max.block.ms="
-                f"{self._config.max_block_ms}"
-            ) from None
+            raise self._exhausted(size) from None
         finally:
             core.pool.cancel(waiter)
+
+    def _now_ms(self) -> int:
+        return self._monotonic_ms()
 
     def _check_open(self) -> None:
         driven = self._driven
@@ -358,9 +348,7 @@ class Producer:
 
     def _transactions(self) -> TransactionDriver:
         self._check_open()
-        if self._core.transactions is None:
-            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
-        return self._core.transactions
+        return self._transaction_driver()
 
     async def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
         io = self._start()
@@ -427,22 +415,6 @@ class Producer:
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
         return await self._wait_for_topic(topic, None, self._monotonic_ms() + self._config.max_block_ms)
-
-    def metrics(self) -> dict[str, float]:
-        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
-        return self._core.metrics.snapshot(self._monotonic_ms())
-
-    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
-        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
-        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
-        `enable.metrics.push` is false."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.register(name, read, is_total=is_total)
-
-    def unregister_metric(self, name: str) -> None:
-        """Push it no longer."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.unregister(name)
 
     async def __aenter__(self) -> Producer:
         self._start()

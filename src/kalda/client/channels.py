@@ -32,7 +32,7 @@ class Driven(Protocol):
         ...
 
     def deadline_ms(self, now_ms: int) -> int | None:
-        """When `run` is due."""
+        """When `run` is due again, after a `run` at `now_ms`, which has done all that was due by then."""
         ...
 
     def take_actions(self) -> list[Action]:

@@ -48,7 +48,7 @@ from kalda.client.consumer_calls import (
 )
 from kalda.client.consumer_io import ConsumerDriven, ConsumerIo
 from kalda.client.core.consumer import ConsumerCore
-from kalda.client.core.consumer_errors import Operation, Wakeup
+from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.metadata import Topic
@@ -226,11 +226,6 @@ class Consumer(ConsumerCalls):
         """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
         self._is_woken = True
         self._io.wake()
-
-    def _raise_if_woken(self) -> None:
-        if self._is_woken:
-            self._is_woken = False
-            raise Wakeup("wakeup was called")
 
     # -- offsets
 

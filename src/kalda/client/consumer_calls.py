@@ -12,6 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
+from kalda.client.core.consumer_errors import Wakeup
 from kalda.client.core.membership import Call, Callback
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
 from kalda.records.consuming import Record, RecordIterator
@@ -66,6 +67,8 @@ class ConsumerCalls:
     _iterator: RecordIterator
     """The records of `for` that were taken from the buffers and not returned yet are in it."""
     _listener: RebalanceListener | None
+    _is_woken: bool
+    """`wakeup` was called, and no call has ended with `Wakeup` since."""
     _lock: AbstractContextManager[Any]
 
     def _check_open(self) -> None:
@@ -237,6 +240,11 @@ class ConsumerCalls:
             self._core.own_metrics.unregister(name)
 
     # -- inside
+
+    def _raise_if_woken(self) -> None:
+        if self._is_woken:
+            self._is_woken = False
+            raise Wakeup("wakeup was called")
 
     def _begin(self) -> ConsumerCore:
         self._core.requests.now_ms = self._now_ms()

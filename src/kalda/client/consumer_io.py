@@ -177,9 +177,11 @@ class ConsumerIo(IoThread):
                 self._baton.release()
         self._last_call_s = time.monotonic()
 
-    def _turn(self, awaited: Awaited | None = None, limit_ms: int | None = None) -> None:
+    def _turn(
+        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_s: float | None = None
+    ) -> None:
         self.last_turn_ms = monotonic_ms()
-        super()._turn(awaited, limit_ms)
+        super()._turn(awaited, limit_ms, longest_wait_s)
 
 
 class _LockedChannels(Channels):

@@ -76,13 +76,14 @@ class IoLoop:
             return
         driven = self._driven
         try:
-            driven.run(self._now_ms())
+            ran_ms = self._now_ms()
+            driven.run(ran_ms)
             self._channels.carry_out()
             driven.finish()
             if driven.is_over():
                 self._end(None)
                 return
-            due_ms = driven.deadline_ms(self._now_ms())
+            due_ms = driven.deadline_ms(ran_ms)  # what has become due since the run is due, not over
         except Exception as error:
             log.exception("a turn of the client failed")
             self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a turn of the client failed: {error!r}"))

@@ -94,21 +94,28 @@ class IoThread(threading.Thread):
             self._wakened.close()
             self._waker.close()
 
-    def _turn(self, awaited: Awaited | None = None, limit_ms: int | None = None) -> None:
-        """Do what can be done, and wait for what comes next: until `awaited` is done, or `limit_ms`."""
+    def _turn(
+        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_s: float | None = None
+    ) -> None:
+        """Do what can be done, and wait for what comes next: until `awaited` is done, or `limit_ms`. With
+        `longest_wait_s` it waits no longer than that, and does not compute when something else is due."""
         driven = self._driven
         self.sleeps_until_ms = _NEVER_MS
-        driven.run(monotonic_ms())
+        ran_ms = monotonic_ms()
+        driven.run(ran_ms)
         self._channels.carry_out()
         driven.finish()
         if awaited is not None and awaited.is_done:
             self.sleeps_until_ms = 0
             return
         now_ms = monotonic_ms()
-        due_ms = driven.deadline_ms(now_ms)
-        if limit_ms is not None and (due_ms is None or due_ms > limit_ms):
-            due_ms = limit_ms
-        wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
+        if longest_wait_s is None:
+            due_ms = driven.deadline_ms(ran_ms)  # what has become due since the run is due, not over
+            if limit_ms is not None and (due_ms is None or due_ms > limit_ms):
+                due_ms = limit_ms
+            wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
+        else:
+            wait_s = longest_wait_s
         if self._wake_is_due or driven.is_over():
             wait_s = 0
         elif wait_s:

@@ -22,25 +22,26 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
-from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
+from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.metadata import Partition
+from kalda.client.producer_calls import ProducerCalls
 from kalda.client.producer_io import ProducerIo
 from kalda.records import appending
 
@@ -137,7 +138,7 @@ class _Driven:
         _open.discard(self)
 
 
-class Producer:
+class Producer(ProducerCalls):
     """Sends records to topics.
 
     >>> with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
@@ -305,46 +306,25 @@ class Producer:
         partitions = metadata.partitions_of(topic)
         if partitions and (partition is None or 0 <= partition < len(partitions)):
             return partitions
-        if partition is not None and partition < 0:
-            raise ValueError(f"partition {partition}: a partition is not negative")
         began_ns = time.perf_counter_ns()
         driven, seen_version = self._driven, -1
         try:
             with driven.changed:
                 while True:
-                    self._check_topic(topic)
-                    partitions = metadata.partitions_of(topic)
-                    if partitions and (partition is None or partition < len(partitions)):
+                    self._check_open()
+                    partitions = self._partitions_with(topic, partition)
+                    if partitions:
                         return partitions
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0 or self._thread.is_current:
-                        raise MetadataTimeout(self._why_no_topic(topic, partition, len(partitions)))
+                        raise self._no_topic(topic, partition)
                     if metadata.version != seen_version:  # not where another thread's wait has ended this one's
                         seen_version = metadata.version
-                        if partitions or topic in metadata.topics:
-                            metadata.request_update()
+                        self._request_topic(topic)
                         self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
-
-    def _why_no_topic(self, topic: str, partition: int | None, count: int) -> str:
-        after = f"{self._config.max_block_ms} ms"
-        if count and partition is not None:
-            return f"partition {partition} of topic {topic}, which has {count}, did not appear within {after}"
-        failure = self._core.connections.last_failure
-        if failure:
-            return f"topic {topic} is not in the metadata after {after}: no broker was reachable: {failure}"
-        return f"topic {topic} is not in the metadata after {after}: it may not exist"
-
-    def _check_topic(self, topic: str) -> None:
-        """Raise where waiting for the topic is in vain."""
-        self._check_open()
-        if self._core.refused is not None:
-            raise self._core.refused
-        error = self._core.metadata.refusal_of(topic)
-        if error is not None:
-            raise error
 
     def _wait_for_memory(self, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
         """A buffer for a new batch, in turn."""
@@ -371,12 +351,11 @@ class Producer:
             with core.accumulator.lock:
                 core.pool.cancel(waiter)
         if buffer is None:
-            core.metrics.exhausted.value += 1
-            raise BufferExhausted(
-                f"{size} bytes were not free in buffer.memory={core.pool.total_bytes} within max.block.ms="
-                f"{self._config.max_block_ms}"
-            )
+            raise self._exhausted(size)
         return buffer
+
+    def _now_ms(self) -> int:
+        return monotonic_ms()
 
     def _check_open(self) -> None:
         driven = self._driven
@@ -441,11 +420,10 @@ class Producer:
 
     def _transactions(self) -> TransactionDriver:
         self._check_open()
-        if self._core.transactions is None:
-            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        transactions = self._transaction_driver()
         if self._thread.is_current:
             raise RuntimeError("transactions cannot be begun or ended in a callback")
-        return self._core.transactions
+        return transactions
 
     def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
         deadline_s = time.monotonic() + (self._config.max_block_ms / 1000 if timeout is None else timeout)
@@ -504,22 +482,6 @@ class Producer:
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
         return self._wait_for_topic(topic, None, time.monotonic() + self._config.max_block_ms / 1000)
-
-    def metrics(self) -> dict[str, float]:
-        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
-        return self._core.metrics.snapshot(monotonic_ms())
-
-    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
-        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
-        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
-        `enable.metrics.push` is false."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.register(name, read, is_total=is_total)
-
-    def unregister_metric(self, name: str) -> None:
-        """Push it no longer."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.unregister(name)
 
     def __enter__(self) -> Producer:
         return self

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity
 
 _GRACE_S = 0.002
+_USUAL_WAIT_S = 0.001
+"""Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
 
 
 class ProducerIo(IoThread):
@@ -106,8 +108,10 @@ class ProducerIo(IoThread):
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
         try:
+            longest_wait_s: float | None = _USUAL_WAIT_S
             while not awaited.is_done and not self._has_ended and not self._driven.is_over():
-                self._turn(awaited, limit_ms)
+                self._turn(awaited, limit_ms, longest_wait_s)
+                longest_wait_s = None
                 if limit_ms is not None and monotonic_ms() >= limit_ms:
                     break
         except BaseException as error:

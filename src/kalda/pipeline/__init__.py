@@ -8,6 +8,7 @@ There is no engine here, only what people otherwise write around such queries: o
 - `session`: the Spark session of a command, and which jars a format needs
 - `topics`: partitions and ends of topics, from a cluster
 - `values`: values of records as columns, and what is wrong with those that cannot be
+- `registry`: Avro schemas of a topic's values, from a schema registry
 - `lake`: a directory that `load` fills: its layout, its files, one load at a time
 - `load`: topics into a lake
 - `compact`: many small files of a lake into few

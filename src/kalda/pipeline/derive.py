@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kalda.pipeline.load import SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, batch_limit, first_line
 from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import with_values
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
 
 
-def make_views(spark: SparkSession, project: Project) -> dict[str, DataFrame]:
+def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> dict[str, DataFrame]:
     """Register the project's topics and tables as views, and return the derived frames, views too. Raises
     `PipelineError`."""
     for name, topic in project.topics.items():
-        _stream(spark, project, topic).createOrReplaceTempView(name)
+        _stream(spark, project, topic, once).createOrReplaceTempView(name)
     for name, table in project.tables.items():
         spark.read.format(table.format).load(project.place(table.path)).createOrReplaceTempView(name)
     frames = {}
@@ -46,14 +46,14 @@ def make_views(spark: SparkSession, project: Project) -> dict[str, DataFrame]:
     return frames
 
 
-def _stream(spark: SparkSession, project: Project, source: TopicSource) -> DataFrame:
+def _stream(spark: SparkSession, project: Project, source: TopicSource, once: bool) -> DataFrame:
     """The topic's records: with JSON, Avro and Protobuf a column a field. Records that cannot be decoded have null in
     all of these, and what is wrong in `reason`."""
     options = {**project.options, "subscribe": source.topic}
     with Topics(project.options) as topics:
         options |= starting_options(source.since, topics, (source.topic,))
     if source.rows_a_batch is not None:
-        options["maxOffsetsPerTrigger"] = str(source.rows_a_batch)
+        options |= batch_limit(source.rows_a_batch, to_the_end=once)
     rows = with_values(spark.readStream.format(SOURCE).options(**options).load(), source.value_format)
     if source.value in ("json", "avro", "protobuf"):
         values = [f"value.{name}" for name in rows.schema["value"].dataType.names]  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def start(
     unknown = [name for name in only if name not in project.derived]
     if unknown:
         raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
-    frames = make_views(spark, project)
+    frames = make_views(spark, project, once=once)
     queries: dict[str, StreamingQuery] = {}
     for name, derived in project.derived.items():
         if (derived.topic or derived.path) and (not only or name in only):

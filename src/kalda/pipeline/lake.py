@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 EVENTS: Final = "events"
 QUARANTINE: Final = "quarantine"
 PARTITIONED_BY: Final = ("table", "topic", "date")
+RECORDS: Final = "records"
+"""The directory of an Iceberg table within the lake."""
 _OWN: Final = "_kalda"
 _SINK_LOG: Final = "_spark_metadata"
 
@@ -119,9 +121,15 @@ class Lake:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         return len(paths)
 
+    def table_path(self, format_name: str) -> Path:
+        """What Spark's reader of that format is given."""
+        return self.path / RECORDS if format_name == "iceberg" else self.path
+
     def frame(self, spark: SparkSession, table: str = EVENTS) -> DataFrame:
         """One of the lake's two tables."""
-        return spark.read.parquet(str(self.path)).where(f"table = '{table}'").drop("table")
+        kind = (self.settings() or {}).get("format", "parquet")
+        rows = spark.read.format(kind).load(str(self.table_path(kind)))
+        return rows.where(f"table = '{table}'").drop("table")
 
 
 def replace_text(path: Path, text: str) -> None:

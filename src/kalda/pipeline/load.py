@@ -11,6 +11,7 @@ then, because records behind the end were passed over.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.compact import TARGET_BYTES, Compacted, compact
-from kalda.pipeline.lake import EVENTS, PARTITIONED_BY, QUARANTINE, Lake
+from kalda.pipeline.lake import EVENTS, PARTITIONED_BY, QUARANTINE, RECORDS, Lake
+from kalda.pipeline.registry import subject_of
 from kalda.pipeline.running import Progress, run
-from kalda.pipeline.session import PipelineError, first_line
+from kalda.pipeline.session import PipelineError, batch_limit, first_line
 from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import INFER, SAMPLE_RECORDS, ValueFormat, infer_schema, with_values
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 FILE_FORMATS: Final = ("parquet", "delta", "iceberg")
 ROWS_A_BATCH: Final = 2_000_000
 SOURCE: Final = "kalda"
-_KEPT: Final = ("topics", "format", "value", "schema", "message", "descriptor", "key", "until")
+_KEPT: Final = ("topics", "format", "value", "schema", "message", "descriptor", "registry", "key", "until")
 """Settings that a later load may not change."""
 
 
@@ -50,6 +52,8 @@ class LoadSettings:
     schema: str | None = None
     message: str | None = None
     descriptor: str | None = None
+    registry: str | None = None
+    """The URL of a schema registry, for avro."""
     key: str = "bytes"
     """bytes or string."""
     since: str = "earliest"
@@ -108,6 +112,9 @@ def _agree(
             raise PipelineError(f"{lake.path} is not a lake yet: name the topics to load")
         if settings.value == "json" and settings.schema in (None, INFER):
             settings = _replace(settings, schema=infer_schema(_sample(spark, settings)))
+        if settings.registry is not None and settings.schema is None:
+            value_format_of(settings)  # refuses what is not possible with a registry
+            settings = _replace(settings, schema=subject_of(settings.registry, settings.topics[0]).newest)
         with Topics(settings.options) as topics:
             until = _until(topics, settings)
             since = starting_options(settings.since, topics, settings.topics)
@@ -161,7 +168,7 @@ def source_options(settings: LoadSettings, known: Mapping[str, Any]) -> dict[str
         **settings.options,
         "subscribe": ",".join(settings.topics),
         "includeHeaders": "true",
-        "maxOffsetsPerTrigger": str(settings.rows_a_batch),
+        **batch_limit(settings.rows_a_batch, to_the_end=not settings.follow),
         **known.get("since", {}),
     }
 
@@ -172,8 +179,7 @@ def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPart
 
     if until is not None:
         records = _before(records, until)
-    value_format = ValueFormat(settings.value, settings.schema, settings.message, settings.descriptor)
-    rows = with_values(records, value_format)
+    rows = with_values(records, value_format_of(settings))
     return rows.select(
         f.when(f.col("reason").isNull(), EVENTS).otherwise(QUARANTINE).alias("table"),
         "topic",
@@ -187,6 +193,13 @@ def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPart
         "headers",
         "reason",
         "raw",
+    )
+
+
+def value_format_of(settings: LoadSettings) -> ValueFormat:
+    """How values are read. Raises `PipelineError`."""
+    return ValueFormat(
+        settings.value, settings.schema, settings.message, settings.descriptor, settings.registry, settings.topics
     )
 
 
@@ -207,19 +220,43 @@ def _start(
     options = source_options(settings, lake.settings() or {})
     records = spark.readStream.format(SOURCE).options(**options).load()
     # One task a core writes: else each of the topics' partitions would make a file in each batch.
-    rows = rows_of(records, settings, until).coalesce(spark.sparkContext.defaultParallelism)
+    rows = rows_of(records, settings, until).coalesce(_cores(spark))
     writer = rows.writeStream.option("checkpointLocation", lake.checkpoint.as_uri()).queryName(lake.path.name)
     if settings.follow:
         writer = writer.trigger(processingTime=settings.every)
     else:
         writer = writer.trigger(availableNow=True)
-    writer = writer.format(settings.format).partitionBy(*PARTITIONED_BY)
-    if settings.format == "iceberg":
-        writer = writer.option("fanout-enabled", "true")
+    writer = writer.format(settings.format)
     try:
-        return writer.start(str(lake.path))
+        if settings.format == "iceberg":
+            table = _iceberg_table(spark, lake, rows)
+            return writer.option("fanout-enabled", "true").toTable(table)
+        return writer.partitionBy(*PARTITIONED_BY).start(str(lake.path))
     except Exception as error:
         raise PipelineError(f"{lake.path}: the load cannot start: {first_line(error)}") from error
+
+
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect: the cores are the server's
+        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
+def _iceberg_table(spark: SparkSession, lake: Lake, rows: DataFrame) -> str:
+    """The name of the lake's table, which is made where it does not exist: Iceberg streams into existing tables only.
+    The lake is a catalog of its own, in directories, so that the table can be read by its path."""
+    from pyspark.sql import functions as f
+
+    catalog = f"kalda_{hashlib.sha256(str(lake.path).encode()).hexdigest()[:12]}"
+    spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
+    spark.conf.set(f"spark.sql.catalog.{catalog}.type", "hadoop")
+    spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", lake.path.as_uri())
+    name = f"{catalog}.{RECORDS}"
+    if not lake.table_path("iceberg").exists():
+        empty = spark.createDataFrame([], rows.schema)
+        empty.writeTo(name).using("iceberg").partitionedBy(*(f.col(each) for each in PARTITIONED_BY)).create()
+    return name
 
 
 def _has_reached(progress: Progress, until: Mapping[TopicPartition, int] | None) -> bool:

@@ -51,13 +51,14 @@ class TopicSource:
     schema: str | None = None
     message: str | None = None
     descriptor: str | None = None
+    registry: str | None = None
     since: str = "earliest"
     watermark: str | None = None
     rows_a_batch: int | None = None
 
     @property
     def value_format(self) -> ValueFormat:
-        return ValueFormat(self.value, self.schema, self.message, self.descriptor)
+        return ValueFormat(self.value, self.schema, self.message, self.descriptor, self.registry, (self.topic,))
 
 
 @dataclass(frozen=True, slots=True)

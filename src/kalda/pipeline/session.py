@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGES: Final[dict[str, str]] = {
-    "delta": "io.delta:delta-spark_{scala}:4.0.0",
-    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_{scala}:1.10.0",
+    "delta": "io.delta:delta-spark_{minor}_{scala}:4.4.0",
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:1.12.0",
     "avro": "org.apache.spark:spark-avro_{scala}:{spark}",
     "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
 }
@@ -49,11 +49,17 @@ class PipelineError(Exception):
     """A pipeline cannot run; the message has the value and the remedy."""
 
 
-def packages_of(needs: Iterable[str]) -> list[str]:
-    """The Maven coordinates of these formats."""
+def _spark_version() -> str:
     import pyspark
 
-    return [PACKAGES[name].format(scala=_SCALA, spark=pyspark.__version__) for name in needs if name in PACKAGES]
+    return pyspark.__version__
+
+
+def packages_of(needs: Iterable[str]) -> list[str]:
+    """The Maven coordinates of these formats."""
+    spark = _spark_version()
+    minor = ".".join(spark.split(".")[:2])
+    return [PACKAGES[name].format(scala=_SCALA, spark=spark, minor=minor) for name in needs if name in PACKAGES]
 
 
 def make_session(
@@ -90,8 +96,9 @@ def make_session(
         if not needed:
             raise
         raise PipelineError(
-            f"Spark could not be started with {', '.join(packages_of(needed))} from Maven: {first_line(error)}. Put "
-            f"these jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
+            f"Spark could not be started with {', '.join(packages_of(needed))} from Maven: {first_line(error)}. Where "
+            f"there are others that fit Spark {_spark_version()}, name them by --spark spark.jars.packages=...; or put "
+            f"the jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
         ) from error
     prepare(spark)
     return spark
@@ -106,6 +113,14 @@ def prepare(spark: SparkSession) -> None:
     register_segments(spark)
     for name, value in _OF_QUERIES.items():
         spark.conf.set(name, value)
+
+
+def batch_limit(rows: int, *, to_the_end: bool) -> dict[str, str]:
+    """The source's option that bounds a batch. None for a query `to_the_end` of its topics with Spark 4.1, which would
+    end after the first bounded batch."""
+    from kalda.spark.source import HAS_ADMISSION_CONTROL
+
+    return {} if to_the_end and not HAS_ADMISSION_CONTROL else {"maxOffsetsPerTrigger": str(rows)}
 
 
 def first_line(error: BaseException) -> str:

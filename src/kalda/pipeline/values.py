@@ -32,11 +32,22 @@ class ValueFormat:
     """protobuf: the message's name."""
     descriptor: str | None = None
     """protobuf: the file that `protoc --descriptor_set_out` made."""
+    registry: str | None = None
+    """avro: the URL of a schema registry, which has the schema."""
+    topics: tuple[str, ...] = ()
+    """With a registry: the topics whose subjects have the schemas."""
 
     def __post_init__(self) -> None:
         if self.name not in FORMATS:
             raise PipelineError(f"value format {self.name}: {', '.join(FORMATS)} are possible")
-        if self.name in ("json", "avro") and not self.schema:
+        if self.registry is not None and self.name != "avro":
+            raise PipelineError(f"a schema registry is used with value format avro, not {self.name}")
+        if self.registry is not None and len(self.topics) != 1:
+            raise PipelineError(
+                f"with a schema registry, one topic is loaded at a time, not {len(self.topics)}: each has a schema of "
+                f"its own, and a table has one"
+            )
+        if self.name in ("json", "avro") and not self.schema and self.registry is None:
             raise PipelineError(f"value format {self.name} needs a schema, or with json: {INFER}")
         if self.name == "protobuf" and not (self.message and self.descriptor):
             raise PipelineError("value format protobuf needs the name of the message and the file of descriptors")
@@ -76,7 +87,8 @@ def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
 
     value, wrong = _decoded(records.sparkSession, value_format)
     bad = f.col("value").isNotNull() & wrong
-    reason = f.when(bad, f.lit(_REASONS[value_format.name]))
+    name = "registry" if value_format.registry is not None else value_format.name
+    reason = f.when(bad, f.lit(_REASONS[name]))
     if value_format.name == "json":
         reason = f.when(bad & ~_is_text(), f.lit(_REASONS["string"])).otherwise(reason)
     return records.withColumns(
@@ -94,6 +106,7 @@ _REASONS: Final = {
     "json": "the value is not a JSON object of the schema",
     "avro": "the value is not Avro of the schema",
     "protobuf": "the value is not a message of this type",
+    "registry": "the value is not Avro of a version of the topic's subject in the schema registry",
 }
 
 
@@ -122,6 +135,8 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
         case "avro":
             from pyspark.sql.avro.functions import from_avro
 
+            if value_format.registry is not None:
+                return _of_registry(value_format)
             assert value_format.schema is not None
             parsed = _of_jar(lambda: from_avro(f.col("value"), value_format.schema, {"mode": "PERMISSIVE"}), "avro")
             return parsed, parsed.isNull()
@@ -135,6 +150,25 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
             )
             return parsed, parsed.isNull()
     return f.col("value"), f.lit(False)
+
+
+def _of_registry(value_format: ValueFormat) -> tuple[Column, Any]:
+    """Decoded by the schema whose id is before the value, into the schema of the load."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.avro.functions import from_avro
+
+    from kalda.pipeline.registry import PREFIX_BYTES, subject_of
+
+    subject = subject_of(str(value_format.registry), value_format.topics[0])
+    reader = value_format.schema or subject.newest
+    body = f.expr(f"substring(value, {PREFIX_BYTES + 1})")
+    found: Column = f.lit(None)
+    for number, writer in sorted(subject.schemas.items()):
+        prefix = b"\0" + number.to_bytes(PREFIX_BYTES - 1, "big")
+        options = {"mode": "PERMISSIVE", "avroSchema": reader}
+        parsed = _of_jar(lambda schema=writer, given=options: from_avro(body, schema, given), "avro")
+        found = f.when(f.substring("value", 1, PREFIX_BYTES) == f.lit(prefix), parsed).otherwise(found)
+    return found, found.isNull()
 
 
 def _of_jar(make: Any, name: str) -> Any:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.admin.topic_plans import list_offsets
 from kalda.client.admin_client import Admin
-from kalda.client.consumer_calls import unknown_topic
 from kalda.client.core.administration import Kind, Outcomes, Plan, Target, per_item
 from kalda.client.errors import refused
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:
-    from kalda.client.consumer_calls import Partition
     from kalda.client.metadata import Topic
     from kalda.spark.options import Subscription
 
@@ -36,20 +35,30 @@ _owner_pid = os.getpid()
 class SparkAdmin(Admin):
     """The administrative client of planners and sinks."""
 
+    def __init__(self, config: Mapping[str, str]) -> None:
+        super().__init__(config)
+        self._leaders: dict[TopicPartition, int] = {}
+        """The node id of each partition's leader, when partitions were last requested; -1 where there was none."""
+
     def partitions(self, subscription: Subscription, *, missing_is_error: bool) -> list[TopicPartition]:
         """The existing partitions of the subscription, sorted.
 
         With `missing_is_error`, raises `ApiError` for an unknown topic, `ValueError` for an unknown partition."""
         if subscription.pattern is not None:
             matches = re.compile(subscription.pattern).fullmatch
-            return _partitions_of(topic for topic in self.list_topics().values() if matches(topic.name))
+            return self._partitions_of(topic for topic in self.list_topics().values() if matches(topic.name))
         names = sorted(subscription.topics or {one.topic for one in subscription.assigned})
         found = self.describe_topics(names)
         for name, error in found.errors.items():
             is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if missing_is_error or not is_missing:
-                raise unknown_topic(name) if is_missing else error
-        existing = _partitions_of(found.succeeded.values())
+            if is_missing and missing_is_error:
+                # Imported here: a planner makes no consumer, and each batch job starts one.
+                from kalda.client.consumer_calls import unknown_topic
+
+                raise unknown_topic(name)
+            if not is_missing:
+                raise error
+        existing = self._partitions_of(found.succeeded.values())
         if not subscription.assigned:
             return existing
         kept = set(existing)
@@ -62,6 +71,13 @@ class SparkAdmin(Admin):
                 )
         return sorted(kept.intersection(subscription.assigned))
 
+    def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
+        """The topics' partitions, sorted; their leaders are kept."""
+        self._leaders = {
+            TopicPartition(topic.name, one.partition): one.leader for topic in topics for one in topic.partitions
+        }
+        return sorted(self._leaders)
+
     def offsets_at(
         self, times: Mapping[TopicPartition, int], *, read_committed: bool, missing_is_error: bool = True
     ) -> dict[TopicPartition, int]:
@@ -69,7 +85,10 @@ class SparkAdmin(Admin):
         partitions that do not exist are left out. Raises `ApiError`."""
         if not times:
             return {}
-        found = self.list_offsets(cast("Mapping[Partition, int]", times), read_committed=read_committed)
+        plan = list_offsets(
+            times, read_committed=read_committed, timeout_ms=self._request_ms(None), leaders=self._leaders
+        )
+        found = self._call("listing offsets", plan, None)
         for error in found.errors.values():
             if missing_is_error or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise error
@@ -112,10 +131,6 @@ def admin_of(kafka: Mapping[str, str]) -> SparkAdmin:
     if client is None:
         client = _clients[key] = SparkAdmin(config)
     return client
-
-
-def _partitions_of(topics: Iterable[Topic]) -> list[TopicPartition]:
-    return sorted(TopicPartition(topic.name, partition.partition) for topic in topics for partition in topic.partitions)
 
 
 def _end_transactions(ends: Mapping[str, EndTxnRequest], max_version: int | None) -> Plan[Outcomes[str, None]]:

@@ -75,6 +75,12 @@ class RangeConsumer(Consumer):
                 if each is not None and each.start < offsets.end:
                     yield each._replace(end=offsets.end if each.end is None else min(each.end, offsets.end))
 
+    def release(self) -> None:
+        """Read nothing until the next range. Unlike `assign([])`, it keeps the topic's metadata: the next range is
+        mostly of the same topic, and a Metadata response has all of the topic's partitions."""
+        with self._lock:
+            self._core.subscription.assign(())
+
     def _skip_lost(self, partition: TopicPartition, at: int, offsets: OffsetRange, options: ReadOptions) -> bool:
         """Continue at the first offset of the range that the log has; False where it has none."""
         first = self.beginning_offsets(partition)[partition]
@@ -126,7 +132,7 @@ def fetch(options: ReadOptions, offsets: OffsetRange) -> Iterator[Taken]:
 
 
 def _give_back(key: tuple[tuple[str, str], ...], consumer: RangeConsumer) -> None:
-    consumer.assign([])
+    consumer.release()
     other = _idle.pop(key, None)
     _idle[key] = consumer
     if other is not None:

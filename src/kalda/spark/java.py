@@ -49,13 +49,15 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
         raise RuntimeError(f"Spark is not installed ({error}): pip install 'kalda[spark]'") from error
     from kalda.spark.source import register_in
 
-    advice = java_advice()
+    server = master or os.environ.get("SPARK_REMOTE", "")
+    is_remote = server.startswith("sc://")  # Spark Connect: Java is where the server is
+    advice = None if is_remote else java_advice()
     if advice is not None:
         raise RuntimeError(advice)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
-        builder = builder.master(master)
+        builder = builder.remote(master) if is_remote else builder.master(master)
     for name, value in settings.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         builder = builder.config(name.replace("_", ".") if name.startswith("spark_") else name, text)

@@ -86,6 +86,8 @@ class ReadOptions:
     """Where all records are older than the starting time, begin at the end of the log; else fail."""
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    task_offsets: int = 10_000
+    """Ranges of fewer offsets share a task, up to so many."""
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 900_000
@@ -102,6 +104,7 @@ class ReadOptions:
 _SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _ENDINGS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+TASK_OFFSETS: Final = "kalda.task.offsets"
 _KNOWN: Final = (
     *_SUBSCRIPTIONS,
     "startingOffsets",
@@ -119,6 +122,7 @@ _KNOWN: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
+    TASK_OFFSETS,
 )
 _WITHOUT_EFFECT: Final = ("groupIdPrefix",)
 _PREFIX: Final = "kafka."
@@ -165,6 +169,7 @@ def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> Rea
         start_latest_where_none=options.choice(_STRATEGY, {"error": False, "latest": True}, "error"),
         min_partitions=options.number("minPartitions", None, 1),
         max_records_per_partition=options.number("maxRecordsPerPartition", None, 1),
+        task_offsets=options.number(TASK_OFFSETS, 10_000, 0),
         max_offsets_per_trigger=high,
         min_offsets_per_trigger=low,
         max_trigger_delay_ms=options.delay_ms("maxTriggerDelay", 900_000),

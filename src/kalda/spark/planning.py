@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heapreplace
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kalda.base.ids import TopicPartition
 from kalda.spark.filters import Narrowing
@@ -25,6 +25,9 @@ from kalda.spark.options import (
     ReadOptions,
     Subscription,
 )
+
+LEAST_TASKS: Final = 8
+"""Small ranges do not share tasks beyond this: else a large cluster would have nothing to do in parallel."""
 
 
 class Logs(Protocol):
@@ -66,7 +69,7 @@ class DataLoss(RuntimeError):
 
 
 def plan(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
-    """One range for each task, none empty. Raises `ApiError`, `DataLoss`, `ValueError`."""
+    """The ranges to read, none empty. Raises `ApiError`, `DataLoss`, `ValueError`."""
     ranges = offset_ranges(cluster, options, narrowing)
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
@@ -206,6 +209,28 @@ def split(
             pieces[index] += 1
             heapreplace(largest, (-ranges[index].size / pieces[index], index))
     return [piece for one, count in zip(ranges, pieces, strict=True) for piece in _cut(one, count)]
+
+
+def pack(ranges: Sequence[OffsetRange], options: ReadOptions) -> list[tuple[OffsetRange, ...]]:
+    """What each task reads, in the order of `ranges`: small ones share a task, since a task costs as much as thousands
+    of records.
+
+    It depends on the ranges and the options alone, not on the cores: a batch that is planned again has the same
+    tasks, as exactly-once writing needs."""
+    total = sum(one.size for one in ranges)
+    limit = min(options.task_offsets, total // max(LEAST_TASKS, options.min_partitions or 0))
+    if options.max_records_per_partition is not None:
+        limit = min(limit, options.max_records_per_partition)
+    tasks: list[list[OffsetRange]] = []
+    size = 0
+    for one in ranges:
+        if tasks and size + one.size <= limit:
+            tasks[-1].append(one)
+            size += one.size
+        else:
+            tasks.append([one])
+            size = one.size
+    return [tuple(task) for task in tasks]
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:

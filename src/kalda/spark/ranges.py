@@ -125,4 +125,4 @@ def _of_input(one: Any) -> Iterator[OffsetRange | None]:
     if partition.value is None:  # Spark's own, where no range was planned
         yield None
     elif type(partition).__module__ == "kalda.spark.source":
-        yield OffsetRange(*partition.value)
+        yield from (OffsetRange(*each) for each in partition.value)

@@ -48,7 +48,12 @@ try:
         ReadMinRows,
         SupportsTriggerAvailableNow,
     )
+
+    HAS_ADMISSION_CONTROL = True
+    """Whether Trigger.AvailableNow with `maxOffsetsPerTrigger` reads to the end of the topics. Spark 4.1 ends after one
+    batch."""
 except ImportError:  # Spark 4.1 has no admission control of Python sources
+    HAS_ADMISSION_CONTROL = False
 
     class _Absent:
         """Stands for classes of which no object is made."""
@@ -68,7 +73,7 @@ from kalda.spark.batches import (
 )
 from kalda.spark.filters import Narrowing, narrow
 from kalda.spark.options import OptionError, ReadOptions, read_options
-from kalda.spark.planning import DataLoss, OffsetRange, plan, split, start_offsets
+from kalda.spark.planning import DataLoss, OffsetRange, pack, plan, split, start_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,10 +190,10 @@ class FilteringSource(KaldaSource):
 
 
 class RangePartition(InputPartition):
-    """The range of offsets that one task reads."""
+    """The ranges of offsets that one task reads, one after the other."""
 
-    def __init__(self, offsets: OffsetRange) -> None:
-        super().__init__(tuple(offsets))
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        super().__init__(tuple(tuple(one) for one in ranges))
 
 
 class TopicReader(DataSourceReader):
@@ -201,7 +206,8 @@ class TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with one_sentence():
-            return [RangePartition(one) for one in plan(admin(self.options), self.options, self.narrowing)]
+            ranges = plan(admin(self.options), self.options, self.narrowing)
+            return [RangePartition(task) for task in pack(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self.options, self.columns, partition)
@@ -278,7 +284,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self.options
             ranges = ranges_between(admin(options), options, from_json(start), from_json(end))
             pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
-            return [RangePartition(one) for one in pieces]
+            return [RangePartition(task) for task in pack(pieces, options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self.options, self.columns, partition)
@@ -309,7 +315,7 @@ class Refused(DataSourceStreamReader):
 def rows(
     options: ReadOptions, columns: Sequence[tuple[str, bool]], partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a task's range as record batches of the columns (name, nullable)."""
+    """The records of a task's ranges as record batches of the columns (name, nullable)."""
     from kalda.client.columns import SparkColumns
     from kalda.spark.fetching import fetch
 
@@ -317,8 +323,9 @@ def rows(
         return
     with one_sentence():
         made = SparkColumns(arrow_schema(columns))
-        for taken in fetch(options, OffsetRange(*partition.value)):
-            yield from made.of(taken)
+        for offsets in partition.value:
+            for taken in fetch(options, OffsetRange(*offsets)):
+                yield from made.of(taken)
 
 
 def admin(options: ReadOptions) -> SparkAdmin:

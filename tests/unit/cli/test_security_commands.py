@@ -156,7 +156,7 @@ def test_tokens_of_the_admin_clients(cluster: Cluster) -> None:
         return token_id in [each.token_id for each in found]
 
     with kalda.Admin(keys) as admin:
-        token = admin.create_delegation_token("User:alice", ["User:admin"], max_lifetime_ms=3_600_000)
+        token = admin.create_delegation_token(owner="User:alice", renewers=["User:admin"], max_lifetime_ms=3_600_000)
         assert (token.owner, token.requester, token.renewers) == ("User:alice", "User:admin", ("User:admin",))
         assert base64.b64encode(token.hmac).decode() not in repr(token)
         deadline = time.monotonic() + 60

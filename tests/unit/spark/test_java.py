@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from kalda.spark import session
-from kalda.spark.java import java_advice
+from kalda.spark.java import java_advice, new_session
 
 
 def java(folder: Path, version: str) -> None:
@@ -33,3 +35,18 @@ def test_the_java_of_java_home_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_p
     java(tmp_path / "new", "17.0.15")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
     assert java_advice() is None
+
+
+def test_a_session_of_spark_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Java is where the server is."""
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    builder = MagicMock()
+    builder.appName.return_value = builder.remote.return_value = builder
+    monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with warnings.catch_warnings(record=True):
+        new_session("test", "sc://127.0.0.1:15002", {})
+    builder.remote.assert_called_once_with("sc://127.0.0.1:15002")
+    with pytest.raises(RuntimeError, match="there is no java"):
+        new_session("test", None, {})

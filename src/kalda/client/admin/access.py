@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kalda.client.admin import token_plans
 from kalda.client.admin.cluster_plans import Acl, AclFilter
-from kalda.client.admin.token_plans import Token, created, creation, described, description, error_of
 from kalda.client.cluster import ClusterClient
 from kalda.client.errors import refused
 from kalda.protocol.messages import security as messages
@@ -116,34 +116,22 @@ def alter_users(
 
 def create_token(
     cluster: ClusterClient, *, owner: str | None = None, renewers: Sequence[str] = (), max_lifetime_ms: int = -1
-) -> Token:
+) -> token_plans.Token:
     """A token of the caller, or of `owner`. Raises `ApiError`."""
-    return created(_checked(cluster.any_broker(creation(owner, renewers, max_lifetime_ms))), renewers)
+    plan = token_plans.create_token(owner=owner, renewers=renewers, max_lifetime_ms=max_lifetime_ms)
+    return cluster.run("creating a delegation token", plan)
 
 
-def describe_tokens(cluster: ClusterClient, owners: Sequence[str] = ()) -> list[Token]:
+def describe_tokens(cluster: ClusterClient, owners: Sequence[str] = ()) -> list[token_plans.Token]:
     """The tokens of some owners, or all that the caller may see. Raises `ApiError`."""
-    return described(_checked(cluster.any_broker(description(owners or None))))
-
-
-def _checked(answer: Any) -> Any:
-    """Raises `ApiError`."""
-    error = error_of(answer)
-    if error is not None:
-        raise error
-    return answer
+    return cluster.run("describing delegation tokens", token_plans.describe_tokens(owners))
 
 
 def renew_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
     """When the token expires now; a negative period stands for the broker's own. Raises `ApiError`."""
-    answer = _checked(cluster.any_broker(messages.RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms)))
-    expires_ms: int = answer.expiry_timestamp_ms
-    return expires_ms
+    return cluster.run("renewing a delegation token", token_plans.renew_token(hmac, period_ms))
 
 
 def expire_token(cluster: ClusterClient, hmac: bytes, period_ms: int = -1) -> int:
     """When the token expires now; with a negative period it is removed at once. Raises `ApiError`."""
-    request = messages.ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms)
-    answer = _checked(cluster.any_broker(request))
-    expires_ms: int = answer.expiry_timestamp_ms
-    return expires_ms
+    return cluster.run("expiring a delegation token", token_plans.expire_token(hmac, period_ms))

@@ -9,7 +9,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.groups import Group, ListedGroup, Member
 from kalda.client.admin.topic_plans import by_topic, leader_of, producers_request
-from kalda.client.admin.transactions import ActiveProducer, ListedTransaction, Transaction
+from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
 from kalda.client.core.commits import (
     MAX_OFFSET_COMMIT,
@@ -33,8 +33,19 @@ from kalda.protocol.messages.groups import (
 )
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.offsets import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
-from kalda.protocol.messages.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kalda.protocol.messages.transactions import (
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 
+_FENCING_TIMEOUT_MS = 1
+"""The transaction timeout of a producer that only fences others."""
+_MAX_INIT = 5
+"""Version 6 is for two-phase commit (KIP-939)."""
 _NO_MODERN_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
@@ -303,3 +314,53 @@ def describe_producers(
                 )
 
     return per_item(partitions, leader_of, producers_request, read)
+
+
+def abort_transaction(
+    partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> Plan[None]:
+    """WriteTxnMarkers: an abort marker in one partition, past the coordinator. A coordinator epoch of -1 is sent as 0,
+    which no coordinator's epoch is below."""
+
+    def build(_: list[TopicPartition]) -> WriteTxnMarkersRequest:
+        marker = WritableTxnMarker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
+            coordinator_epoch=max(0, coordinator_epoch),
+        )
+        return WriteTxnMarkersRequest(markers=[marker])
+
+    def read(answer: Any, _: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        for marker in answer.markers:
+            for topic in marker.topics:
+                for each in topic.partitions:
+                    which = TopicPartition(topic.name, each.partition_index)
+                    yield which, refused(each.error_code, f"partition {which}") if each.error_code else None
+
+    outcomes: Outcomes[TopicPartition, None] = yield from per_item([partition], leader_of, build, read)
+    outcomes.check()
+
+
+def fence_producers(transactional_ids: Collection[str]) -> Plan[Outcomes[str, FencedProducer]]:
+    """InitProducerId of each id, at its coordinator: its ongoing transaction is aborted, its producers are fenced."""
+
+    def build(ids: list[str]) -> InitProducerIdRequest:
+        (transactional_id,) = ids
+        return InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=_FENCING_TIMEOUT_MS)
+
+    def read(answer: Any, ids: list[str]) -> Iterator[tuple[str, FencedProducer | ApiError]]:
+        (transactional_id,) = ids
+        if answer.error_code:
+            yield transactional_id, refused(answer.error_code, f"transactional id {transactional_id!r}")
+        else:
+            yield transactional_id, FencedProducer(answer.producer_id, answer.producer_epoch)
+
+    return per_item(
+        transactional_ids,
+        lambda transactional_id: Target(Kind.TRANSACTION, transactional_id),
+        build,
+        read,
+        max_version=_MAX_INIT,
+    )

@@ -1,4 +1,4 @@
-"""Plans about delegation tokens, and the requests and answers that the command-line tools share with them."""
+"""Plans about delegation tokens (KIP-48): create, describe, renew, expire."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError
 from kalda.client.core.administration import ANY, Ask, Plan, single
 from kalda.client.errors import refused
-from kalda.protocol.messages import security as messages
+from kalda.protocol.messages.security import (
+    CreatableRenewers,
+    CreateDelegationTokenRequest,
+    DescribeDelegationTokenOwner,
+    DescribeDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+)
 
 
 class Token(NamedTuple):
-    """A delegation token (KIP-48). Principals are `User:alice`, times milliseconds since 1970."""
+    """A delegation token. Principals are `User:alice`, times milliseconds since 1970."""
 
     token_id: str
     owner: str
@@ -28,58 +35,16 @@ class Token(NamedTuple):
         return f"Token({self.token_id!r}, owner={self.owner!r}, expires_ms={self.expires_ms})"
 
 
-def create_delegation_token(owner: str | None, renewers: Collection[str], max_lifetime_ms: int) -> Plan[Token]:
-    """CreateDelegationToken."""
-    answer = yield from single(Ask(ANY, creation(owner, renewers, max_lifetime_ms)), error_of)
-    return created(answer, renewers)
-
-
-def describe_delegation_tokens(owners: Collection[str] | None) -> Plan[list[Token]]:
-    """DescribeDelegationToken."""
-    answer = yield from single(Ask(ANY, description(owners)), error_of)
-    return described(answer)
-
-
-def renew_delegation_token(hmac: bytes, period_ms: int) -> Plan[int]:
-    """RenewDelegationToken."""
-    request = messages.RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms)
-    answer = yield from single(Ask(ANY, request), error_of)
-    return int(answer.expiry_timestamp_ms)
-
-
-def expire_delegation_token(hmac: bytes, period_ms: int) -> Plan[int]:
-    """ExpireDelegationToken."""
-    request = messages.ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms)
-    answer = yield from single(Ask(ANY, request), error_of)
-    return int(answer.expiry_timestamp_ms)
-
-
-# -- requests and answers
-
-
-def error_of(answer: Any) -> ApiError | None:
-    """The error of any of these answers."""
-    return refused(answer.error_code, "delegation token") if answer.error_code else None
-
-
-def creation(
-    owner: str | None, renewers: Collection[str], max_lifetime_ms: int
-) -> messages.CreateDelegationTokenRequest:
-    """For a token of the caller, or of `owner`."""
-    kind, name = _principal(owner) if owner is not None else (None, None)
-    return messages.CreateDelegationTokenRequest(
+def create_token(*, owner: str | None, renewers: Collection[str], max_lifetime_ms: int) -> Plan[Token]:
+    """CreateDelegationToken, for the caller where `owner` is None."""
+    kind, name = (None, None) if owner is None else _parts(owner)
+    request = CreateDelegationTokenRequest(
         owner_principal_type=kind,
         owner_principal_name=name,
-        renewers=[
-            messages.CreatableRenewers(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
-            for each in renewers
-        ],
+        renewers=[CreatableRenewers(principal_type=k, principal_name=n) for k, n in map(_parts, renewers)],
         max_lifetime_ms=max_lifetime_ms,
     )
-
-
-def created(answer: Any, renewers: Collection[str]) -> Token:
-    """The new token."""
+    answer = yield from single(Ask(ANY, request), _error)
     return Token(
         answer.token_id,
         f"{answer.principal_type}:{answer.principal_name}",
@@ -92,19 +57,10 @@ def created(answer: Any, renewers: Collection[str]) -> Token:
     )
 
 
-def description(owners: Collection[str] | None) -> messages.DescribeDelegationTokenRequest:
-    """For the tokens of some owners; None: for all that the caller may see."""
-    if owners is None:
-        return messages.DescribeDelegationTokenRequest(owners=None)
-    asked = [
-        messages.DescribeDelegationTokenOwner(principal_type=_principal(each)[0], principal_name=_principal(each)[1])
-        for each in owners
-    ]
-    return messages.DescribeDelegationTokenRequest(owners=asked)
-
-
-def described(answer: Any) -> list[Token]:
-    """The tokens of an answer."""
+def describe_tokens(owners: Collection[str]) -> Plan[list[Token]]:
+    """DescribeDelegationToken: the tokens of some owners, or with none, all that the caller may see."""
+    asked = [DescribeDelegationTokenOwner(principal_type=k, principal_name=n) for k, n in map(_parts, owners)]
+    answer = yield from single(Ask(ANY, DescribeDelegationTokenRequest(owners=asked or None)), _error)
     return [
         Token(
             each.token_id,
@@ -120,6 +76,23 @@ def described(answer: Any) -> list[Token]:
     ]
 
 
-def _principal(text: str) -> tuple[str, str]:
-    kind, _, name = text.partition(":")
+def renew_token(hmac: bytes, period_ms: int) -> Plan[int]:
+    """RenewDelegationToken: when the token expires now. A negative period stands for the brokers' own."""
+    answer = yield from single(Ask(ANY, RenewDelegationTokenRequest(hmac=hmac, renew_period_ms=period_ms)), _error)
+    return int(answer.expiry_timestamp_ms)
+
+
+def expire_token(hmac: bytes, period_ms: int) -> Plan[int]:
+    """ExpireDelegationToken: when the token expires now. With a negative period it is removed at once."""
+    request = ExpireDelegationTokenRequest(hmac=hmac, expiry_time_period_ms=period_ms)
+    answer = yield from single(Ask(ANY, request), _error)
+    return int(answer.expiry_timestamp_ms)
+
+
+def _parts(principal: str) -> tuple[str, str]:
+    kind, _, name = principal.partition(":")
     return kind, name
+
+
+def _error(answer: Any) -> ApiError | None:
+    return refused(answer.error_code, "delegation token") if answer.error_code else None

@@ -144,9 +144,15 @@ def describe_topics(names: Collection[str]) -> Plan[Outcomes[str, Topic]]:
 
 
 def list_offsets(
-    times: Mapping[TopicPartition, int], *, read_committed: bool, timeout_ms: int
+    times: Mapping[TopicPartition, int],
+    *,
+    read_committed: bool,
+    timeout_ms: int,
+    leaders: Mapping[TopicPartition, int] | None = None,
 ) -> Plan[Outcomes[TopicPartition, FoundOffset]]:
-    """ListOffsets."""
+    """ListOffsets. `leaders`: the node ids of leaders that the caller has from metadata. A request to each of them has
+    all of its partitions; others, and those that have failed, are requested of their leader one by one."""
+    known = {partition: leader for partition, leader in (leaders or {}).items() if leader >= 0 and partition in times}
 
     def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:
         topics = [
@@ -171,7 +177,10 @@ def list_offsets(
                 else:
                     yield partition, FoundOffset(each.offset, each.timestamp, each.leader_epoch)
 
-    return per_item(times, leader_of, build, read)
+    found = yield from per_item(known, lambda one: Target(Kind.BROKER, known[one]), build, read, retries=False)
+    rest = yield from per_item([one for one in times if one not in found.succeeded], leader_of, build, read)
+    found.update(rest)
+    return found
 
 
 def delete_records(before: Mapping[TopicPartition, int], *, timeout_ms: int) -> Plan[Outcomes[TopicPartition, int]]:

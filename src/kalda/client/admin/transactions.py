@@ -1,4 +1,4 @@
-"""Transactions: ListTransactions, DescribeTransactions, DescribeProducers (KIP-664), and the end of one that hangs.
+"""Transactions: ListTransactions, DescribeTransactions, DescribeProducers (KIP-664), and those that hang.
 
 A transaction hangs where a partition holds its records, but no coordinator holds it as ongoing with this partition: no
 one will ever write its marker, and the partition's last stable offset does not move.
@@ -19,17 +19,8 @@ from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,
     DescribeTransactionsRequest,
-    InitProducerIdRequest,
     ListTransactionsRequest,
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
 )
-
-_FENCING_TIMEOUT_MS = 1
-"""The transaction timeout of a producer that only fences others."""
-_MAX_INIT = 5
-"""Version 6 is for two-phase commit (KIP-939)."""
 
 
 class ListedTransaction(NamedTuple):
@@ -64,6 +55,13 @@ class ActiveProducer(NamedTuple):
     last_sequence: int
     last_timestamp: int
     start_offset: int
+
+
+class FencedProducer(NamedTuple):
+    """The producer id and epoch of a transactional id after its producers were fenced."""
+
+    producer_id: int
+    producer_epoch: int
 
 
 class OpenTransaction(NamedTuple):
@@ -200,42 +198,3 @@ def find_hanging(
             if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 raise
     return sorted(each for each in candidates if each.partition not in ongoing.get(each.producer.producer_id, ()))
-
-
-def abort_transaction(
-    cluster: ClusterClient, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
-) -> None:
-    """Write an abort marker to one partition, past the coordinator. Raises `ApiError`.
-
-    A coordinator epoch of -1 is sent as 0, which no coordinator's epoch is below."""
-    topics = [WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])]
-
-    def build(_: list[tuple[TopicPartition, Leader]]) -> WriteTxnMarkersRequest:
-        marker = WritableTxnMarker(
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transaction_result=False,
-            topics=topics,
-            coordinator_epoch=max(0, coordinator_epoch),
-        )
-        return WriteTxnMarkersRequest(markers=[marker])
-
-    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, None]]:
-        for marker in answer.markers:
-            for topic in marker.topics:
-                for p in topic.partitions:
-                    yield TopicPartition(topic.name, p.partition_index), p.error_code, None
-
-    cluster.ask_leaders([partition], build, read)
-
-
-def force_terminate(cluster: ClusterClient, transactional_id: str) -> None:
-    """Abort the ongoing transaction of a transactional id, and fence its producer. Raises `ApiError`."""
-
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, f"transactional id {transactional_id!r}")
-
-    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=_FENCING_TIMEOUT_MS)
-    key_type = CoordinatorType.TRANSACTION
-    cluster.ask_coordinator(transactional_id, request, check=check, max_version=_MAX_INIT, key_type=key_type)

@@ -31,6 +31,7 @@ from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import ProducerBatch
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.sticky_partitioner import Candidates, Sticky, StickyPartitioner
+from kalda.client.metadata import Leader
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
 from kalda.records.compression import Compression
 
@@ -400,10 +401,12 @@ class Accumulator:
     def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
         """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed."""
         batches: list[ProducerBatch] = []
+        if not self._active:
+            return batches
         size_bytes = 0
         config, numbering = self.config, self.numbering
         with self.lock:
-            for queue in self._in_turn(node_id):
+            for queue, leader in self._in_turn(node_id):
                 if queue.is_muted:
                     continue
                 first = queue.batches[0]
@@ -416,8 +419,7 @@ class Accumulator:
                 self._take(queue)
                 if numbering is not None:
                     numbering.number(first)
-                leader = self._metadata.leader_of(*queue.topic_partition)
-                first.leader_epoch = -1 if leader is None else leader.epoch
+                first.leader_epoch = leader.epoch
                 first.leader_changed = False
                 first.drained_ms = now_ms
                 size_bytes += self._estimated_bytes(first, queue.topic)
@@ -430,18 +432,18 @@ class Accumulator:
                 self._learn_ratio(batch)
         return batches
 
-    def _in_turn(self, node_id: int) -> list[PartitionQueue]:
+    def _in_turn(self, node_id: int) -> list[tuple[PartitionQueue, Leader]]:
         """The node's queues, beginning behind the one that was drained last."""
-        led = []
+        led: list[tuple[PartitionQueue, Leader]] = []
         for partition, queue in self._active.items():
             leader = self._metadata.leader_of(*partition)
             if leader is not None and leader.node_id == node_id:
-                led.append(queue)
+                led.append((queue, leader))
         if len(led) > 1:
-            led.sort(key=lambda queue: queue.topic_partition)
+            led.sort(key=lambda each: each[0].topic_partition)
             last = self._drain_after.get(node_id)
             if last is not None:
-                start = next((at for at, queue in enumerate(led) if queue.topic_partition > last), 0)
+                start = next((at for at, (queue, _) in enumerate(led) if queue.topic_partition > last), 0)
                 led = led[start:] + led[:start]
         return led
 

@@ -1,4 +1,4 @@
-"""The blocking admin client: closing, forks, signals, threads, and brokers that answer with garbage."""
+"""The blocking admin client: closing, forks, signals, threads, brokers that answer with garbage; delegation tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda import Admin
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.token_plans import Token
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages import security
 
 TIMEOUT_S = 60
 
@@ -132,3 +134,41 @@ def test_garbage_instead_of_answers_ends_in_a_clear_error(broker: ScriptedBroker
     broker.reply = reply  # type: ignore[method-assign]
     with admin(broker) as made, pytest.raises(ApiError, match="listing topics was not done in time"):
         made.list_topics(timeout=0.5)
+
+
+def test_delegation_tokens(broker: ScriptedBroker) -> None:
+    principal = {"principal_type": "User", "principal_name": "alice"}
+    requester = {"token_requester_principal_type": "User", "token_requester_principal_name": "bob"}
+    renewer = security.DescribedDelegationTokenRenewer(principal_type="User", principal_name="carol")
+    token = Token("id", "User:alice", "User:bob", ("User:carol",), 1, 2, 3, b"secret")
+    broker.answers |= {
+        ApiKey.CREATE_DELEGATION_TOKEN: lambda _request, _version: security.CreateDelegationTokenResponse(
+            token_id="id", issue_timestamp_ms=1, expiry_timestamp_ms=2, max_timestamp_ms=3, hmac=b"secret",
+            **principal, **requester,
+        ),
+        ApiKey.DESCRIBE_DELEGATION_TOKEN: lambda _request, _version: security.DescribeDelegationTokenResponse(
+            tokens=[
+                security.DescribedDelegationToken(
+                    token_id="id", issue_timestamp=1, expiry_timestamp=2, max_timestamp=3, hmac=b"secret",
+                    renewers=[renewer], **principal, **requester,
+                )
+            ]
+        ),
+        ApiKey.RENEW_DELEGATION_TOKEN: lambda _request, _version: security.RenewDelegationTokenResponse(
+            expiry_timestamp_ms=9
+        ),
+        ApiKey.EXPIRE_DELEGATION_TOKEN: lambda _request, _version: security.ExpireDelegationTokenResponse(
+            error_code=ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+        ),
+    }  # fmt: skip
+    with admin(broker) as made:
+        assert made.create_delegation_token(owner="User:alice", renewers=["User:carol"], max_lifetime_ms=2) == token
+        assert made.describe_delegation_tokens(["User:alice"]) == [token]
+        assert made.renew_delegation_token(b"secret", 5) == 9
+        with pytest.raises(ApiError) as refused:
+            made.expire_delegation_token(b"secret")
+    assert refused.value.code is ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    (created,) = broker.requests(ApiKey.CREATE_DELEGATION_TOKEN)
+    assert (created.owner_principal_type, created.owner_principal_name) == ("User", "alice")
+    assert [(each.principal_type, each.principal_name) for each in created.renewers] == [("User", "carol")]
+    assert [each.renew_period_ms for each in broker.requests(ApiKey.RENEW_DELEGATION_TOKEN)] == [5]

@@ -1,8 +1,10 @@
-"""What `poll_arrow` does with batches that cannot be decoded, of a broker that sends them: damage, and bombs."""
+"""What `poll` and `poll_arrow` do with batches that cannot be decoded, of a broker that sends damage or bombs."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 from consumer_world import Cluster, Member
@@ -17,6 +19,7 @@ from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
+@cache
 def bomb() -> bytes:
     """More than may be decompressed, in a megabyte."""
     squeeze = zlib.compressobj(1, zlib.DEFLATED, 31)
@@ -51,8 +54,22 @@ def poll_arrow(member: Member) -> list[tuple[int, int]]:
     return []
 
 
+def poll(member: Member) -> list[tuple[int, int]]:
+    """As the consumers' `poll`."""
+    for _ in range(50):
+        member.cluster.run(100)
+        member.turn()
+        taken = member.core.take_records(1_000)
+        if taken:
+            return [(record.partition, record.offset) for record in taken]
+    return []
+
+
+@pytest.mark.parametrize("take", [poll, poll_arrow])
 @pytest.mark.parametrize("what", ["damage", "bomb"])
-def test_no_other_record_is_lost_with_one_that_cannot_be_decoded(what: str) -> None:
+def test_no_other_record_is_lost_with_one_that_cannot_be_decoded(
+    what: str, take: Callable[[Member], list[tuple[int, int]]]
+) -> None:
     cluster = Cluster(brokers=1)
     cluster.add_topic("t", 2)
     for partition in (T0, T1):
@@ -67,7 +84,7 @@ def test_no_other_record_is_lost_with_one_that_cannot_be_decoded(what: str) -> N
     failure: UndecodableRecord | None = None
     for _ in range(4):
         try:
-            found.update(poll_arrow(member))
+            found.update(take(member))
         except UndecodableRecord as error:
             failure = error
             break
@@ -78,5 +95,5 @@ def test_no_other_record_is_lost_with_one_that_cannot_be_decoded(what: str) -> N
     assert member.core.subscription.positions()[T0].offset == 1
     member.core.subscription.state(T0).seek(OffsetAndEpoch(2))
     for _ in range(3):
-        found.update(poll_arrow(member))
+        found.update(take(member))
     assert found == {(0, 0), (0, 2), (1, 0), (1, 1), (1, 2)}

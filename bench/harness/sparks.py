@@ -1,0 +1,72 @@
+"""A Spark session and a topic of equal values, for the benchmarks that read with Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from harness.nodes import Node
+from kalda import Producer
+from kalda.spark import register
+
+VALUE_BYTES = 100
+_CHUNK = 100_000
+
+
+def rounded(rows: int) -> int:
+    """The number of rows that `fill` writes where so many are asked for."""
+    return rows // _CHUNK * _CHUNK
+
+
+def fill(node: Node, topic: str, rows: int, partitions: int) -> None:
+    """Values that differ, so that compression and caches gain nothing from equal ones; straight from Arrow columns."""
+    node.create_topics([topic], partitions)
+    random = os.urandom(VALUE_BYTES * _CHUNK)
+    ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
+    values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
+    columns = pa.RecordBatch.from_arrays([values], ["value"])
+    began = time.perf_counter()
+    with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
+        for chunk in range(rows // _CHUNK):
+            producer.send_batch(topic, columns, partition=chunk % partitions)
+    print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
+
+
+def session(jars: Sequence[Path] = (), master: str = "local[2]") -> SparkSession:
+    """A session with Kalda's format."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("bench")
+    settings = {
+        "spark.driver.memory": "3g",
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def cpu_s(*, with_node: bool) -> float:
+    """CPU seconds that Spark and its Python workers have used, and with `with_node` the node."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if with_node or "kalda.cli.main" not in process.cmdline():
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        except psutil.Error:
+            continue  # a worker that has just ended is counted with its parent
+    return total

@@ -1,0 +1,89 @@
+"""What the blocking producer and that of asyncio have in common: metrics, and why a record cannot be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kalda.base.configs.producer import ProducerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
+from kalda.client.core.producing import ProducerCore
+from kalda.client.metadata import Partition
+
+if TYPE_CHECKING:
+    from kalda.client.core.transactions import TransactionDriver
+
+
+class ProducerCalls:
+    """What both producers can do without waiting."""
+
+    _core: ProducerCore
+    _config: ProducerConfig
+
+    def _now_ms(self) -> int:
+        raise NotImplementedError
+
+    # -- metrics
+
+    def metrics(self) -> dict[str, float]:
+        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
+        return self._core.metrics.snapshot(self._now_ms())
+
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). `read` is called by the I/O thread, or on the loop, and must return at once. No effect where
+        `enable.metrics.push` is false."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._core.own_metrics is not None:
+            self._core.own_metrics.unregister(name)
+
+    # -- while a call waits
+
+    def _partitions_with(self, topic: str, partition: int | None) -> tuple[Partition, ...]:
+        """The topic's partitions, where they are known and have the one that is asked for; else none. Raises the error
+        that no waiting mends."""
+        partitions = self._core.metadata.partitions_of(topic)
+        if partitions and (partition is None or 0 <= partition < len(partitions)):
+            return partitions
+        if partition is not None and partition < 0:
+            raise ValueError(f"partition {partition}: a partition is not negative")
+        refusal = self._core.refused or self._core.metadata.refusal_of(topic)
+        if refusal is not None:
+            raise refusal
+        return ()
+
+    def _request_topic(self, topic: str) -> None:
+        """The metadata lacks the topic, or the partition: request it again."""
+        metadata = self._core.metadata
+        if metadata.partitions_of(topic) or topic in metadata.topics:
+            metadata.request_update()
+
+    def _no_topic(self, topic: str, partition: int | None) -> MetadataTimeout:
+        """`max.block.ms` have passed without the topic."""
+        after = f"{self._config.max_block_ms} ms"
+        count = len(self._core.metadata.partitions_of(topic))
+        if count and partition is not None:
+            why = f"partition {partition} of topic {topic}, which has {count}, did not appear within {after}"
+            return MetadataTimeout(why)
+        failure = self._core.connections.last_failure
+        why = f"no broker was reachable: {failure}" if failure else "it may not exist"
+        return MetadataTimeout(f"topic {topic} is not in the metadata after {after}: {why}")
+
+    def _exhausted(self, size: int) -> BufferExhausted:
+        """`max.block.ms` have passed without room for so many bytes."""
+        self._core.metrics.exhausted.value += 1
+        return BufferExhausted(
+            f"{size} bytes were not free in buffer.memory={self._core.pool.total_bytes} within max.block.ms="
+            f"{self._config.max_block_ms}"
+        )
+
+    def _transaction_driver(self) -> TransactionDriver:
+        """Raises `ApiError` where the producer has no transactions."""
+        if self._core.transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
+        return self._core.transactions

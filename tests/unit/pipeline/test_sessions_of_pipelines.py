@@ -1,0 +1,27 @@
+"""What a pipeline's session is made with, by the version of Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from kalda.pipeline.session import batch_limit, packages_of
+
+
+def test_a_query_to_the_end_has_no_limit_where_spark_would_end_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pytest.importorskip("kalda.spark.source")
+    limit = {"maxOffsetsPerTrigger": "5"}
+    monkeypatch.setattr(source, "HAS_ADMISSION_CONTROL", True)
+    assert batch_limit(5, to_the_end=True) == limit
+    monkeypatch.setattr(source, "HAS_ADMISSION_CONTROL", False)  # Spark 4.1
+    assert batch_limit(5, to_the_end=True) == {}
+    assert batch_limit(5, to_the_end=False) == limit
+
+
+def test_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    assert packages_of(["delta", "iceberg", "avro", "parquet"]) == [
+        "io.delta:delta-spark_4.1_2.13:4.4.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+        "org.apache.spark:spark-avro_2.13:4.1.4",
+    ]

@@ -1,0 +1,37 @@
+"""The ends of many partitions, in few requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.admin.topic_plans import list_offsets
+from kalda.client.core.administration import Kind
+from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+
+
+def response(*partitions: int) -> ListOffsetsResponse:
+    """The offset of each partition is its number."""
+    found = [ListOffsetsPartitionResponse(partition_index=each, offset=each) for each in partitions]
+    return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=found)])
+
+
+def targets(asks: Any) -> list[tuple[Kind, Any]]:
+    return [(each.target.kind, each.target.key) for each in asks]
+
+
+def test_a_request_for_each_leader_and_after_an_error_for_each_partition() -> None:
+    partitions = [TopicPartition("t", number) for number in range(5)]
+    leaders = {partitions[0]: 7, partitions[1]: 8, partitions[2]: 7, partitions[3]: -1}
+    plan = list_offsets(dict.fromkeys(partitions, -1), read_committed=False, timeout_ms=1000, leaders=leaders)
+    assert targets(next(plan)) == [(Kind.BROKER, 7), (Kind.BROKER, 8)]
+    dead = ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "it is not alive")
+    asks = plan.send([dead, response(1)])
+    assert targets(asks) == [(Kind.LEADER, partitions[number]) for number in (0, 2, 3, 4)]
+    with pytest.raises(StopIteration) as end:
+        plan.send([response(number) for number in (0, 2, 3, 4)])
+    found = end.value.value.succeeded
+    assert {each.partition: at.offset for each, at in found.items()} == {number: number for number in range(5)}
