@@ -35,6 +35,8 @@ _CLASSES = {
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
     "topics": "org.apache.kafka.tools.TopicCommand",
+    "transactional-message-copier": "org.apache.kafka.tools.TransactionalMessageCopier",
+    "transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +13,26 @@ import aiokafka
 import confluent_kafka
 import kafka
 import pytest
+from confluent_kafka.admin import NewTopic
 from lone_node import LoneNode
-from node_cluster import NodeCluster
-from transactional_clients import WAIT_S, Committers, made, producer_of, send, visible, waited_for
+from node_cluster import ClusterNode, NodeCluster
+from transactional_clients import (
+    WAIT_S,
+    Committers,
+    commit_or_abort,
+    made,
+    producer_of,
+    send,
+    visible,
+    waited_for,
+)
 
 import kalda
 from kalda.client.admin.features import describe_features, update_features
 from kalda.client.cluster import ClusterClient
+from kalda.coordinator.routing import coordinator_partition
 from kalda.protocol.messages.admin import UpgradeType
+from kalda.protocol.messages.transactions import DescribeTransactionsRequest
 
 pytestmark = pytest.mark.compat
 
@@ -171,6 +184,43 @@ def test_the_coordinator_dies_in_the_middle_of_transactions(trio: NodeCluster, f
             node.start()
         committers.wait_progress()
     committers.check()
+
+
+def test_the_coordinator_dies_before_the_last_marker(trio: NodeCluster, fresh: Fresh) -> None:
+    """The outcome is decided, but the leader of a partition is stopped; then the coordinator is killed. Its successor
+    writes the marker."""
+    topic = fresh("transactions")
+    producer = producer_of(trio.addresses, topic)
+    coordinator = trio.leader("__transaction_state", coordinator_partition(topic, 4))
+    stopped, other = (node for node in trio.nodes.values() if node is not coordinator)
+    for name, leader in ((f"{topic}-reached", other), (f"{topic}-missed", stopped)):
+        new = NewTopic(name, 1, replica_assignment=[[leader.node_id]], config={"min.insync.replicas": "1"})
+        trio.admin.create_topics([new])[name].result(WAIT_S)
+    producer.begin_transaction()
+    for name in ("reached", "missed"):
+        producer.produce(f"{topic}-{name}", name.encode(), partition=0)
+    assert producer.flush(WAIT_S) == 0
+
+    def remaining(node: ClusterNode) -> tuple[str, list[str]]:
+        """The state, and the topics that lack their marker."""
+        with node.client() as client:
+            found = client.request(DescribeTransactionsRequest(transactional_ids=[topic])).transaction_states[0]
+        return found.transaction_state, [each.topic for each in found.topics]
+
+    assert stopped.process is not None
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        commit_or_abort(producer)
+        missed = ("PrepareCommit", [f"{topic}-missed"])
+        waited_for(lambda: remaining(coordinator) == missed, "one marker is missing")
+        coordinator.kill()
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    done = ("CompleteCommit", [])
+    waited_for(lambda: done in map(remaining, (stopped, other)), "the successor has completed it", 2 * WAIT_S)
+    for name in ("reached", "missed"):
+        assert visible(trio.addresses, f"{topic}-{name}", partitions=1) == [name]
+    coordinator.start()
 
 
 def test_the_feature_changes_while_transactions_are_open(trio: NodeCluster, fresh: Fresh) -> None:

@@ -39,7 +39,13 @@ class Denying:
         self.denied = denied
 
     def allows(
-        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         return (operation, resource, name) not in self.denied
 

@@ -96,6 +96,8 @@ class TransactionShard:
         """Replayed: every transactional id."""
         self.ongoing: TimelineSet[str] = TimelineSet(partition.registry)
         """Replayed: the ids in the state Ongoing, so that timed-out ones are found among the open ones only."""
+        self.prepared: TimelineSet[str] = TimelineSet(partition.registry)
+        """Replayed: the ids in a prepared state, so that a load does not search all ids for them at its end."""
         self.pending: dict[str, TransactionState] = {}
         """Ids with a write that waits for its commit, and the state it writes."""
         self.completing: dict[str, Completion] = {}
@@ -135,12 +137,18 @@ class TransactionShard:
         if metadata is None:
             self.transactions.pop(transactional_id, None)
             self.ongoing.discard(transactional_id)
+            self.prepared.discard(transactional_id)
             return
         self.transactions[transactional_id] = metadata
-        if metadata.state is TransactionState.ONGOING:
+        state = metadata.state
+        if state is TransactionState.ONGOING:
             self.ongoing.add(transactional_id)
         else:
             self.ongoing.discard(transactional_id)
+        if state is TransactionState.PREPARE_COMMIT or state is TransactionState.PREPARE_ABORT:
+            self.prepared.add(transactional_id)
+        else:
+            self.prepared.discard(transactional_id)
 
     def on_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         """No transaction has records in `__transaction_state`."""
@@ -150,7 +158,7 @@ class TransactionShard:
         now_ms = self._clock.now_ms()
         self._timers.arm(self._aborting, now_ms + self._config.abort_interval_ms)
         self._timers.arm(self._expiring, now_ms + self._config.expiration_interval_ms)
-        prepared = [each for each, metadata in self.transactions.items() if metadata.state.is_prepared]
+        prepared = list(self.prepared)
         log.info(
             "partition %d of __transaction_state is loaded in epoch %d: %d transactional ids, %d open transactions, "
             "%d whose markers are to be written",
