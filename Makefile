@@ -26,7 +26,7 @@ docs: setup
 	PYTHONPATH=src $(BIN)/mkdocs build
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: lint-style lint-types lint-floors
 

@@ -244,11 +244,14 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
     """Wait until the group is stable with this many members."""
     with ClusterClient(node.address) as cluster:
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 60
+        found = "not there"
         while time.monotonic() < until_s:
-            found = [g.state for g in list_groups(cluster) if g.group_id == group_id]
-            if found == ["Stable"] and len(describe_group(cluster, group_id).members) == count:
-                return
+            if group_id in [group.group_id for group in list_groups(cluster)]:
+                group = describe_group(cluster, group_id)
+                found = f"{group.state} with {len(group.members)} members"
+                if group.state == "Stable" and len(group.members) == count:
+                    return
         raise AssertionError(f"group {group_id} is {found}")
 
 

@@ -104,7 +104,13 @@ class Rights:
         self._allows = allows
 
     def allows(
-        self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, logs_denial: bool = True
+        self,
+        caller: Caller,
+        operation: AclOperation,
+        resource: AclResourceType,
+        name: str,
+        logs_denial: bool = True,
+        references: int = 1,
     ) -> bool:
         return self._allows(operation, resource, name)
 
