@@ -280,9 +280,14 @@ def test_stores_that_cannot_be_used_are_refused_when_they_are_altered(
         IncrementalAlterConfigsRequestAlterableConfig(name=SASL_LISTENER + key, value=value.format(**paths))
         for key, value in keys.items()
     ]
-    resource = IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=altered)
+    resources = [
+        IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=altered),
+        IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name="t"),
+    ]
     with connect(cluster) as admin:
-        answer = admin.request(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True)).responses[0]
+        request = IncrementalAlterConfigsRequest(resources=resources, validate_only=True)
+        answer, of_topic = admin.request(request).responses
+    assert of_topic.error_code == ErrorCode.NONE
     assert answer.error_code == (ErrorCode.INVALID_REQUEST if why else ErrorCode.NONE)
     assert (why or "") in (answer.error_message or "")
 
