@@ -153,27 +153,36 @@ def logins(node: SecureNode, figures: Figures, count: int = 200) -> None:
     figures.add(LOGIN_CPU, node.name, (node.cpu_s() - cpu) / count)
 
 
-def compare_authorizers(rounds: int, requests: int = 20_000) -> None:
-    """Nodes of Kalda only: without an authorizer, with one, with one and 10,000 ACLs."""
+def compare_authorizers(rounds: int, turns: int = 6) -> None:
+    """Nodes of Kalda only: without an authorizer, with one, with one and 10,000 ACLs. The speed of the machine changes
+    by more than what an authorizer costs, and so does that of one process from another: each round starts new nodes,
+    which take short turns, and the best turn of each counts."""
     settings = _STANDARD + "allow.everyone.if.no.acl.found=true\n"
-    nodes = {"without": Node(KALDA), "authorizer": Node(KALDA, settings), "10,000 ACLs": Node(KALDA, settings)}
+    kinds = {"without": "", "authorizer": settings, "10,000 ACLs": settings}
     figures = Figures()
-    try:
-        for name, node in nodes.items():
-            node.start()
-            node.create_topics(["t"])
-            if name != "without":
-                load_acls(node, 10_000 if name == "10,000 ACLs" else 0)
-        for _ in range(rounds):
+    for _ in range(rounds):
+        nodes = {name: Node(KALDA, keys) for name, keys in kinds.items()}
+        best = dict.fromkeys(nodes, 1.0)
+        try:
             for name, node in nodes.items():
-                figures.add(CPU, name, produce_cost(node, requests))
-    finally:
-        for node in nodes.values():
-            node.close()
-    figures.show(list(nodes))
-    base = median(figures.samples[CPU]["without"])
+                node.start()
+                node.create_topics(["t"])
+                if name != "without":
+                    load_acls(node, 10_000 if name == "10,000 ACLs" else 0)
+                produce_cost(node)  # the first turn is slower
+            for _ in range(turns):
+                for name, node in nodes.items():
+                    best[name] = min(best[name], produce_cost(node))
+        finally:
+            for node in nodes.values():
+                node.close()
+        for name, cost in best.items():
+            figures.add(CPU, name, cost)
+    figures.show(list(kinds))
+    base = figures.samples[CPU]["without"]
     for name in ("authorizer", "10,000 ACLs"):
-        print(f"{name}: {100 * (median(figures.samples[CPU][name]) / base - 1):+.1f} %")
+        shares = [cost / before for cost, before in zip(figures.samples[CPU][name], base, strict=True)]
+        print(f"{name}: {100 * (median(shares) - 1):+.1f} %, the median of {rounds} rounds")
 
 
 def load_acls(node: Node, count: int) -> None:
@@ -185,7 +194,14 @@ def load_acls(node: Node, count: int) -> None:
             create_acls(cluster, [Acl(2, name, pattern, user, "*", 3, 3) for name, pattern, user in names])
 
 
-def produce_cost(node: Node, requests: int) -> float:
+def cpu_s(node: Node) -> float:
+    """CPU seconds of the node's threads, to the nanosecond."""
+    assert node.process is not None
+    threads = Path(f"/proc/{node.process.pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+
+
+def produce_cost(node: Node, requests: int = 5_000) -> float:
     """CPU seconds of the node for one pipelined produce request of one batch of 100 B."""
     batch = build_batch([(0, None, os.urandom(100), ())])
     request = ProduceRequest(
@@ -195,11 +211,11 @@ def produce_cost(node: Node, requests: int) -> float:
     )
     with BlockingConnection("127.0.0.1", node.port) as connection:
         waiting = [connection.send(request, 9) for _ in range(20)]
-        cpu = node.cpu_s()
+        cpu = cpu_s(node)
         for _ in range(requests):
             connection.receive(waiting.pop(0))
             waiting.append(connection.send(request, 9))
-        spent = node.cpu_s() - cpu
+        spent = cpu_s(node) - cpu
         for each in waiting:
             connection.receive(each)
     return spent / requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import json
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 import kalda
+import kalda.aio
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
@@ -41,7 +43,8 @@ from kalda.protocol.messages.security import (
     ScramCredentialUpsertion,
 )
 from kalda.security.certificates import Authority, Issued
-from kalda.security.jaas import OAUTHBEARER_MODULE
+from kalda.security.jaas import OAUTHBEARER_MODULE, SCRAM_MODULE
+from kalda.security.jwt import unsecured_token
 from kalda.security.scram import MECHANISMS, salted_password
 from kalda.testing import Cluster
 
@@ -52,6 +55,12 @@ SASL_LISTENER = "listener.name.sasl_ssl."
 
 class Handler:
     """The operator's own check of passwords and tokens."""
+
+    class Failing:
+        """A class for logins that fails."""
+
+        def credentials(self) -> tuple[str, str]:
+            raise OSError("planted-secret")
 
     def check_password(self, user: str, password: str) -> bool:
         if user == "broken":
@@ -66,6 +75,31 @@ class Builder:
         if context.authorization_id == "nobody":
             raise ValueError("nobody has no principal")
         return f"Group:{context.listener_name}-{context.authorization_id or context.subject}"
+
+
+class NodeToken:
+    """The operator's own token for connections of a node to controllers."""
+
+    made = 0
+
+    def token(self) -> str:
+        type(self).made += 1
+        return unsecured_token({"sub": "node", "exp": int(time.time()) + 3_600})
+
+
+class SlowLogin:
+    """The operator's own password, which comes only while the event loop of the client goes on."""
+
+    loop: asyncio.AbstractEventLoop
+    logins = 0
+
+    def credentials(self) -> tuple[str, str]:
+        has_gone_on = threading.Event()
+        self.loop.call_soon_threadsafe(has_gone_on.set)
+        if not has_gone_on.wait(60):
+            raise RuntimeError("the loop stands")
+        type(self).logins += 1
+        return "alice", "alice-secret"
 
 
 def own(name: str) -> str:
@@ -83,7 +117,7 @@ def _this_module() -> Any:
     import types
 
     module = types.ModuleType(__name__)
-    module.__dict__.update(Handler=Handler, Builder=Builder)
+    module.__dict__.update(Handler=Handler, Builder=Builder, NodeToken=NodeToken, SlowLogin=SlowLogin)
     return module
 
 
@@ -190,6 +224,41 @@ def test_a_session_that_ends_is_renewed_by_the_client(cluster: Cluster) -> None:
         assert principal_of(cluster, connection) == "User:alice"
 
 
+def test_a_login_of_asyncio_does_not_hold_the_loop(cluster: Cluster) -> None:
+    """Neither the first one nor a renewal."""
+    keys = {
+        **cluster.client_config(mechanism="SCRAM-SHA-256"),
+        "sasl.jaas.config": f"{SCRAM_MODULE} required;",
+        "sasl.login.class": own("SlowLogin"),
+    }
+
+    async def run() -> None:
+        SlowLogin.loop, SlowLogin.logins = asyncio.get_running_loop(), 0
+        async with kalda.aio.Producer(keys) as producer, asyncio.timeout(60):
+            await (await producer.send("t", b"first"))
+            at_first = SlowLogin.logins
+            assert at_first
+            while SlowLogin.logins < at_first + 2:
+                await (await producer.send("t", b"next"))
+                await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_a_login_of_asyncio_that_fails_is_reported(cluster: Cluster) -> None:
+    keys = {
+        **cluster.client_config(mechanism="SCRAM-SHA-256"),
+        "sasl.login.class": own("Handler.Failing"),
+    }
+
+    async def run() -> None:
+        async with asyncio.timeout(60), kalda.aio.Producer(keys) as producer:
+            with pytest.raises(ApiError, match="the class for logins has failed: OSError"):
+                await (await producer.send("t", b"first"))
+
+    asyncio.run(run())
+
+
 def test_a_session_that_is_not_renewed_ends(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
         connection._renew_at_s = None
@@ -280,9 +349,14 @@ def test_stores_that_cannot_be_used_are_refused_when_they_are_altered(
         IncrementalAlterConfigsRequestAlterableConfig(name=SASL_LISTENER + key, value=value.format(**paths))
         for key, value in keys.items()
     ]
-    resource = IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=altered)
+    resources = [
+        IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=altered),
+        IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=2, resource_name="t"),
+    ]
     with connect(cluster) as admin:
-        answer = admin.request(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True)).responses[0]
+        request = IncrementalAlterConfigsRequest(resources=resources, validate_only=True)
+        answer, of_topic = admin.request(request).responses
+    assert of_topic.error_code == ErrorCode.NONE
     assert answer.error_code == (ErrorCode.INVALID_REQUEST if why else ErrorCode.NONE)
     assert (why or "") in (answer.error_message or "")
 
@@ -402,11 +476,14 @@ def test_the_operators_classes() -> None:
         f"{SASL_LISTENER}principal.builder.class": own("Builder"),
         "listener.name.sasl_ssl.ssl.client.auth": "requested",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "OAUTHBEARER",
+        "listener.name.controller.oauthbearer.sasl.login.callback.handler.class": own("NodeToken"),
         "connection.failed.authentication.delay.ms": 0,
     }
     with Cluster(security="SASL_SSL", config=config) as cluster:
         with connect(cluster, user="carol", password="of-the-directory") as connection:
             assert principal_of(cluster, connection) == "Group:SASL_SSL-carol"
+        assert NodeToken.made == 1, "all connections to controllers use one token"
         for user in ("carol", "broken"):
             with pytest.raises(ApiError, match="Invalid username or password"):
                 connect(cluster, user=user, password="hush-hush")

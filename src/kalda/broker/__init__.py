@@ -9,7 +9,6 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `node_security.py`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
 - `listener_security.py`: what a listener with TLS or SASL does with its connections
 - `sasl_answers.py`: credentials of users, delegation tokens, OAuth tokens
-- `python_classes.py`: classes of the operator that the properties name
 - `services.py`: what a broker serves clients with: the list of its modules
 - `modules/`: one file for each area that a broker serves, and the manual for a new one
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.rows import Row
+from kalda.network.calls import Call
 from kalda.network.connection import Answer, AtTurn, Buffer
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.codec import decode, encode
-from kalda.protocol.framing import decode_request_header
+from kalda.protocol.framing import decode_request_header, encode_request
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
 from kalda.protocol.messages.client_protocol import DefaultPrincipalData
 from kalda.protocol.notation import Request
@@ -53,8 +55,30 @@ class Forwarding:
 
     def forward(self, context: RequestContext, request: Request) -> Pending[Encoded]:
         """Send the request to the active controller; settles with the controller's own response."""
+        return self._send(context, request, context.frame)
+
+    def forward_part(self, context: RequestContext, part: Request) -> Pending[Any]:
+        """Send `part` to the active controller, in place of the request that it is a part of; settles with the
+        decoded response."""
+        header, done = context.header, Pending[Any]()
+        call = Call(header.api_key, header.api_version, header.correlation_id)
+        frame = b"".join(encode_request(part, call.version, call.correlation_id, header.client_id))
+
+        def settle(response: Encoded | None, error: ApiError | None) -> None:
+            if response is None:
+                done.settle(None, error)
+                return
+            try:
+                done.complete(call.read_answer(memoryview(_whole(response.buffers))))
+            except InvalidRequest as invalid:
+                done.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"of the controller's response: {invalid.message}"))
+
+        self._send(context, part, frame).then(settle)
+        return done
+
+    def _send(self, context: RequestContext, request: Request, frame: Buffer) -> Pending[Encoded]:
         envelope = EnvelopeRequest(
-            request_data=context.frame,
+            request_data=frame,
             request_principal=encode_principal(context.principal, context.is_token_authenticated),
             client_host_address=_packed_address(context.client_host),
         )

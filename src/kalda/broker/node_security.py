@@ -23,7 +23,6 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Timer, Timers
 from kalda.broker.listener_security import ListenerSecurity, SaslSettings
-from kalda.broker.python_classes import make
 from kalda.broker.sasl_answers import ListenerAnswers, ScramSecrets, TokenValidator
 from kalda.broker.shell import Host, JobPool
 from kalda.metadata.image import MetadataImage
@@ -31,6 +30,7 @@ from kalda.network.client_security import ClientSecurity
 from kalda.network.connection import FrameHandler
 from kalda.network.jaas_file import find_entry, server_sections
 from kalda.network.kerberos import GssapiServer, Kerberos, default_realm
+from kalda.network.python_classes import make
 from kalda.network.tls_contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.distinguished_names import Identity, identity_of
 from kalda.security.jaas import JaasEntry, parse_jaas
@@ -147,9 +147,13 @@ class NodeSecurity:
                         f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config is not set: this node "
                         f"needs it to log in to the listener {listener} of other nodes by {mechanism_key}={mechanism}"
                     )
-            values = partial(config.for_listener, listener)
             allowed = config["kalda.sasl.oauthbearer.allowed.urls"]
-            self._clients[listener] = ClientSecurity(tls, mechanism, jaas, values, allowed)
+            of_mechanism = mechanism or ""
+
+            def value_of(key: str) -> Any:
+                return self._value(self._config, listener, of_mechanism, key)
+
+            self._clients[listener] = ClientSecurity(tls, mechanism, jaas, value_of, allowed, config.properties)
         return self._clients[listener]
 
     def start(self) -> None:

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.python_classes import make
 from kalda.metadata.configs import ConfigResource
+from kalda.network.python_classes import make
 
 log = logging.getLogger("kalda.policies")
 

@@ -197,26 +197,28 @@ def _filters(options: dict[str, Any], of_cluster: bool, principals: tuple[str, .
 
 
 def _print(found: list[Acl], as_json: bool) -> None:
-    from kalda.protocol.messages.security import AclOperation, AclResourceType
-
     if as_json:
-        print_json([acl._asdict() for acl in found])
+        print_json([_named(acl) for acl in found])
     elif not found:
         click.echo("There are no entries.")
     else:
-        patterns = {number: name.upper() for name, number in _PATTERNS.items()}
         print_table(
             ("RESOURCE", "NAME", "PATTERN", "PRINCIPAL", "HOST", "OPERATION", "PERMISSION"),
-            [
-                (
-                    AclResourceType(acl.resource_type).name,
-                    acl.resource_name,
-                    patterns.get(acl.pattern_type, acl.pattern_type),
-                    acl.principal,
-                    acl.host,
-                    AclOperation(acl.operation).name,
-                    "ALLOW" if acl.permission == _ALLOW else "DENY",
-                )
-                for acl in found
-            ],
+            [tuple(_named(acl).values()) for acl in found],
         )
+
+
+def _named(acl: Acl) -> dict[str, str]:
+    """Names in place of numbers, in the order of the columns."""
+    from kalda.protocol.messages.security import AclOperation, AclResourceType
+
+    patterns = {number: name.upper() for name, number in _PATTERNS.items()}
+    return {
+        "resource_type": AclResourceType(acl.resource_type).name,
+        "resource_name": acl.resource_name,
+        "pattern_type": patterns.get(acl.pattern_type, str(acl.pattern_type)),
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": AclOperation(acl.operation).name,
+        "permission": "ALLOW" if acl.permission == _ALLOW else "DENY",
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError
@@ -18,6 +19,7 @@ from kalda.client.core.connections import Action, Close, Connect, Connections, W
 if TYPE_CHECKING:
     from kalda.client.sasl_channel import SaslChannel
     from kalda.network.client_security import ClientSecurity
+    from kalda.security.login import ClientLogin
 
 
 class Driven(Protocol):
@@ -65,6 +67,10 @@ class Watch(Protocol):
 
     def resolve(self, action: Connect) -> None:
         """Find the addresses of the host, then call `open` or `on_unresolved`."""
+        ...
+
+    def log_in(self, connection_id: int, host: str) -> bool:
+        """Call `ClientSecurity.login` on a thread, then `on_login`. False: nothing is done, as this thread may wait."""
         ...
 
 
@@ -139,14 +145,14 @@ class Channels:
         self._next_address[host, port] = index + 1
         try:
             address = addresses[index % len(addresses)]
-            channel = self._make(address, host)
+            channel = self._make(address, host, action.connection_id)
         except (OSError, UnicodeError, ValueError) as error:
             self.on_unresolved(action, str(error))
             return
         self._channels[action.connection_id] = channel
         self._watch.watch(action.connection_id, channel.socket, True)
 
-    def _make(self, address: SocketAddress, host: str) -> Channel | SaslChannel:
+    def _make(self, address: SocketAddress, host: str, connection_id: int) -> Channel | SaslChannel:
         """Begin to connect. Raises `OSError`."""
         security = self._security
         if security is None:
@@ -161,7 +167,21 @@ class Channels:
             return inner
         from kalda.client.sasl_channel import SaslChannel
 
-        return SaslChannel(inner, security, host)
+        return SaslChannel(inner, security, host, partial(self._watch.log_in, connection_id, host))
+
+    def on_login(self, connection_id: int, login: ClientLogin | None, error: ApiError | None) -> None:
+        """A thread has prepared the login of a connection, or failed."""
+        channel = self._channels.get(connection_id)
+        if channel is None:  # closed meanwhile
+            return
+        assert not isinstance(channel, Channel), "only connections with SASL log in"
+        try:
+            channel.on_login(login, error)
+        except OSError as failure:
+            self._lose(connection_id, failure)
+            return
+        if channel.has_unwritten:
+            self._watch.watch(connection_id, channel.socket, channel.wants_write)
 
     def on_unresolved(self, action: Connect, why: str) -> None:
         """The host has no address, or none that can be tried."""

@@ -7,7 +7,6 @@ is sent together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -43,7 +42,8 @@ class IoLoop:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._resolving: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Each waits for the addresses of a host, or for a thread that prepares a login."""
         self._writing: set[int] = set()
         """Descriptors that are watched for writing."""
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -99,7 +99,7 @@ class IoLoop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in self._resolving:
+        for task in self._waiting:
             task.cancel()
         try:
             self._driven.on_end(error)
@@ -133,20 +133,36 @@ class IoLoop:
     def resolve(self, action: Connect) -> None:
         """Resolve the host, while the loop goes on."""
         task = self._loop.create_task(self._resolve(action))
-        self._resolving.add(task)
-        task.add_done_callback(self._resolving.discard)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
 
     async def _resolve(self, action: Connect) -> None:
         try:
-            security = self._security
-            if security is not None and security.blocks:
-                with contextlib.suppress(ApiError):  # the login tries again, and reports it
-                    await asyncio.to_thread(security.prepare, action.address.host)
             listed = await self._loop.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self._channels.on_unresolved(action, str(error))
         else:
             self._channels.open(action, [(family, target) for family, _, _, _, target in listed])
+        self.wake()
+
+    def log_in(self, connection_id: int, host: str) -> bool:
+        """Prepare a login on a thread, while the loop goes on."""
+        task = self._loop.create_task(self._log_in(connection_id, host))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return True
+
+    async def _log_in(self, connection_id: int, host: str) -> None:
+        assert self._security is not None, "only connections with SASL log in"
+        login = failure = None
+        try:
+            login = await asyncio.to_thread(self._security.login, host)
+        except ApiError as error:
+            failure = error
+        except Exception as error:
+            log.exception("a login failed")
+            failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a login failed: {type(error).__name__}")
+        self._channels.on_login(connection_id, login, failure)
         self.wake()
 
     def _on_event(self, connection_id: int, readable: bool, writable: bool) -> None:

@@ -166,3 +166,7 @@ class IoThread(threading.Thread):
             self._channels.on_unresolved(action, str(error))
             return
         self._channels.open(action, [(family, target) for family, _, _, _, target in listed])
+
+    def log_in(self, connection_id: int, host: str) -> bool:
+        """The thread waits for a login."""
+        return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.client.channel import Channel
@@ -38,11 +39,18 @@ class LoginFailed(ConnectionError):
 class SaslChannel:
     """What `Channel` is, with a login."""
 
-    def __init__(self, inner: Channel, security: ClientSecurity, host: str) -> None:
+    def __init__(
+        self, inner: Channel, security: ClientSecurity, host: str, log_in_by_thread: Callable[[], bool]
+    ) -> None:
+        """`log_in_by_thread()` is called for a login that may have to wait: it has `security.login` called on a thread
+        and its result given to `on_login`, or returns False where the login may wait here."""
         self.is_open = False
         self._inner = inner
         self._security = security
         self._host = host
+        self._log_in_by_thread = log_in_by_thread
+        self._is_preparing = False
+        """A thread prepares a login."""
         self._login: ClientLogin | None = None
         """The login under way."""
         self._call: Call | None = None
@@ -78,7 +86,7 @@ class SaslChannel:
                 self._begin()
             except LoginFailed as error:
                 self._failure = error
-        elif self._login is not None:
+        elif self._login is not None or self._is_preparing:
             self._held.append(buffers)
         else:
             self._inner.write(buffers)
@@ -116,18 +124,32 @@ class SaslChannel:
     # -- the login
 
     def _begin_where_connected(self) -> None:
-        if self._inner.is_open and not self.is_open and self._login is None:
+        if self._inner.is_open and not self.is_open and self._login is None and not self._is_preparing:
             self._begin()
 
     def _begin(self) -> None:
         self._renew_at_s = None
+        if self._security.blocks and self._log_in_by_thread():
+            self._is_preparing = True
+            return
         try:
-            self._security.prepare(self._host)
-            self._login = self._security.login(self._host)
+            login = self._security.login(self._host)
         except ApiError as error:
             raise LoginFailed(error) from error
-        assert self._login is not None, "made for connections with SASL"
-        self._send(self._login.first(), _HANDSHAKE_VERSION)
+        self._start(login)
+
+    def on_login(self, login: ClientLogin | None, error: ApiError | None) -> None:
+        """A thread has prepared the login, or failed. Raises `OSError`."""
+        self._is_preparing = False
+        if error is not None:
+            raise LoginFailed(error)
+        self._start(login)
+        self._inner.flush()
+
+    def _start(self, login: ClientLogin | None) -> None:
+        assert login is not None, "made for connections with SASL"
+        self._login = login
+        self._send(login.first(), _HANDSHAKE_VERSION)
 
     def _send(self, request: Request, version: int) -> None:
         self._last_correlation_id += 1

@@ -14,12 +14,14 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes
+- `client_credentials`: where the logins of a client get their token, or their user name and password
 - `certificate_files`: certificates of a test cluster, as files
 - `kerberos`: the SASL mechanism GSSAPI on both sides, over the system's Kerberos library
 - `jaas_file`: the login lines of a JAAS file that `KAFKA_OPTS` names
 - `oauth`: OAuth tokens: validation of signed ones, and where clients get theirs
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read
+- `python_classes`: classes of the operator that the properties name
 - `probe`: whether every address of a host refuses connections to a port
 - `free_ports`: ports for servers that are not running yet
 """

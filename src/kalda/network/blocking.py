@@ -84,7 +84,6 @@ class BlockingConnection:
     def _log_in(self, security: ClientSecurity) -> None:
         """Log in by SASL, or renew the session."""
         self._renew_at_s = None
-        security.prepare(self._host)
         login = security.login(self._host)
         if login is None:
             return

@@ -147,9 +147,7 @@ class RpcConnection(asyncio.BufferedProtocol):
 
     async def log_in(self, security: ClientSecurity, host: str) -> None:
         """Log in by SASL, or renew the session. Raises `ApiError`."""
-        if security.blocks:
-            await asyncio.to_thread(security.prepare, host)
-        login = security.login(host)
+        login = await asyncio.to_thread(security.login, host) if security.blocks else security.login(host)
         if login is None:
             return
         message: Request | None = login.first()

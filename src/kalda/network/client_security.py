@@ -1,7 +1,8 @@
 """The security of a client's connections: its TLS context, and a login for each connection.
 
-Made of the keys that Kafka's clients have, or by a node for its connections to other nodes. A token for OAUTHBEARER may
-come from the network: `prepare` blocks, and is called on a thread before `login` where `blocks` says so.
+Made of the keys that Kafka's clients have, or by a node for its connections to other nodes. What a login needs may come
+from the network, a file or a class of the operator: where `blocks` is true, `login` may wait for it, and an event loop
+must call it on a thread.
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError
+from kalda.network.client_credentials import (
+    LOGIN_HANDLER,
+    UNSECURED_HANDLER,
+    KeptToken,
+    RefreshWindow,
+    credentials_of,
+    own_at_each_login,
+    own_login_handler,
+    token_of,
+)
 from kalda.network.jaas_file import CLIENT_SECTION, find_entry
 from kalda.security.jaas import BadJaas, JaasEntry, parse_jaas
 from kalda.security.login import ClientLogin, authentication_failed
@@ -27,9 +39,8 @@ if TYPE_CHECKING:
     from kalda.network.kerberos import Kerberos
 
 _ALLOWED_URLS = "kalda.sasl.oauthbearer.allowed.urls"
-_PREPARED_S = 60.0
-_TOKEN_SHARE = 0.8
-"""A token is used until this share of its life has passed."""
+_TICKET_SHARE = 0.8
+"""Credentials of Kerberos are used until this share of their life has passed."""
 
 
 class ClientSecurity:
@@ -42,9 +53,10 @@ class ClientSecurity:
         jaas: JaasEntry | None,
         value_of: Callable[[str], Any],
         allowed_urls: Collection[str],
+        configs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`mechanism` and `jaas`: None without SASL. `value_of(key)` is the value of a `sasl.oauthbearer.*` key. Raises
-        `ValueError`."""
+        """`mechanism` and `jaas`: None without SASL. `value_of(key)` is the value of a `sasl.*` key, called whenever it
+        is needed. `configs` is what the operator's classes are configured with. Raises `ValueError`."""
         self.tls = tls
         """None without TLS. May be replaced: new connections use the new one."""
         self.mechanism = mechanism
@@ -56,13 +68,12 @@ class ClientSecurity:
         """For GSSAPI."""
         self._credentials: tuple[Any, float] | None = None
         """For GSSAPI: what tickets are requested with, and when to get it anew, by the monotonic clock."""
-        self._prepared: dict[str, tuple[ClientMechanism, float]] = {}
-        """For GSSAPI: the exchange that `prepare` has begun, by host, and until when it is used, by the monotonic
-        clock: a server refuses tickets that were presented long after they were made."""
-        self._token: tuple[str, float] | None = None
-        """The last OAuth token, and until when it is used, by the monotonic clock."""
+        self._own: Callable[[], Any] | None = None
+        """The method of the operator's class that is called for each login."""
+        self._kept: KeptToken | None = None
+        """The OAuth token of all logins."""
         if mechanism is not None:
-            self._check(mechanism)
+            self._prepare(mechanism, configs or {})
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ClientSecurity | None:
@@ -87,27 +98,14 @@ class ClientSecurity:
             if jaas is None:
                 raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it")
         allowed = values.get(_ALLOWED_URLS) or ()
-        return cls(tls, mechanism, jaas, values.get, [allowed] if isinstance(allowed, str) else allowed)
+        return cls(tls, mechanism, jaas, values.get, [allowed] if isinstance(allowed, str) else allowed, values)
 
     @property
     def blocks(self) -> bool:
-        """Whether `prepare` may have to wait for the network or a file."""
-        if self.mechanism == "GSSAPI":
+        """Whether `login` may have to wait for the network, a file, or a class of the operator."""
+        if self.mechanism == "GSSAPI" or self._own is not None:
             return True
-        return self.mechanism == "OAUTHBEARER" and not self._is_unsecured and not self._has_token()
-
-    def prepare(self, host: str) -> None:
-        """Get what a login at that host needs. Raises `ApiError`."""
-        if self.mechanism == "GSSAPI":
-            if self._take_prepared(host, keep=True) is not None:
-                return
-            try:
-                exchange = self._kerberos_exchange(host)
-            except (SaslFailed, ValueError) as error:
-                raise authentication_failed(str(error)) from error
-            self._prepared[host] = exchange, time.monotonic() + _PREPARED_S
-        elif self.blocks:
-            self._fetch()
+        return self._kept is not None and self._kept.is_due
 
     def login(self, host: str) -> ClientLogin | None:
         """The login of a new connection to that host, or of one to be renewed; None without SASL. Raises `ApiError`."""
@@ -120,18 +118,30 @@ class ClientSecurity:
 
     # -- mechanisms
 
-    def _check(self, mechanism: str) -> None:
-        """Whether a login can be made at all. Raises `ValueError`."""
+    def _prepare(self, mechanism: str, configs: Mapping[str, Any]) -> None:
+        """Find out where logins get what they need. Raises `ValueError` where none can be made at all."""
         _require_known(mechanism)
+        self._own = own_at_each_login(mechanism, self._value_of, configs)
         if mechanism == "GSSAPI":
             from kalda.network.kerberos import Kerberos
 
             self._service()
             self._kerberos = Kerberos(dict(self._options))
             return
+        if self._own is not None:
+            return
         if mechanism == "OAUTHBEARER":
-            if not self._is_unsecured:
+            handler = own_login_handler(self._value_of, configs)
+            request: Callable[[], str]
+            if handler is not None:
+                request = partial(token_of, handler)
+            elif self._is_unsecured:
+                return
+            else:
                 self._endpoint()
+                request = self._request_token
+            RefreshWindow.of(self._value_of)
+            self._kept = KeptToken(request, partial(RefreshWindow.of, self._value_of))
             return
         for option in ("username", "password"):
             if option not in self._options:
@@ -140,13 +150,16 @@ class ClientSecurity:
     def _exchange(self, mechanism: str, host: str) -> ClientMechanism:
         options = self._options
         if mechanism == "GSSAPI":
-            return self._take_prepared(host) or self._kerberos_exchange(host)
+            return self._kerberos_exchange(host)
+        if mechanism != "OAUTHBEARER":
+            own = self._own
+            user, password = credentials_of(own) if own is not None else (options["username"], options["password"])
         if mechanism == "PLAIN":
-            return PlainClient(options["username"], options["password"])
+            return PlainClient(user, password)
         if mechanism in SCRAM_MECHANISMS:
             is_token = options.get("tokenauth", "").lower() == "true"
             nonce = os.urandom(NONCE_BYTES).hex()
-            return ScramClient(mechanism, options["username"], options["password"], nonce, is_token)
+            return ScramClient(mechanism, user, password, nonce, is_token)
         prefixes = ("unsecuredLoginExtension_", "extension_")
         extensions = {
             name.removeprefix(prefix): text
@@ -172,15 +185,6 @@ class ClientSecurity:
             raise BadJaas(f"No serviceName defined in either JAAS or Kafka config: set {key}")
         return str(service)
 
-    def _take_prepared(self, host: str, keep: bool = False) -> ClientMechanism | None:
-        """The exchange that was begun for a login at that host, while its ticket is fresh."""
-        with self._lock:
-            exchange, until_s = self._prepared.get(host, (None, 0.0))
-            is_fresh = time.monotonic() < until_s
-            if not keep or not is_fresh:
-                self._prepared.pop(host, None)
-        return exchange if is_fresh else None
-
     def _kerberos_exchange(self, host: str) -> ClientMechanism:
         """Raises `SaslFailed`, `ValueError`."""
         from kalda.network.kerberos import GssapiClient
@@ -190,7 +194,7 @@ class ClientSecurity:
             now_s = time.monotonic()
             if self._credentials is None or now_s >= self._credentials[1]:
                 credentials = self._kerberos.initiating()
-                share = float(self._value_of("sasl.kerberos.ticket.renew.window.factor") or _TOKEN_SHARE)
+                share = float(self._value_of("sasl.kerberos.ticket.renew.window.factor") or _TICKET_SHARE)
                 self._credentials = credentials, now_s + (credentials.lifetime or 0) * share
             found = self._credentials[0]
         return GssapiClient(found, self._service(), host)
@@ -199,21 +203,25 @@ class ClientSecurity:
 
     @property
     def _is_unsecured(self) -> bool:
+        """Whether tokens are made here, without a signature: with the options for it, unless another handler is
+        named."""
+        handler = self._value_of(LOGIN_HANDLER)
+        if handler:
+            return bool(handler == UNSECURED_HANDLER)
         return any(name.startswith("unsecuredLoginStringClaim_") for name in self._options)
 
-    def _has_token(self) -> bool:
-        return self._token is not None and time.monotonic() < self._token[1]
-
     def _bearer_token(self) -> str:
+        """Raises `ApiError`, `ValueError`."""
+        if self._own is not None:
+            return token_of(self._own)
+        if self._kept is not None:
+            return self._kept.token()
         from kalda.security.jwt import claims_of_options, unsecured_token
 
         claims = claims_of_options(self._options, time.time())
-        if claims is not None:
-            return unsecured_token(claims)
-        if self._token is None:
-            self._fetch()
-        assert self._token is not None
-        return self._token[0]
+        if claims is None:
+            raise BadJaas("sasl.jaas.config has no option unsecuredLoginStringClaim_sub")
+        return unsecured_token(claims)
 
     def _endpoint(self) -> str:
         """Where tokens come from. Raises `ValueError`."""
@@ -225,31 +233,19 @@ class ClientSecurity:
             raise BadJaas(f"OAUTHBEARER needs {key}, or unsecuredLoginStringClaim_sub in sasl.jaas.config")
         return check_url(key, str(url), self._allowed_urls)
 
-    def _fetch(self) -> None:
-        """Raises `ApiError`."""
+    def _request_token(self) -> str:
+        """Raises `OSError`, `ValueError`."""
         from kalda.network.oauth import fetch_token
-        from kalda.security.jwt import split_token
 
         def value(key: str, option: str) -> str:
             return str(self._value_of(key) or self._options.get(option) or "")
 
-        client_id = value("sasl.oauthbearer.client.credentials.client.id", "clientId")
-        client_secret = value("sasl.oauthbearer.client.credentials.client.secret", "clientSecret")
-
-        with self._lock:
-            if self._has_token():
-                return
-            try:
-                token = fetch_token(
-                    self._endpoint(),
-                    client_id,
-                    client_secret,
-                    value("sasl.oauthbearer.scope", "scope") or None,
-                )
-                expires_s = float(split_token(token)[1].get("exp") or 0.0)
-            except (OSError, ValueError, SaslFailed) as error:
-                raise authentication_failed(f"no OAuth token could be got: {type(error).__name__}: {error}") from error
-            self._token = token, time.monotonic() + max(0.0, expires_s - time.time()) * _TOKEN_SHARE
+        return fetch_token(
+            self._endpoint(),
+            value("sasl.oauthbearer.client.credentials.client.id", "clientId"),
+            value("sasl.oauthbearer.client.credentials.client.secret", "clientSecret"),
+            value("sasl.oauthbearer.scope", "scope") or None,
+        )
 
 
 def _require_known(mechanism: str) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock, patch
 
 import pytest
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers import configs
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.metadata.image import EMPTY
+from kalda.protocol.apis import ApiKey, request_class, response_class
+from kalda.protocol.codec import decode
+from kalda.protocol.framing import decode_request_header, encode_request, encode_response
+from kalda.protocol.messages.brokers import EnvelopeResponse
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsRequestAlterableConfig,
     AlterConfigsRequestAlterConfigsResource,
+    AlterConfigsResponseAlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
 
-BROKER, BROKER_LOGGER = 4, 8
+TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
 PROPERTIES = {
     "node.id": "1",
     "process.roles": "broker,controller",
@@ -37,9 +45,9 @@ def incremental(kind: int, name: str, key: str, value: str) -> IncrementalAlterC
     return IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
 
 
-def legacy(name: str) -> AlterConfigsRequestAlterConfigsResource:
+def legacy(name: str, kind: int = BROKER) -> AlterConfigsRequestAlterConfigsResource:
     change = AlterConfigsRequestAlterableConfig(name="log.cleaner.threads", value="1")
-    return AlterConfigsRequestAlterConfigsResource(resource_type=BROKER, resource_name=name, configs=[change])
+    return AlterConfigsRequestAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
 
 
 @pytest.mark.parametrize("is_incremental", [True, False])
@@ -71,3 +79,127 @@ def test_loggers_of_a_broker_that_is_named_twice_are_not_altered() -> None:
     request = IncrementalAlterConfigsRequest(resources=[incremental(BROKER_LOGGER, "1", "kalda", "NONSENSE")] * 3)
     answer: Any = handlers.incremental_alter_configs(Mock())(Mock(), request)
     assert [each.error_message for each in answer.responses] == ["Each resource must appear at most once."] * 3
+
+
+class Controllers:
+    """What a broker forwards to: answers each resource, in the reverse order."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+        """Names of the resources of each request that was forwarded."""
+        self.error: ApiError | None = None
+
+    def send(self, envelope: Any, timeout_ms: int | None) -> Pending[EnvelopeResponse]:
+        frame = memoryview(envelope.request_data)
+        header = decode_request_header(frame)
+        request: Any = decode(request_class(header.api_key), frame, header.api_version, header.body_at)
+        self.seen.append([each.resource_name for each in request.resources])
+        assert request.validate_only
+        answered: Pending[EnvelopeResponse] = Pending()
+        if self.error is not None:
+            answered.fail(self.error)
+            return answered
+        is_legacy = header.api_key == ApiKey.ALTER_CONFIGS
+        row: Any = (
+            AlterConfigsResponseAlterConfigsResourceResponse
+            if is_legacy
+            else IncrementalAlterConfigsResponseAlterConfigsResourceResponse
+        )
+        response: Any = response_class(header.api_key)(
+            throttle_time_ms=7,
+            responses=[
+                row(error_message=None, resource_type=each.resource_type, resource_name=each.resource_name)
+                for each in reversed(request.resources)
+                if each.resource_name != "lost"
+            ],
+        )
+        data = b"".join(encode_response(header.correlation_id, response, header.api_version))
+        answered.complete(EnvelopeResponse(response_data=data))
+        return answered
+
+
+def context_of(request: Any, version: int, is_allowed: bool = True) -> Any:
+    frame = memoryview(b"".join(encode_request(request, version, 5, "client")))
+    return Mock(
+        frame=frame,
+        header=decode_request_header(frame),
+        principal="User:alice",
+        is_token_authenticated=False,
+        client_host="127.0.0.1",
+        allows_on_cluster=Mock(return_value=is_allowed),
+    )
+
+
+def refuse() -> None:
+    raise ApiError(ErrorCode.INVALID_REQUEST, "a bad key store")
+
+
+class AtOnce:
+    """Jobs without threads."""
+
+    def run(self, work: Any, finish: Any) -> None:
+        finish(work(), None)
+
+
+def altering(request: Any, version: int, controllers: Controllers, is_allowed: bool = True) -> list[tuple[Any, ...]]:
+    """Name, error and message of each row of the response, where all key stores of brokers are bad."""
+    handlers = ConfigHandlers(1, ServerConfig(PROPERTIES), Mock(image=EMPTY), lambda config: refuse, AtOnce())
+    forwarding = Forwarding(cast(Any, controllers))
+    is_legacy = isinstance(request, AlterConfigsRequest)
+    handler: Any = handlers.alter_configs(forwarding) if is_legacy else handlers.incremental_alter_configs(forwarding)
+    answer = handler(context_of(request, version, is_allowed), request)
+    if isinstance(answer, Pending):
+        assert answer.done
+        assert answer.error is None
+        answer = answer.value
+    return [(each.resource_name, each.error_code, each.error_message) for each in answer.responses]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_each_resource_is_answered_by_itself(version: int) -> None:
+    """The controller gets what this broker does not refuse; the rows have the order of the request."""
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            incremental(TOPIC, "first", "retention.ms", "1"),
+            incremental(BROKER, "1", "log.cleaner.threads", "1"),
+            incremental(BROKER_LOGGER, "1", "kalda.broker", "INFO"),
+            incremental(BROKER_LOGGER, "2", "kalda", "INFO"),
+            incremental(TOPIC, "lost", "retention.ms", "1"),
+            incremental(TOPIC, "last", "retention.ms", "1"),
+        ],
+        validate_only=True,
+    )
+    controllers = Controllers()
+    rows = altering(request, version, controllers)
+    assert [each[:2] for each in rows] == [
+        ("first", 0),
+        ("1", ErrorCode.INVALID_REQUEST),
+        ("1", 0),
+        ("2", ErrorCode.INVALID_REQUEST),
+        ("lost", ErrorCode.UNKNOWN_SERVER_ERROR),
+        ("last", 0),
+    ]
+    assert rows[1][2] == "a bad key store"
+    assert controllers.seen == [["first", "lost", "last"]]
+    controllers.error = ApiError(ErrorCode.REQUEST_TIMED_OUT, "no controller")
+    rows = altering(request, version, controllers)
+    assert [each[1] for each in rows] == [7, 42, 0, 42, 7, 7]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_each_resource_is_answered_by_itself_by_alter_configs(version: int) -> None:
+    resources = [legacy("1"), legacy("t", TOPIC), legacy("1", BROKER_LOGGER)]
+    controllers = Controllers()
+    rows = altering(AlterConfigsRequest(resources=resources, validate_only=True), version, controllers)
+    assert rows == [("1", 42, "a bad key store"), ("t", 0, None), ("1", 42, "Unknown resource type 8")]
+    assert controllers.seen == [["t"]]
+
+
+def test_key_stores_are_not_read_for_a_client_that_may_not_alter() -> None:
+    """A check reads the files, and imports the classes, that the request names."""
+    request = AlterConfigsRequest(resources=[legacy("1")], validate_only=True)
+    controllers = Controllers()
+    assert altering(request, 2, controllers, is_allowed=False) == [
+        ("1", ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+    ]
+    assert controllers.seen == []

@@ -15,11 +15,16 @@ import pytest
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import uuid_to_text
+from kalda.broker.authorizing import STANDARD
 from kalda.broker.dir_locks import DirLocks
 from kalda.broker.disk import RealDisk
 from kalda.broker.lifecycle import Milestones
 from kalda.broker.node import Node, _warn_of_properties
 from kalda.broker.shell import ThreadJobs
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import EMPTY
+from kalda.network.client import RpcConnection
+from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.testing import layout
@@ -153,3 +158,40 @@ def test_a_second_signal_ends_the_wait_for_a_handover() -> None:
     node = Node(ServerConfig(MINIMAL))
     asyncio.run(scenario(node, partial(node._fatal, "all disks have failed")))
     assert waited == ["ended"] * 3
+
+
+@pytest.mark.parametrize("early", [{}, {"early.start.listeners": ""}])
+def test_early_listeners_answer_before_the_authorizer_is_ready(tmp_path: Path, early: dict[str, str]) -> None:
+    """One of two voters starts alone, so it loads no access control entries. By default the listeners of controllers
+    answer, as the other voter could not be elected otherwise; a listener that is not early lets its requests wait."""
+    places = layout.lay_out(2, tmp_path)
+    place = places[0]
+    keys = {"authorizer.class.name": STANDARD, "super.users": "User:ANONYMOUS", **early}
+    config = layout.config_of(place, places, keys)
+    layout.format_place(place, places, config, uuid_to_text(layout.new_id()), RealDisk())
+
+    async def until(condition: Callable[[], object]) -> None:
+        while not condition():  # noqa: ASYNC110 - a starting node has no event for it
+            await asyncio.sleep(0.005)
+
+    async def start_and_ask() -> None:
+        node = Node(config)
+        starting = asyncio.ensure_future(node.start())
+        async with asyncio.timeout(60):
+            await until(lambda: node._controller_handlers)
+            authorizer, gate = node._authorizer, node._gates["CONTROLLER"]
+            assert authorizer is not None
+            connection = await RpcConnection.connect(layout.HOST, place.controller_port)
+            answer = asyncio.ensure_future(connection.request(DescribeQuorumRequest(topics=[])))
+            if early:
+                await until(lambda: gate._waiting)
+                assert not answer.done()
+                authorizer.on_metadata_update(MetadataDelta(EMPTY), EMPTY, Any)
+            await answer
+            assert authorizer.is_loaded is bool(early)
+            connection.close()
+        starting.cancel()
+        await asyncio.wait((starting,))
+        await node.stop()
+
+    asyncio.run(start_and_ask())

@@ -17,10 +17,10 @@ from kalda.broker.policies import (
     Policies,
     PolicyViolation,
 )
-from kalda.broker.python_classes import ClassFailed
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.cluster import ClusterClient
 from kalda.metadata.configs import topic_resource
+from kalda.network.python_classes import ClassFailed
 from kalda.testing import Cluster
 
 SEEN: list[Any] = []

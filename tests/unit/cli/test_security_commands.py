@@ -23,7 +23,6 @@ from kalda.network.free_ports import free_ports
 from kalda.security.jaas import SCRAM_MODULE
 from kalda.testing import Cluster
 
-DENY, ALLOW = 2, 3
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
@@ -104,7 +103,16 @@ def test_acls(shell: Shell) -> None:
         "--deny-principal", "User:alice", "--deny-host", "10.0.0.1",
     )  # fmt: skip
     found = shell.json_when(lambda rows: len(rows) == 2, "acls", "list", "--principal", "User:alice")
-    assert sorted((each["resource_name"], each["permission"]) for each in found) == [("ord", DENY), ("orders", ALLOW)]
+    assert sorted(found, key=str) == [
+        {
+            "resource_type": "TOPIC", "resource_name": "ord", "pattern_type": "PREFIXED", "principal": "User:alice",
+            "host": "10.0.0.1", "operation": "WRITE", "permission": "DENY",
+        },
+        {
+            "resource_type": "TOPIC", "resource_name": "orders", "pattern_type": "LITERAL", "principal": "User:alice",
+            "host": "*", "operation": "DESCRIBE", "permission": "ALLOW",
+        },
+    ]  # fmt: skip
     shell.run("topics", "describe", "orders", user="alice")
     asked = ["explain", "access", "--principal", "User:alice", "--resource", "topic:orders", "--operation"]
     assert [shell.json(*asked, each)[0]["allowed"] for each in ("Describe", "Read")] == [True, False]

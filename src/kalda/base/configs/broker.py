@@ -70,6 +70,7 @@ _SYNONYMS = {name: group for group in _SYNONYM_GROUPS for name in group} | {
 _LISTENER_PREFIX = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
 _MECHANISM_KEYS = (
     "connections.max.reauth.ms",
+    "sasl.client.callback.handler.class",
     "sasl.jaas.config",
     "sasl.login.callback.handler.class",
     "sasl.login.class",

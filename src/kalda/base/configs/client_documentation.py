@@ -10,23 +10,12 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
         "ssl.secure.random.implementation",
         "ssl.trustmanager.algorithm",
     ),
-    "No effect: there is no Kerberos (GSSAPI) here.": (
+    "No effect: tickets are got by the key table, or from the cache that `kinit` fills.": (
         "sasl.kerberos.kinit.cmd",
         "sasl.kerberos.min.time.before.relogin",
-        "sasl.kerberos.service.name",
         "sasl.kerberos.ticket.renew.jitter",
-        "sasl.kerberos.ticket.renew.window.factor",
-    ),
-    "No effect: a token is renewed when it is due.": (
-        "sasl.login.refresh.buffer.seconds",
-        "sasl.login.refresh.min.period.seconds",
-        "sasl.login.refresh.window.factor",
-        "sasl.login.refresh.window.jitter",
     ),
     "No effect: no class of Java is loaded.": (
-        "sasl.client.callback.handler.class",
-        "sasl.login.callback.handler.class",
-        "sasl.login.class",
         "sasl.oauthbearer.jwt.retriever.class",
         "sasl.oauthbearer.jwt.validator.class",
     ),
@@ -161,13 +150,36 @@ CLIENT: dict[str, str] = {
     "retry.backoff.max.ms": "Longest pause before a request is repeated.",
     "retry.backoff.ms": "Pause before a request is repeated after a failure; it doubles with each failure.",
     "sasl.jaas.config": "Login module and its options, such as user name and password.",
+    "sasl.client.callback.handler.class": (
+        "Python class, as `package.module:Class`, whose method is called for each login: `token()` of OAUTHBEARER, "
+        "`credentials()` of PLAIN and SCRAM, which returns user name and password. Kafka's own names are the default."
+    ),
+    "sasl.kerberos.service.name": "Kerberos principal that brokers run as, as `kafka`.",
+    "sasl.kerberos.ticket.renew.window.factor": "Share of the life of a ticket after which it is got anew.",
+    "sasl.login.callback.handler.class": (
+        "Python class, as `package.module:Class`, whose method `token()` returns a token of OAUTHBEARER. Kafka's "
+        "`OAuthBearerUnsecuredLoginCallbackHandler` makes one by the login line, its `OAuthBearerLoginCallbackHandler` "
+        "gets it from `sasl.oauthbearer.token.endpoint.url`."
+    ),
+    "sasl.login.class": (
+        "Python class like that of `sasl.client.callback.handler.class`, which counts where both are set."
+    ),
     "sasl.login.connect.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
     "sasl.login.read.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
+    "sasl.login.refresh.buffer.seconds": "Time before its end at which a token is got anew at the latest.",
+    "sasl.login.refresh.min.period.seconds": (
+        "Time that a token is used at least. This and `sasl.login.refresh.buffer.seconds` have no effect on a token "
+        "whose life is shorter than both together."
+    ),
+    "sasl.login.refresh.window.factor": "Share of the life of a token after which it is got anew.",
+    "sasl.login.refresh.window.jitter": (
+        "Largest share of the life of a token that is added to `sasl.login.refresh.window.factor`, at random."
+    ),
     "sasl.login.retry.backoff.max.ms": (
         "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`."
     ),
     "sasl.login.retry.backoff.ms": "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`.",
-    "sasl.mechanism": "Mechanism of the login: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.",
+    "sasl.mechanism": ("Mechanism of the login: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER` or `GSSAPI`."),
     "sasl.oauthbearer.client.credentials.client.id": "Client id with which a token is requested.",
     "sasl.oauthbearer.client.credentials.client.secret": "Secret with which a token is requested.",
     "sasl.oauthbearer.header.urlencode": "No effect: client id and secret are sent as they are.",

@@ -209,8 +209,20 @@ BROKER: dict[str, str] = {
     "replica.lag.time.max.ms": "Time behind the leader after which a follower leaves the ISR.",
     "replica.socket.timeout.ms": "Time that a follower's request may take.",
     "request.timeout.ms": "Time that a request between nodes may take.",
+    "sasl.client.callback.handler.class": (
+        "Python class whose method is called for each login of this node to others: token() of OAUTHBEARER, "
+        "credentials() of PLAIN and SCRAM."
+    ),
     "sasl.enabled.mechanisms": "SASL mechanisms that are offered.",
     "sasl.jaas.config": "Login configuration of a SASL mechanism.",
+    "sasl.login.callback.handler.class": (
+        "Python class whose method token() returns a token of OAUTHBEARER for logins of this node to others."
+    ),
+    "sasl.login.class": "As sasl.client.callback.handler.class, which counts where both are set.",
+    "sasl.login.refresh.buffer.seconds": "Time before its end at which a token is got anew at the latest.",
+    "sasl.login.refresh.min.period.seconds": "Time that a token is used at least.",
+    "sasl.login.refresh.window.factor": "Share of the life of a token after which it is got anew.",
+    "sasl.login.refresh.window.jitter": "Largest share of the life of a token that is added to it, at random.",
     "sasl.mechanism.controller.protocol": "SASL mechanism towards controllers.",
     "sasl.mechanism.inter.broker.protocol": "SASL mechanism between brokers.",
     "security.inter.broker.protocol": "Security protocol between brokers, where inter.broker.listener.name is not set.",

@@ -15,7 +15,7 @@ from kalda.base.configs.topic import TOPIC
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
 _KERBEROS = "tickets are got by the key table, or from the cache that kinit fills, when a connection needs one"
-_LOGIN = "a login of this node is made for each of its connections, and a token is renewed when it is due"
+_LOGIN = "a login of this node is repeated with the connection, and a token endpoint has a fixed time to answer"
 _ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "kalda.metrics.listener serves metrics, over windows of fixed length; reporters of Java cannot be loaded"
@@ -47,8 +47,9 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "sasl.kerberos.ticket.renew.jitter",
     ),
     _LOGIN: (
-        "sasl.client.callback.handler.class",
-        "sasl.login.",
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.retry.",
         "sasl.oauthbearer.jwks.endpoint.retry.",
         "sasl.oauthbearer.jwt.",
     ),

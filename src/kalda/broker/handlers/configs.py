@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kalda.base.configs.dynamic import Layers, check_alteration
@@ -58,7 +59,8 @@ AlteredResource: TypeAlias = (
 Check: TypeAlias = Callable[[], None]
 """May wait for a disk, and so runs on a thread. Raises `ApiError`."""
 CheckOf: TypeAlias = Callable[[ServerConfig], Check | None]
-Refused: TypeAlias = list[tuple[AlteredResource, ApiError]]
+Answered: TypeAlias = dict[int, ApiError | None]
+"""The resources that are answered here, by their place in the request; None: altered."""
 
 
 class Metadata(Protocol):
@@ -109,7 +111,7 @@ class ConfigHandlers:
                 ApiKey.ALTER_CONFIGS,
                 self.alter_configs(forwarding),
                 alter_configs_failed,
-                Authorization.AT_CONTROLLER,
+                Authorization.PER_ITEM,  # key stores of a broker are checked here, all else at the controller
                 forwarded=True,
             ),
             Row(
@@ -138,20 +140,16 @@ class ConfigHandlers:
         """The handler that checks what only this broker can check of its own configs, then forwards the request."""
 
         def handler(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse | Pending[Any]:
-            return self._checked(request.resources, lambda: forwarding.forward(context, request), answer)
+            def answer(place: int, error: ApiError | None) -> AlterConfigsResponseAlterConfigsResourceResponse:
+                resource = request.resources[place]
+                return AlterConfigsResponseAlterConfigsResourceResponse(
+                    error_code=ErrorCode.NONE if error is None else error.code,
+                    error_message=None if error is None else error.message,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
 
-        def answer(refused: Refused) -> AlterConfigsResponse:
-            return AlterConfigsResponse(
-                responses=[
-                    AlterConfigsResponseAlterConfigsResourceResponse(
-                        error_code=error.code,
-                        error_message=error.message,
-                        resource_type=resource.resource_type,
-                        resource_name=resource.resource_name,
-                    )
-                    for resource, error in refused
-                ]
-            )
+            return self._altered(context, request, forwarding, AlterConfigsResponse, answer)
 
         return handler
 
@@ -166,111 +164,96 @@ class ConfigHandlers:
         def handler(
             context: RequestContext, request: IncrementalAlterConfigsRequest
         ) -> IncrementalAlterConfigsResponse | Pending[Any]:
-            if request.resources and all(
-                each.resource_type == ConfigResourceType.BROKER_LOGGER for each in request.resources
-            ):
-                return self._alter_loggers(context, request)
-            return self._checked(request.resources, lambda: forwarding.forward(context, request), answer)
+            def answer(
+                place: int, error: ApiError | None
+            ) -> IncrementalAlterConfigsResponseAlterConfigsResourceResponse:
+                resource = request.resources[place]
+                return IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                    error_code=ErrorCode.NONE if error is None else error.code,
+                    error_message=None if error is None else error.message,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
 
-        def answer(refused: Refused) -> IncrementalAlterConfigsResponse:
-            return IncrementalAlterConfigsResponse(
-                responses=[
-                    IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
-                        error_code=error.code,
-                        error_message=error.message,
-                        resource_type=resource.resource_type,
-                        resource_name=resource.resource_name,
-                    )
-                    for resource, error in refused
-                ]
-            )
+            return self._altered(context, request, forwarding, IncrementalAlterConfigsResponse, answer)
 
         return handler
 
-    def _checked(
+    def _altered(
         self,
-        resources: Sequence[AlteredResource],
-        forward: Callable[[], Pending[Encoded]],
-        answer: Callable[[Refused], A],
+        context: RequestContext,
+        request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+        forwarding: Forwarding,
+        response: type[A],
+        answer: Callable[[int, ApiError | None], Any],
     ) -> A | Pending[Any]:
-        """The answer to a request for `resources`: that of `forward`, or `answer` of those that this broker refuses. A
-        broker's dynamic configs must fit its static ones and its key stores, which the controller does not have.
+        """Each resource is answered by itself: those that this broker refuses and the levels of its loggers here, all
+        others by the controller. A broker's dynamic configs must fit its static ones and its key stores, which the
+        controller does not have. `answer` makes the row of the resource at a place of the request.
 
-        A request is answered here only where all its resources are refused: otherwise the controller answers for all,
-        and its own tables refuse what no broker can take. A resource that is named more than once is refused
-        unchecked: a check of a broker's configs takes milliseconds.
+        A resource that is named more than once is refused unchecked: a check of a broker's configs takes milliseconds.
         """
-        refused: Refused = []
-        checks: list[tuple[AlteredResource, Check]] = []
+        answered: Answered = {}
+        checks: list[tuple[int, Check]] = []
+        resources: Sequence[AlteredResource] = request.resources
         repeated = _repeated(resources)
-        for resource in resources:
+        for place, resource in enumerate(resources):
             try:
                 _check_once(resource, repeated)
                 _check_shape(resource)
-                if resource.resource_type == ConfigResourceType.BROKER:
+                if resource.resource_type == ConfigResourceType.BROKER_LOGGER:
+                    self._alter_logger(context, resource, request.validate_only)
+                    answered[place] = None
+                elif resource.resource_type == ConfigResourceType.BROKER:
                     check = self._check_alteration(resource)
                     if check is not None:
-                        checks.append((resource, check))
+                        _require_may_alter(context)  # it reads files and imports classes that the request names
+                        checks.append((place, check))
             except ApiError as error:
-                refused.append((resource, error))
-        if checks and len(refused) + len(checks) == len(resources):
-            return self._checked_by_job(checks, refused, forward, answer)
-        return answer(refused) if refused and len(refused) == len(resources) else forward()
+                answered[place] = error
+        go_on = partial(_merged, context, request, forwarding, response, answered, answer)
+        return self._checked(checks, answered, go_on) if checks else go_on()
 
-    def _checked_by_job(
-        self,
-        checks: Sequence[tuple[AlteredResource, Check]],
-        refused: Refused,
-        forward: Callable[[], Pending[Encoded]],
-        answer: Callable[[Refused], A],
+    def _checked(
+        self, checks: Sequence[tuple[int, Check]], answered: Answered, go_on: Callable[[], A | Pending[Any]]
     ) -> Pending[Any]:
-        """As `_checked`, once the checks have run on a thread."""
+        """What `go_on` returns, once the checks have run on a thread, and `answered` has those that failed."""
         done: Pending[Any] = Pending()
 
-        def run() -> Refused:
-            found: Refused = []
-            for resource, check in checks:
+        def run() -> Answered:
+            found: Answered = {}
+            for place, check in checks:
                 try:
                     check()
                 except ApiError as error:
-                    found.append((resource, error))
+                    found[place] = error
             return found
 
-        def finish(found: Refused | None, error: BaseException | None) -> None:
+        def finish(found: Answered | None, error: BaseException | None) -> None:
             if error is not None:
                 log.error("the key stores of an altered configuration could not be checked: %r", error)
             if found is None:
                 done.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "The configuration could not be checked."))
-            elif len(found) == len(checks):
-                done.complete(answer(refused + found))
+                return
+            answered.update(found)
+            result = go_on()
+            if isinstance(result, Pending):
+                result.then(done.settle)
             else:
-                forward().then(done.settle)
+                done.complete(result)
 
         assert self._jobs is not None, "given together with the checks"
         self._jobs.run(run, finish)
         return done
 
-    def _alter_loggers(
-        self, context: RequestContext, request: IncrementalAlterConfigsRequest
-    ) -> IncrementalAlterConfigsResponse:
-        """Levels of this process's loggers, until the process ends."""
-        response = IncrementalAlterConfigsResponse()
-        repeated = _repeated(request.resources)
-        for resource in request.resources:
-            answer = IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
-                error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
-            )
-            response.responses.append(answer)
-            try:
-                _check_once(resource, repeated)
-                if not context.allows_on_cluster(AclOperation.ALTER_CONFIGS):
-                    raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
-                check_broker(self._broker_id, resource.resource_name)
-                changes = [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs]
-                alter_loggers(changes, request.validate_only)
-            except ApiError as error:
-                answer.error_code, answer.error_message = error.code, error.message
-        return response
+    def _alter_logger(self, context: RequestContext, resource: AlteredResource, validate_only: bool) -> None:
+        """Set levels of this process's loggers, until the process ends. Raises `ApiError`."""
+        assert isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource), "AlterConfigs refuses loggers"
+        _require_may_alter(context)
+        check_broker(self._broker_id, resource.resource_name)
+        alter_loggers(
+            [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs], validate_only
+        )
 
     def _check_alteration(self, resource: AlteredResource) -> Check | None:
         """What is left to check on a thread. Raises `ApiError` where this broker, or the default of all, cannot take
@@ -327,6 +310,49 @@ class ConfigHandlers:
                 messages.ConfigResource(resource_name=name, resource_type=kind) for name in names
             )
         return response
+
+
+def _merged(
+    context: RequestContext,
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    forwarding: Forwarding,
+    response: type[A],
+    answered: Answered,
+    answer: Callable[[int, ApiError | None], Any],
+) -> A | Pending[Any]:
+    """The rows of `answered`, and those of the controller for all other resources, in the order of the request."""
+    resources: Sequence[AlteredResource] = request.resources
+    if not answered:
+        return forwarding.forward(context, request)
+    if len(answered) == len(resources):
+        return response(responses=[answer(place, answered[place]) for place in range(len(resources))])
+    left: list[Any] = [resource for place, resource in enumerate(resources) if place not in answered]
+    done: Pending[A] = Pending()
+
+    def merge(found: A | None, error: ApiError | None) -> None:
+        if found is None:
+            # Loggers may have been altered: the failure of the controller is that of its resources alone.
+            missing, rows = error, {}
+        else:
+            missing = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "The controller has not answered for this resource.")
+            rows = {(each.resource_type, each.resource_name): each for each in found.responses}
+        merged: list[Any] = []
+        for place, resource in enumerate(resources):
+            row = None
+            if place not in answered:
+                row = rows.get((resource.resource_type, resource.resource_name))
+            merged.append(row or answer(place, answered.get(place, missing)))
+        throttle_time_ms = 0 if found is None else found.throttle_time_ms
+        done.complete(response(throttle_time_ms=throttle_time_ms, responses=merged))
+
+    forwarding.forward_part(context, type(request)(resources=left, validate_only=request.validate_only)).then(merge)
+    return done
+
+
+def _require_may_alter(context: RequestContext) -> None:
+    """Raises `ApiError`, in Kafka's words."""
+    if not context.allows_on_cluster(AclOperation.ALTER_CONFIGS):
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
 
 
 def _repeated(resources: Sequence[AlteredResource]) -> set[tuple[int, str]]:
