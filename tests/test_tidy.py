@@ -7,7 +7,9 @@ cannot say.
 from __future__ import annotations
 
 import ast
+import gc
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +53,16 @@ def sources(*tops: str) -> tuple[Path, ...]:
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_of_this_module() -> Iterator[None]:
+    """The trees are millions of objects without a cycle: the garbage collector takes three times as long as the parser
+    to walk through them, and would go on to in the tests behind these."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    gc.enable()
 
 
 def name_of(path: Path) -> str:
