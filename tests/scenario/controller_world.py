@@ -103,15 +103,7 @@ class Rights:
     def __init__(self, allows: Callable[[AclOperation, AclResourceType, str], bool]) -> None:
         self._allows = allows
 
-    def allows(
-        self,
-        caller: Caller,
-        operation: AclOperation,
-        resource: AclResourceType,
-        name: str,
-        logs_denial: bool = True,
-        references: int = 1,
-    ) -> bool:
+    def allows(self, caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, *_: object) -> bool:
         return self._allows(operation, resource, name)
 
 

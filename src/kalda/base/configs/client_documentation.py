@@ -47,7 +47,7 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
 
 CLIENT: dict[str, str] = {
     "acks": (
-        "Who must have a record before it is acknowledged: all in-sync replicas (`all`), the leader (`1`), nobody "
+        "Which replicas must have a record before it is acknowledged: all in sync (`all`), the leader (`1`), none "
         "(`0`)."
     ),
     "allow.auto.create.topics": "Whether subscribing to an unknown topic may create it, where the brokers allow that.",
