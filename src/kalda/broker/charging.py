@@ -39,8 +39,8 @@ class Charge:
     __slots__ = (
         "_encode",
         "_encode_again",
-        "_header_bytes",
         "_has_throttle_time",
+        "_header_bytes",
         "_quota_of_bytes",
         "_throttle",
         "_throttle_time_at",

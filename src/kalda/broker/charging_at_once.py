@@ -75,7 +75,7 @@ def charged_fetch(
             sensors.last_ms = now
             sensors.requests += 1
         elif pause_ms := quotas.record_of(sensors, size, now):
-            sensors.metric.record(-size, now)
+            quotas.record_unthrottled(context.principal, context.client_id, -size, now)
             sensors.note_pause(pause_ms, now)
             return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
         return buffers

@@ -27,7 +27,10 @@ BY_USE = {
     "ThrottleTimeMs",
     "partition-load-time-avg",
     "partition-load-time-max",
+    "EventQueueTimeMs",
     "EventQueueProcessingTimeMs",
+    "election-latency-avg",
+    "election-latency-max",
 }
 """Metrics that exist, or have a value, only after what they measure has happened."""
 
