@@ -4,8 +4,8 @@
 
 Both nodes run at the same time. To each, eight clients send the same requests in the same rhythm: Produce requests of
 2.5 to 50 KB, one after the other, twenty a second at most; eight others fetch as much. Each has a quota of half of
-that, and waits where it is muted. Printed are the quantiles of the throttle times of all answers that had one, each with
-its standard error (clients drawn again, with repetition), and what share of the answers that was.
+that, and waits where it is muted. Printed are the quantiles of the throttle times of all answers that had one, with
+their standard errors (clients drawn again, with repetition), and what share of the answers that was.
 """
 
 from __future__ import annotations
