@@ -233,7 +233,8 @@ async def _serve(options: Options) -> int:
             if gc.get_count()[0] < _MANY_OBJECTS:
                 gc.collect()
             gc.freeze()
-            gc.set_threshold(50_000, 50, 100)
+            # A collection of the young holds the loop for under 10 ms; full ones are as rare as they can be.
+            gc.set_threshold(10_000, 10, 2_500)
             gc.enable()
             _keep_freed_memory()
             if not options.file:

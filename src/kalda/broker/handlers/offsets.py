@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -232,6 +233,9 @@ class OffsetHandlers:
                     result.error_code = failure.code
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                except Exception:
+                    logging.getLogger("kalda.requests").exception("a search for the offset of partition %d failed", result.partition_index)
+                    result.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
             pending.complete(response)
 
         self._replicas.jobs.run(job, finish)
