@@ -167,7 +167,7 @@ class Upkeep:
         return [dirs.checkpoint_job(directory, job) for directory in dirs if (job := make(directory)) is not None]
 
     def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
-        """A bounded number of logs of a walk over all. A log with very many producers, or segments to delete, is visited
+        """A bounded number of logs of a walk over all. A log with very many producers or segments to delete is visited
         several times, in one `poll` each."""
         jobs: list[Job[None]] = []
         left = self._walks[task]

@@ -41,6 +41,8 @@ from kalda.storage.job import Job
 from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.values import TimestampOffset
 
+requests_log = logging.getLogger("kalda.requests")
+
 _FIRST_WITH_EPOCHS = 4
 _FIRST_NOT_AVAILABLE = 5
 _OLDEST_VERSION_OF: dict[int, int] = {
@@ -234,7 +236,7 @@ class OffsetHandlers:
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
                 except Exception:
-                    logging.getLogger("kalda.requests").exception("a search for the offset of partition %d failed", result.partition_index)
+                    requests_log.exception("a search for the offset of partition %d failed", result.partition_index)
                     result.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
             pending.complete(response)
 
