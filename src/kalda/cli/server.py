@@ -233,8 +233,8 @@ async def _serve(options: Options) -> int:
             if gc.get_count()[0] < _MANY_OBJECTS:
                 gc.collect()
             gc.freeze()
-            # A collection of the young holds the loop for under 10 ms; full ones are as rare as they can be.
-            gc.set_threshold(10_000, 10, 2_500)
+            # Collections of the younger generations hold the loop for 10 to 20 ms; a full one is rare.
+            gc.set_threshold(10_000, 5, 5_000)
             gc.enable()
             _keep_freed_memory()
             if not options.file:
