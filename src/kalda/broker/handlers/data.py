@@ -52,6 +52,8 @@ _FIRST_PRODUCE_WITH_LEADERS = 10
 _FIRST_FETCH_WITH_IDS = 13
 _FIRST_FETCH_FROM_FOLLOWERS = 11
 _FIRST_FETCH_WITH_LEADERS = 16
+_READ, _WRITE, _TOPIC = AclOperation.READ, AclOperation.WRITE, AclResourceType.TOPIC
+_is_logged = audit.isEnabledFor
 
 
 class DataHandlers:
@@ -107,15 +109,14 @@ class DataHandlers:
             WRITE_TOPIC, produce_failed, "topic_data", "responses", self._produced_topic, _count_of_partitions
         )
         check_topics_then_produce = topics.stage(handler)
-        topic_name, is_logged = self._metadata.topic_name, audit.isEnabledFor
-        write, topic_type = AclOperation.WRITE, AclResourceType.TOPIC
+        topic_name = self._metadata.topic_name
 
         def check_then_produce(context: Any, request: ProduceRequest) -> Reply[Any]:
             data = request.topic_data
             if len(data) == 1 and request.transactional_id is None:  # the data path: each step here is one a request
                 name = data[0].name or topic_name(data[0].topic_id)
-                decided = context.principal, context.client_host, write, topic_type, name
-                if decided in context.authorizer.allowed and not is_logged(DEBUG):
+                decided = context.principal, context.client_host, _WRITE, _TOPIC, name
+                if decided in context.authorizer.allowed and not _is_logged(DEBUG):
                     return handler(context, request)
             refusal = _may_produce(context, request)
             if refusal is not None:
@@ -265,18 +266,17 @@ def _may_produce(caller: Caller, request: ProduceRequest) -> ApiError | None:
 def unreadable(context: RequestContext, request: FetchRequest, fetch: FetchContext) -> frozenset[str] | None:
     """The topics of a fetch that the caller may not read; None where there is none. A follower needs the same right for
     all topics. What was found for a session holds while neither its partitions nor any decision change."""
-    authorizer = context.authorizer
-    assert authorizer is not None, "without an authorizer everything may be read"
+    authorizer: Any = context.authorizer
     if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
         if context.allows_on_cluster(AclOperation.CLUSTER_ACTION):
             return None
         return frozenset(entry.topic for entry in fetch.entries)
-    entries, session = fetch.entries, fetch.session
+    entries = fetch.entries
     if len(entries) == 1:
-        decided = context.principal, context.client_host, AclOperation.READ, AclResourceType.TOPIC, entries[0].topic
-        if decided in authorizer.allowed and not audit.isEnabledFor(DEBUG):
+        decided = context.principal, context.client_host, _READ, _TOPIC, entries[0].topic
+        if decided in authorizer.allowed and not _is_logged(DEBUG):
             return None
-    version = authorizer.version
+    session, version = fetch.session, authorizer.version
     reader = (version, context.principal, context.client_host)
     if session is not None and session.reader == reader and version >= 0:
         return None
