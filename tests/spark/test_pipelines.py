@@ -111,6 +111,10 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
     assert (status.lag, sum(status.done.values()), status.kind) == (0, 302, "load")
     with pytest.raises(PipelineError, match="value is 'json', not 'string'"):
         load(session, lake, LoadSettings((), options, value="string"))
+    wrong = Lake(tmp_path / "wrong")
+    with pytest.raises(PipelineError, match="no-such-topic"):
+        load(session, wrong, LoadSettings(("no-such-topic",), options))
+    assert wrong.settings() is None  # a misspelt topic begins no lake
 
 
 def test_a_load_with_bounds_has_only_what_is_within(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.pipeline.lake import locked
 from kalda.pipeline.load import SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
+
+
+@contextmanager
+def alone(project: Project, only: Collection[str] = ()) -> Iterator[None]:
+    """Held while derived topics and tables are written: all, or `only` these. Raises `PipelineError` where another
+    process writes one of them."""
+    _check_names(project, only)
+    with ExitStack() as stack:
+        for name in only or project.derived:
+            file = project.checkpoints / f"{name}.lock"
+            stack.enter_context(locked(file, f"[derived.{name}]: another process is running it; wait for its end"))
+        yield
+
+
+def _check_names(project: Project, names: Collection[str]) -> None:
+    unknown = [name for name in names if name not in project.derived]
+    if unknown:
+        raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
 
 
 def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> dict[str, DataFrame]:
@@ -83,9 +103,7 @@ def start(
     spark: SparkSession, project: Project, *, once: bool = False, only: Collection[str] = ()
 ) -> dict[str, StreamingQuery]:
     """Start the queries of derived topics and tables. `once`: up to the topics' ends of now. Raises `PipelineError`."""
-    unknown = [name for name in only if name not in project.derived]
-    if unknown:
-        raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
+    _check_names(project, only)
     frames = make_views(spark, project, once=once)
     queries: dict[str, StreamingQuery] = {}
     for name, derived in project.derived.items():
