@@ -216,6 +216,9 @@ def test_ten_thousand_partitions(world: World, tmp_path: Path) -> None:
     query = stream.foreachBatch(lambda batch, _number: counts.append(batch.count()))
     assert query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(300)
     assert sum(counts) == 10_000
+    written = frame.select("partition", "value").write.format("kalda").mode("append")
+    written.options(**world.options(topic="many")).save()  # a row for each partition, to where it came from
+    assert world.frame(subscribe="many").groupBy("partition").count().where("count = 2").count() == 10_000
 
 
 def _is_announced(servers: str) -> bool:
