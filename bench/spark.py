@@ -3,7 +3,8 @@
 A topic of records with 100 B values is written once, straight from Arrow columns. Each round reads it with both, one
 after the other: into an aggregate, into an aggregate with only the value read, into Parquet, as JSON into windows, and
 as a stream with Trigger.AvailableNow; and it writes as many rows with both, and exactly once with Kalda's, beside the
-at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch.
+at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch. A
+stream of one record every few milliseconds gives the time from a send until `foreachBatch` has the record.
 Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda
 is measured.
 
@@ -26,9 +27,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -50,8 +53,9 @@ from pyspark.sql.types import StructType
 from kalda import Producer
 from kalda.spark.source import COLUMNS
 
-TOPIC, SMALL, WRITTEN = "rows", "small", "written"
+TOPIC, SMALL, WRITTEN, LIVE = "rows", "small", "written", "live"
 SMALL_BATCHES = 10
+LIVE_S, LIVE_EVERY_S = 8.0, 0.005
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
 PYSPARK = "4.2.0"
@@ -73,9 +77,9 @@ def connector_jars() -> list[Path]:
 
 
 def fill_small(node: Node) -> None:
-    """100 partitions, with a row in each for every small batch; and a topic to write to."""
+    """100 partitions, with a row in each for every small batch; and topics to write to."""
     node.create_topics([SMALL], 100)
-    node.create_topics([WRITTEN], 4)
+    node.create_topics([WRITTEN, LIVE], 4)
     with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
         for index in range(100 * SMALL_BATCHES):
             producer.send(SMALL, b"x" * VALUE_BYTES, partition=index % 100)
@@ -187,9 +191,39 @@ class Work:
         if sum(seen) != self.rows:
             raise SystemExit(f"{self.rows} rows were streamed as {seen}")
 
-    def small_batches(self, source: str) -> None:
-        """`SMALL_BATCHES` micro-batches over 100 partitions with few rows."""
+    def small_batches(self, source: str) -> float:
+        """The milliseconds of one of `SMALL_BATCHES` micro-batches over 100 partitions with few rows, the start of the
+        query included."""
+        began = time.perf_counter()
         self._until_end(source, SMALL, 100, lambda frame: frame.write.format("noop").mode("append").save())
+        return (time.perf_counter() - began) * 1000 / SMALL_BATCHES
+
+    def live(self, source: str) -> float:
+        """The median of the milliseconds from a send until `foreachBatch` has collected the record, in batches that
+        follow each other without a pause."""
+        times: list[float] = []
+        begun = threading.Event()
+
+        def collect(frame: DataFrame, _number: int) -> None:
+            rows = frame.select("value").collect()
+            now_ns = time.time_ns()
+            times.extend((now_ns - int(row.value)) / 1e6 for row in rows)
+            begun.set()
+
+        reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", LIVE)
+        stream = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}").load()
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = stream.writeStream.foreachBatch(collect).option("checkpointLocation", checkpoint).start()
+            with Producer({"bootstrap.servers": f"127.0.0.1:{self.node.port}", "linger.ms": 0}) as producer:
+                for is_counted in (False, True):
+                    until_s = time.monotonic() + LIVE_S / (1 if is_counted else 2)
+                    while time.monotonic() < until_s or not begun.is_set():
+                        producer.send(LIVE, b"%d" % time.time_ns())
+                        time.sleep(LIVE_EVERY_S)
+                    if not is_counted:
+                        times.clear()
+            query.stop()
+        return median(times)
 
     def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> None:
         reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", topic)
@@ -215,18 +249,12 @@ class Work:
         writer.save()
 
 
-def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float, float]:
-    """Returns the seconds, the CPU seconds of Spark, and the CPU seconds of the node."""
-    of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
-    work(source)
-    return time.perf_counter() - began, cpu_s(with_node=False) - of_spark, node.cpu_s() - of_node
-
-
 class Task(NamedTuple):
     """A measured query."""
 
     title: str
-    do: Callable[[str], None]
+    do: Callable[[str], float | None]
+    """Returns milliseconds where these are the figure, instead of the rows a second."""
     rows: int
     sources: Sequence[str]
 
@@ -242,6 +270,7 @@ def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
         "write": Task("written", work.write, half, [*sources, CEILING]),
         "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
         "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
+        "live": Task("from a send to foreachBatch, p50", work.live, 0, sources),
     }
 
 
@@ -249,11 +278,14 @@ def measure_round(tasks: Iterable[Task], node: Node, figures: Figures, number: i
     """Each task with each source; negative rounds warm the JVM up, and are not counted."""
     for task in tasks:
         for source in task.sources if number % 2 == 0 else reversed(task.sources):
-            seconds, of_spark, of_node = measure(task.do, source, node)
+            of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
+            milliseconds = task.do(source)
+            seconds = time.perf_counter() - began
+            of_node, of_spark = node.cpu_s() - of_node, cpu_s(with_node=False) - of_spark
             if number < 0:
                 continue
-            if not task.rows:
-                figures.add(Figure(task.title, "ms", True), source, seconds / SMALL_BATCHES * 1000)
+            if milliseconds is not None:
+                figures.add(Figure(task.title, "ms", True), source, milliseconds)
                 continue
             figures.add(Figure(task.title, "M rows/s"), source, task.rows / seconds / 1e6)
             for part, used in (("Spark", of_spark), ("the node", of_node)):
@@ -266,7 +298,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
-    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small")
+    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small,live")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1

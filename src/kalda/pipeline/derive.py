@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.lake import locked
 from kalda.pipeline.load import SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
@@ -129,9 +130,25 @@ def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once
         options = {**project.options, "topic": derived.topic}
         if derived.exactly_once:
             options["kalda.exactly.once"] = "true"
+        if derived.mode == "update":
+            return writer.foreachBatch(_batch_writer(options, Checkpoint(project.checkpoint(name)))).start()
         return writer.format(SOURCE).options(**options).start()
     assert derived.path is not None
     return writer.format(derived.format).start(project.place(derived.path))
+
+
+def _batch_writer(options: Mapping[str, str], checkpoint: Checkpoint) -> Callable[[DataFrame, int], None]:
+    """Writes each batch to a topic, for the mode `update`, which Spark refuses for sinks in Python. The writes have the
+    query's id for their name: as with a sink, a batch that is run again is found by its number."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        writer = rows.write.format(SOURCE).mode("append").options(**options)
+        if "kalda.exactly.once" in options:
+            writer = writer.option("kalda.exactly.once.name", str(checkpoint.query_id))
+            writer = writer.option("kalda.exactly.once.batch", batch)
+        writer.save()
+
+    return write
 
 
 def records_of(frame: DataFrame, key: str | None) -> DataFrame:
