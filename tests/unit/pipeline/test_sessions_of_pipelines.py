@@ -30,6 +30,13 @@ def test_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_without_java_the_refusal_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setenv("JAVA_HOME", "/none")
+    with pytest.raises(session.PipelineError, match=r"JAVA_HOME is /none, which has no bin/java\. .*apt-get install"):
+        session.make_session("pipeline")
+
+
 def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("pyspark.errors")
 
