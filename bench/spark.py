@@ -44,10 +44,12 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from kalda import Producer
@@ -86,7 +88,7 @@ def fill_small(node: Node) -> None:
 
 
 class CeilingSource(DataSource):
-    """Rows like those that `fill` writes, without a broker, in record batches as large as the reader's."""
+    """Rows like those that `fill` writes, without a broker."""
 
     @classmethod
     def name(cls) -> str:
@@ -97,6 +99,9 @@ class CeilingSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return CeilingReader(schema.names, int(self.options["rows"]), int(self.options["partitions"]))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return CeilingStream(schema.names, int(self.options["rows"]), int(self.options["partitions"]))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return CeilingWriter()
@@ -118,25 +123,59 @@ class CeilingReader(DataSourceReader):
         self.count = partitions
 
     def partitions(self) -> Sequence[InputPartition]:
-        edges = [self.rows * index // self.count for index in range(self.count + 1)]
-        return [InputPartition(edges[index + 1] - edges[index]) for index in range(self.count)]
+        return evenly(self.rows, self.count)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        from kalda.client.columns import TYPES, SparkColumns
-        from kalda.client.core.fetching import Taken
-        from kalda.records.builder import build_batch
+        return batches(self.columns, partition.value)
 
-        values = os.urandom(VALUE_BYTES * 10_000)
-        rows = [
-            (1_700_000_000_000, None, values[at : at + VALUE_BYTES], ()) for at in range(0, len(values), VALUE_BYTES)
-        ]
-        buffer = b"".join(build_batch(rows, base_offset=10_000 * index) for index in range(3))
-        columns = SparkColumns(pa.schema([(name, TYPES[name]) for name in self.columns]))
-        (batch,) = columns.of(Taken(TOPIC, 0, memoryview(buffer), 0, None, None))
-        left = partition.value
-        while left > 0:
-            yield batch.slice(0, min(left, batch.num_rows))
-            left -= batch.num_rows
+
+class CeilingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The same rows as a stream, in batches of a quarter."""
+
+    def __init__(self, columns: list[str], rows: int, partitions: int) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.count = partitions
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"row": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self.rows // 4)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        pass
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        return {"row": min(self.rows, start["row"] + self.rows // 4)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return evenly(end["row"] - start["row"], self.count)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return batches(self.columns, partition.value)
+
+
+def evenly(rows: int, count: int) -> list[InputPartition]:
+    """As many rows for each task."""
+    edges = [rows * index // count for index in range(count + 1)]
+    return [InputPartition(edges[index + 1] - edges[index]) for index in range(count)]
+
+
+def batches(names: list[str], left: int) -> Iterator[pa.RecordBatch]:
+    """`left` rows, in record batches as large as the reader's."""
+    from kalda.client.columns import TYPES, SparkColumns
+    from kalda.client.core.fetching import Taken
+    from kalda.records.builder import build_batch
+
+    values = os.urandom(VALUE_BYTES * 10_000)
+    rows = [(1_700_000_000_000, None, values[at : at + VALUE_BYTES], ()) for at in range(0, len(values), VALUE_BYTES)]
+    buffer = b"".join(build_batch(rows, base_offset=10_000 * index) for index in range(3))
+    columns = SparkColumns(pa.schema([(name, TYPES[name]) for name in names]))
+    (batch,) = columns.of(Taken(TOPIC, 0, memoryview(buffer), 0, None, None))
+    while left > 0:
+        yield batch.slice(0, min(left, batch.num_rows))
+        left -= batch.num_rows
 
 
 class Work:
@@ -226,9 +265,13 @@ class Work:
         return median(times)
 
     def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> None:
-        reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", topic)
-        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
-        stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", limit).load()
+        reader = self.spark.readStream.format(FORMATS[source])
+        if source == CEILING:
+            reader = reader.option("rows", self.rows).option("partitions", self.partitions)
+        else:
+            reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}").option("subscribe", topic)
+            reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", limit)
+        stream = reader.load()
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = stream.writeStream.foreachBatch(lambda frame, _number: do(frame)).trigger(availableNow=True)
             writer.option("checkpointLocation", checkpoint).start().awaitTermination()
@@ -264,9 +307,9 @@ def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
     return {
         "aggregate": Task("into an aggregate", work.aggregate, rows, [*sources, CEILING]),
         "value": Task("only values, into an aggregate", work.aggregate_value, rows, [*sources, CEILING]),
-        "parquet": Task("into Parquet", work.parquet, rows, sources),
-        "windows": Task("JSON into windows", work.windows, rows, sources),
-        "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, sources),
+        "parquet": Task("into Parquet", work.parquet, rows, [*sources, CEILING]),
+        "windows": Task("JSON into windows", work.windows, rows, [*sources, CEILING]),
+        "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, [*sources, CEILING]),
         "write": Task("written", work.write, half, [*sources, CEILING]),
         "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
         "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
