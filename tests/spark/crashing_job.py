@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from typing import Any
 
 from kalda.pipeline.lake import Lake
@@ -61,6 +62,7 @@ def main() -> None:
 def _report(progress: Progress) -> None:
     if progress.batches:
         print("batch", progress.batches, flush=True)
+    time.sleep(1)  # as often as the other modes
 
 
 def _store(file: str, frame: Any) -> None:
