@@ -21,7 +21,7 @@ import threading
 import time
 from statistics import median
 
-from harness.ceiling import CeilingSource
+from harness.ceiling import register_ceiling
 from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.sparks import fill, rounded, session
@@ -142,7 +142,7 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, options.nice)
         spark = session(master="local[1]")
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-        spark.dataSource.register(CeilingSource)
+        register_ceiling(spark)
         for number in range(-1, options.rounds):
             for node in nodes if number % 2 == 0 else reversed(nodes):
                 seconds = 2.0 if number < 0 else options.seconds

@@ -35,7 +35,7 @@ from statistics import median
 from typing import NamedTuple
 
 from harness import systems
-from harness.ceiling import CeilingSource
+from harness.ceiling import register_ceiling
 from harness.figures import HERE, Figure, Figures
 from harness.nodes import Node
 from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
@@ -254,7 +254,7 @@ def main() -> None:
         fill(node, TOPIC, rows, options.partitions)
         fill_small(node)
         spark = session(jars)
-        spark.dataSource.register(CeilingSource)
+        register_ceiling(spark)
         tasks = tasks_of(Work(spark, node, rows, options.partitions), sources)
         chosen = [tasks[name] for name in (options.only.split(",") if options.only else tasks)]
         figures = Figures()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -21,6 +24,12 @@ from pyspark.sql.types import StructType
 
 from harness.sparks import VALUE_BYTES
 from kalda.spark.source import COLUMNS
+
+
+def register_ceiling(spark: SparkSession) -> None:
+    """Register the format `ceiling` in this session. Spark's processes cannot import this module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    spark.dataSource.register(CeilingSource)
 
 
 class CeilingSource(DataSource):
