@@ -160,13 +160,15 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
     with _lock:
         tickets, batch.tickets = batch.tickets, None
         batch.is_delivered = True
-        if batch.final_state is FinalState.SPLIT:
-            for ticket in tickets or ():
+        if tickets and batch.final_state is FinalState.SPLIT:
+            for ticket in tickets:
                 if ticket.batch is batch:  # added while the batch was being split
                     ticket.batch, ticket.index = batch.holder_of(ticket.index)
                     ticket.batch.tickets = ticket.batch.tickets or []
                     ticket.batch.tickets.append(ticket)
             tickets = None
+        if not tickets:
+            waiters = _end(batch)
     if tickets:
         tickets.sort(key=_index)
         for ticket in tickets:
@@ -178,11 +180,18 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
             for each in callback if isinstance(callback, list) else (callback,):
                 if each is not None and each is not _only_intercept:
                     _call(each, metadata, error)
-    with _lock:
-        batch.is_done = True
-        waiters, batch.waiter = batch.waiter, None
-    for waiter in waiters or ():
+        with _lock:
+            waiters = _end(batch)
+    for waiter in waiters:
         waiter.release()
+
+
+def _end(batch: ProducerBatch) -> Sequence[threading.Lock]:
+    """The callbacks have been called; returns what those hold that wait for the batch."""
+    batch.is_done = True
+    waiters: Sequence[threading.Lock] = batch.waiter or ()
+    batch.waiter = None
+    return waiters
 
 
 def _index(ticket: Ticket) -> int:
