@@ -5,8 +5,9 @@ places, for no more than `max.block.ms` in all: until the topic's partitions are
 `buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
 failed; a record that is malformed (not serializable, a closed producer) raises.
 
-Callbacks run on the I/O thread, in the order of the records of a partition, once each. There, `flush` raises, `close`
-returns at once, and a `send` that would have to wait fails instead.
+Callbacks run on the thread that does the I/O at that moment: the producer's, or one that waits for a record or in
+`flush`. They are called in the order of the records of a partition, once each. There, `flush` raises, `close` returns
+at once, `result` of a record that is not done raises, and a `send` that would have to wait fails instead.
 
 A forked child cannot use its parent's producer: it raises. At the interpreter's end, producers that were not closed are
 given a few seconds to send what they have; what is left is reported in the log.
@@ -193,7 +194,8 @@ class Producer(ProducerCalls):
     ) -> DeliveryFuture:
         """Send a record; returns the future of its `RecordMetadata`.
 
-        `on_delivery(metadata, error)` is called on the I/O thread; one of the two is None. Without a partition, the key
+        `on_delivery(metadata, error)` is called once, on the producer's thread or on one that waits for a record; one
+        of the two is None. Without a partition, the key
         chooses it, or without a key the sticky partitioner. A record without a value is a tombstone.
         """
         appender = self._appenders.get(topic)
@@ -290,7 +292,7 @@ class Producer(ProducerCalls):
                 accumulator.append_sealed([batch], state, target)
                 self._thread.wake_by(0)
                 sent.append(batch)
-        return TableFuture(sent)
+        return TableFuture(sent, self._thread)
 
     def _take_memory(self, size: int) -> bytearray:
         with self._core.accumulator.lock:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from scripted_broker import ScriptedBroker
 
@@ -156,6 +157,27 @@ def test_a_short_turn_does_not_wait_for_a_request_without_a_response(broker: Bro
         io._full_turn_ms = monotonic_ms() + 1_000 * TIMEOUT_S
         made.send("t", b"v").result(TIMEOUT_S)
         assert not waits
+
+
+def test_in_its_callback_a_record_is_done(producer: Producer) -> None:
+    found: list[object] = []
+    future = producer.send("t", b"v")
+    future.add_done_callback(lambda each: found.extend((each.done(), each.result().topic, each.exception())))
+    future.result(TIMEOUT_S)
+    assert found == [True, "t", None]
+
+
+def test_a_callback_cannot_wait_for_another_record(producer: Producer) -> None:
+    found: list[BaseException | None] = []
+
+    def delivered(_metadata: RecordMetadata | None, _error: Exception | None) -> None:
+        for wait in (producer.send("t", b"w").result, producer.send_batch("t", pa.table({"value": [b"x"]})).result):
+            with pytest.raises(RuntimeError, match="a callback cannot wait") as raised:
+                wait()
+            found.append(raised.value)
+
+    producer.send("t", b"v", on_delivery=delivered).result(TIMEOUT_S)
+    assert len(found) == 2
 
 
 def test_many_threads_wait(producer: Producer) -> None:

@@ -223,6 +223,7 @@ class ProducerBatch(appending.Records):
                 room = max(max_bytes, HEADER_SIZE + size)
                 part = ProducerBatch(self.topic_partition, bytearray(room), max_bytes, self.created_ms)
                 part.buffer = None  # not the pool's
+                part.io = self.io
                 part.order = (*self.order, len(parts))
                 parts.append(part)
                 firsts.append((index, part))
