@@ -57,6 +57,8 @@ USUAL = (
     r"|to exist, but it was missing\. Creating"
     # Two clients create a topic by their metadata requests, or a topic is deleted while it is fetched.
     r"|TOPIC_ALREADY_EXISTS|Received UNKNOWN_TOPIC_OR_PARTITION|Received UNKNOWN_TOPIC_ID"
+    # librdkafka aborts a transaction whose AddPartitionsToTxn was lost with the coordinator that was killed.
+    r"|state is COMPLETE_(COMMIT|ABORT), but received transaction marker result to send: ABORT"
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException|no byte came from the controller"

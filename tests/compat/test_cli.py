@@ -133,7 +133,8 @@ def test_starts_and_ends_of_consume(shell: Shell) -> None:
 
 def test_what_kcat_can_do(shell: Shell, tmp_path: Path) -> None:
     """Envelopes, files as records, tails, times, filters, topics by pattern, formats."""
-    shell.run("topics", "create", "kcat-a", "kcat-b", "-p", 2)
+    # Their records are of 1970: retention would delete them.
+    shell.run("topics", "create", "kcat-a", "kcat-b", "-p", 2, "--config", "retention.ms=-1")
     envelopes = [
         {"key": f"k{n}", "value": None if n == 3 else f"v{n}", "partition": n % 2, "timestamp": 1_000 * n,
          "headers": {"n": str(n)}}
