@@ -183,15 +183,33 @@ def test_a_large_frame_before_the_login_closes_the_connection(cluster: Cluster) 
             assert peer.recv(100) == b""
 
 
-def test_old_clients_send_bare_tokens(cluster: Cluster) -> None:
-    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, an empty frame accepts."""
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+def test_old_clients_send_bare_tokens(cluster: Cluster, mechanism: str) -> None:
+    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, of which an empty one accepts. After a refusal the
+    connection is closed, without an answer."""
+
+    def log_in(connection: BlockingConnection, **who: Any) -> bool:
+        security = ClientSecurity.of(cluster.client_config("alice", mechanism, **who))
+        assert security is not None
+        exchange, stream = security._exchange(mechanism, "localhost"), connection._socket
+        assert connection.request(SaslHandshakeRequest(mechanism=mechanism), 0).error_code == 0
+        token: bytes | None = exchange.first()
+        while token is not None:
+            stream.sendall(len(token).to_bytes(4, "big") + token)
+            size = stream.recv(4)
+            if not size:
+                return False
+            length = int.from_bytes(size, "big")
+            token = exchange.on_challenge(stream.recv(length) if length else b"")
+        return True
+
     with bare(cluster) as connection:
-        assert connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
-        token = b"\0alice\0alice-secret"
-        connection._socket.sendall(len(token).to_bytes(4, "big") + token)
-        assert connection._socket.recv(4) == bytes(4)
+        assert log_in(connection)
         assert serves(connection)
         assert principal_of(cluster, connection) == "User:alice"
+    if mechanism != "OAUTHBEARER":
+        with bare(cluster) as connection:
+            assert not log_in(connection, password="wrong")
 
 
 def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None:
