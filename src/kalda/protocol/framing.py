@@ -88,12 +88,18 @@ def _skip_tagged(frame: Buffer, pos: int) -> int:
 
 def encode_request(request: Request, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
     """A request with its header, without the size."""
-    api = api_of(request.API_KEY)
-    client = b"" if client_id is None else client_id.encode()
-    header = _REQUEST.pack(api.key, version, correlation_id, -1 if client_id is None else len(client)) + client
-    if api.is_flexible(version):
-        header += b"\x00"
+    is_flexible = api_of(request.API_KEY).is_flexible(version)
+    header = encode_request_header(request.API_KEY, version, correlation_id, client_id, is_flexible)
     return encode_buffers(request, version, header)
+
+
+def encode_request_header(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, is_flexible: bool
+) -> bytes:
+    """A header of version 2 where the API version is flexible, else of version 1."""
+    client = b"" if client_id is None else client_id.encode()
+    header = _REQUEST.pack(api_key, version, correlation_id, -1 if client_id is None else len(client)) + client
+    return header + b"\x00" if is_flexible else header
 
 
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
@@ -143,4 +149,6 @@ def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, 
     if len(frame) < 4:
         raise InvalidRequest(f"response header is cut short at {len(frame)} bytes")
     (correlation_id,) = _CORRELATION.unpack_from(frame)
-    return correlation_id, _skip_tagged(frame, 4) if api.response_header_version(version) else 4
+    if not api.response_header_version(version):
+        return correlation_id, 4
+    return correlation_id, 5 if len(frame) > 4 and frame[4] == 0 else _skip_tagged(frame, 4)
