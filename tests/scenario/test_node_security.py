@@ -185,8 +185,8 @@ def test_a_large_frame_before_the_login_closes_the_connection(cluster: Cluster) 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
 def test_old_clients_send_bare_tokens(cluster: Cluster, mechanism: str) -> None:
-    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, of which an empty one accepts. After a refusal the
-    connection is closed, without an answer."""
+    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, of which an empty one accepts. A refusal closes
+    the connection without an answer."""
 
     def log_in(connection: BlockingConnection, **who: Any) -> bool:
         security = ClientSecurity.of(cluster.client_config("alice", mechanism, **who))
