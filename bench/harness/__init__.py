@@ -8,6 +8,7 @@
 - `transacting`: its workloads of transactions
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
 - `worst_requests`: what a client can send that makes a node work longest, for each API
+- `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read
 - `ceiling`: a data source for Spark without a broker
 - `figures`: alternating rounds, medians, ratios of medians, the table

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 from collections import deque
+from itertools import islice
 
 from kalda.base.errors import InvalidRequest
 from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
@@ -18,6 +19,8 @@ from kalda.protocol.notation import Buffer
 
 _MOST_BUFFERS = 64
 """Buffers in one system call."""
+_SMALL_BYTES = 4096
+"""Buffers of so little in all are joined: one buffer is written in fewer steps."""
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
 BLOCKED = -1
 """Instead of a number of bytes: the socket takes, or has, none now."""
@@ -33,7 +36,7 @@ class Channel:
         family, target = address
         self.is_open = False
         """Requests can be written."""
-        self._out: deque[memoryview] = deque()
+        self._out: deque[Buffer] = deque()
         self._frames = FrameReader(Arena(), MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES)
         self._is_connected = False
         self.socket: socket.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -65,7 +68,10 @@ class Channel:
     def write(self, buffers: list[Buffer]) -> None:
         """Write at the next `flush`, behind what waits already. The buffers are read until they are written, or the
         channel is closed."""
-        self._out.extend([memoryview(buffer) for buffer in buffers if len(buffer)])
+        if sum(map(len, buffers)) <= _SMALL_BYTES:
+            self._out.append(b"".join(buffers))
+        else:
+            self._out.extend([buffer for buffer in buffers if len(buffer)])
 
     def on_writable(self) -> None:
         """Go on connecting, or writing."""
@@ -109,7 +115,7 @@ class Channel:
             while count:
                 size = len(out[0])
                 if count < size:
-                    out[0] = out[0][count:]
+                    out[0] = memoryview(out[0])[count:]
                     break
                 count -= size
                 out.popleft()
@@ -143,9 +149,10 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return BLOCKED
 
-    def _write_some(self, out: deque[memoryview]) -> int:
-        buffers = list(out) if len(out) <= _MOST_BUFFERS else [out[at] for at in range(_MOST_BUFFERS)]
+    def _write_some(self, out: deque[Buffer]) -> int:
         try:
-            return self.socket.sendmsg(buffers)
+            if len(out) == 1:
+                return self.socket.send(out[0])
+            return self.socket.sendmsg(list(out) if len(out) <= _MOST_BUFFERS else list(islice(out, _MOST_BUFFERS)))
         except (BlockingIOError, InterruptedError):
             return BLOCKED

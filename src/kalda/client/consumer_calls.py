@@ -328,10 +328,10 @@ def unknown_topic(topic: str) -> ApiError:
 def _partition(pair: Partition) -> TopicPartition:
     if isinstance(pair, TopicPartition):
         return pair
-    topic, partition = pair
-    if not isinstance(topic, str) or not isinstance(partition, int) or partition < 0:
-        raise ValueError(f"{pair!r} is not a partition: a topic's name and a number from 0 on are expected")
-    return TopicPartition(topic, partition)
+    match pair:
+        case (str(topic), int(partition)) if partition >= 0:
+            return TopicPartition(topic, partition)
+    raise ValueError(f"{pair!r} is not a partition: a topic's name and a number from 0 on are expected")
 
 
 def _position(offset: Offset) -> OffsetAndEpoch:

@@ -119,10 +119,7 @@ class ConsumerIo(IoThread):
             with self._baton:
                 driven.is_ending = True
                 driven.on_end(failure)
-                self._channels.close()
-                self._selector.close()
-                self._wakened.close()
-                self._waker.close()
+                self._close_sockets()
 
     def stop(self) -> None:
         """End the thread, and close all connections."""
@@ -178,10 +175,10 @@ class ConsumerIo(IoThread):
         self._last_call_s = time.monotonic()
 
     def _turn(
-        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_s: float | None = None
+        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_ms: int | None = None
     ) -> None:
         self.last_turn_ms = monotonic_ms()
-        super()._turn(awaited, limit_ms, longest_wait_s)
+        super()._turn(awaited, limit_ms, longest_wait_ms)
 
 
 class _LockedChannels(Channels):

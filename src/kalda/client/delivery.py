@@ -27,10 +27,11 @@ class DeliveryFuture(Ticket):
 
     def done(self) -> bool:
         """Whether the record was acknowledged, or has failed."""
-        return bool(self.batch.holder_of(self.index)[0].is_done)
+        return _is_done_here(self.batch.holder_of(self.index)[0])
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is. Waits; raises `TimeoutError` after `timeout` seconds, and the record's error."""
+        """Where the record is. Waits; raises `TimeoutError` after `timeout` seconds, and the record's error. In a
+        callback, `RuntimeError` where it would have to wait: the records are sent by the thread that is in it."""
         batch, index = self._wait(timeout)
         if batch.error is not None:
             raise batch.error
@@ -41,7 +42,7 @@ class DeliveryFuture(Ticket):
         return self._wait(timeout)[0].error
 
     def add_done_callback(self, function: Callable[[DeliveryFuture], object]) -> None:
-        """Call `function` with this future when it is done: on the I/O thread, or now where it is done."""
+        """Call `function` with this future when it is done: as `on_delivery` is, or now where it is done."""
         with _lock:
             batch, index = self.batch.holder_of(self.index)
             if not batch.is_done and not batch.is_delivered:
@@ -59,7 +60,7 @@ class DeliveryFuture(Ticket):
     def _wait(self, timeout: float | None) -> tuple[ProducerBatch, int]:
         while True:
             batch, index = self.batch.holder_of(self.index)
-            if batch.is_done:
+            if batch.is_done or _is_done_here(batch):
                 if batch.final_state is not FinalState.SPLIT:
                     return batch, index
             elif not wait_until_done(batch, timeout):
@@ -69,8 +70,9 @@ class DeliveryFuture(Ticket):
 class TableFuture:
     """Where the rows of a table are, when all of them are acknowledged."""
 
-    def __init__(self, batches: Sequence[ProducerBatch]) -> None:
+    def __init__(self, batches: Sequence[ProducerBatch], io: ProducerIo) -> None:
         self._batches = batches
+        self._io = io
 
     def done(self) -> bool:
         """Whether all rows were acknowledged, or have failed."""
@@ -78,7 +80,9 @@ class TableFuture:
 
     def result(self, timeout: float | None = None) -> list[WrittenBatch]:
         """Where the rows are, in batches. Waits; raises `TimeoutError` after `timeout` seconds, and the first error;
-        other rows may be written then."""
+        other rows may be written then. In a callback, `RuntimeError` where it would have to wait."""
+        if self._io.is_current and not self.done():
+            raise _cannot_wait()
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while not self.done():
             for batch in leaves(self._batches):
@@ -105,6 +109,7 @@ class Rejected:
     """Stands for the batch of a record that never got into one."""
 
     is_done = is_delivered = True
+    io = None
     final_state = FinalState.FAILED
 
     def __init__(self, error: Exception) -> None:
@@ -129,11 +134,24 @@ def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
         return _wait_for_others(batch, timeout)
     if io.run_until(batch, timeout):
         return _is_done(batch)
+    if io.is_current:
+        raise _cannot_wait()
     io.begin_waiting()
     try:
         return _wait_for_others(batch, timeout)
     finally:
         io.end_waiting()
+
+
+def _is_done_here(batch: ProducerBatch | Rejected) -> bool:
+    """Whether the batch is done for the calling thread: for callbacks it is before the last of them has returned."""
+    if batch.is_done or not batch.is_delivered:
+        return batch.is_done
+    return bool(batch.io is not None and batch.io.is_current)
+
+
+def _cannot_wait() -> RuntimeError:
+    return RuntimeError("a callback cannot wait for a record: the thread that is in it sends the records")
 
 
 def _wait_for_others(batch: ProducerBatch, timeout: float | None) -> bool:
@@ -160,13 +178,15 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
     with _lock:
         tickets, batch.tickets = batch.tickets, None
         batch.is_delivered = True
-        if batch.final_state is FinalState.SPLIT:
-            for ticket in tickets or ():
+        if tickets and batch.final_state is FinalState.SPLIT:
+            for ticket in tickets:
                 if ticket.batch is batch:  # added while the batch was being split
                     ticket.batch, ticket.index = batch.holder_of(ticket.index)
                     ticket.batch.tickets = ticket.batch.tickets or []
                     ticket.batch.tickets.append(ticket)
             tickets = None
+        if not tickets:
+            waiters = _end(batch)
     if tickets:
         tickets.sort(key=_index)
         for ticket in tickets:
@@ -178,11 +198,18 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
             for each in callback if isinstance(callback, list) else (callback,):
                 if each is not None and each is not _only_intercept:
                     _call(each, metadata, error)
-    with _lock:
-        batch.is_done = True
-        waiters, batch.waiter = batch.waiter, None
-    for waiter in waiters or ():
+        with _lock:
+            waiters = _end(batch)
+    for waiter in waiters:
         waiter.release()
+
+
+def _end(batch: ProducerBatch) -> Sequence[threading.Lock]:
+    """The callbacks have been called; returns what those hold that wait for the batch."""
+    batch.is_done = True
+    waiters: Sequence[threading.Lock] = batch.waiter or ()
+    batch.waiter = None
+    return waiters
 
 
 def _index(ticket: Ticket) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import selectors
+import select
 import socket
 import threading
 from typing import TYPE_CHECKING, Protocol
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
-_LONGEST_WAIT_S = 60.0
-_NEVER_MS = 2**62
-_READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
+_LONGEST_WAIT_MS = 60_000
+NEVER_MS = 2**62
 
 
 class Awaited(Protocol):
@@ -45,24 +44,36 @@ class IoThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._driven = driven
         self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.poll()
+        self._select = self._poll.poll
+        self._watched: dict[int, int] = {}
+        """Connection ids by descriptor."""
         self._wakened, self._waker = socket.socketpair()
         self._wakened.setblocking(False)
         self._waker.setblocking(False)
-        self._selector.register(self._wakened, selectors.EVENT_READ, None)
+        self._poll.register(self._wakened, select.POLLIN)
         self._wake_is_due = False
-        """A byte is on its way to the thread."""
+        """`wake` was called since the turn began: its end does not wait."""
+        self._turns = 0
+        self._wakened_turn = 0
+        """The turn whose waiting was last ended by `wake`: another byte would change nothing."""
         self._is_selecting = False
-        """The turn waits for sockets: an exception of a signal handler breaks nothing."""
+        """The turn waits for sockets, or is about to. An exception of a signal handler breaks nothing then."""
         self.sleeps_until_ms = 0
         """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
 
     def wake(self) -> None:
-        """Make the thread go on now. From any thread."""
-        if not self._wake_is_due:
-            self._wake_is_due = True
+        """Make the thread go on now. From any thread.
+
+        What a signal handler raises in here (Ctrl-C) may prevent this wake. It prevents no later one: a wake is left
+        out only where a byte was sent for the same turn.
+        """
+        turn = self._turns
+        self._wake_is_due = True  # before the other thread's state is read: that one sets it, then reads this
+        if self._is_selecting and self._wakened_turn != turn:
             with contextlib.suppress(OSError):  # the thread has ended, or its socket is full of wakes
                 self._waker.send(b"\0")
+            self._wakened_turn = turn
 
     def wake_by(self, due_ms: int) -> None:
         """Make the thread go on at that time, where it would sleep longer."""
@@ -89,18 +100,22 @@ class IoThread(threading.Thread):
             self._driven.on_end(failure)
             self._driven.finish()
         finally:
-            self._channels.close()
-            self._selector.close()
-            self._wakened.close()
-            self._waker.close()
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._channels.close()
+        self._wakened.close()
+        self._waker.close()
 
     def _turn(
-        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_s: float | None = None
+        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_ms: int | None = None
     ) -> None:
         """Do what can be done, and wait for what comes next: until `awaited` is done, or `limit_ms`. With
-        `longest_wait_s` it waits no longer than that, and does not compute when something else is due."""
+        `longest_wait_ms` it waits no longer than that, and does not compute when something else is due."""
         driven = self._driven
-        self.sleeps_until_ms = _NEVER_MS
+        self.sleeps_until_ms = NEVER_MS
+        self._turns += 1
+        self._wake_is_due = False
         ran_ms = monotonic_ms()
         driven.run(ran_ms)
         self._channels.carry_out()
@@ -108,55 +123,58 @@ class IoThread(threading.Thread):
         if awaited is not None and awaited.is_done:
             self.sleeps_until_ms = 0
             return
-        now_ms = monotonic_ms()
-        if longest_wait_s is None:
+        now_ms = ran_ms
+        if longest_wait_ms is None:
+            now_ms = monotonic_ms()
             due_ms = driven.deadline_ms(ran_ms)  # what has become due since the run is due, not over
             if limit_ms is not None and (due_ms is None or due_ms > limit_ms):
                 due_ms = limit_ms
-            wait_s = _LONGEST_WAIT_S if due_ms is None else max(0.0, min(_LONGEST_WAIT_S, (due_ms - now_ms) / 1000))
+            wait_ms = _LONGEST_WAIT_MS if due_ms is None else max(0, min(_LONGEST_WAIT_MS, due_ms - now_ms))
         else:
-            wait_s = longest_wait_s
-        if self._wake_is_due or driven.is_over():
-            wait_s = 0
-        elif wait_s:
-            self.sleeps_until_ms = now_ms + int(wait_s * 1000)
-        left_s = wait_s
-        while not self._wait(left_s):  # a part of a response has come: nothing else can be done before the rest
-            left_s = max(0.0, wait_s - (monotonic_ms() - now_ms) / 1000)
+            wait_ms = longest_wait_ms
+        if driven.is_over():
+            wait_ms = 0
+        elif wait_ms:
+            self.sleeps_until_ms = now_ms + wait_ms
+        left_ms = wait_ms
+        while not self._wait(left_ms):  # a part of a response has come: nothing else can be done before the rest
+            left_ms = max(0, wait_ms - (monotonic_ms() - now_ms))
         self.sleeps_until_ms = 0
         driven.finish()  # what was acknowledged does not wait for the next turn's work
 
-    def _wait(self, wait_s: float) -> bool:
+    def _wait(self, wait_ms: int) -> bool:
         """Wait for sockets, and hand over what has come. False: nothing follows from it, and the time is not over."""
         self._is_selecting = True
-        events = self._selector.select(wait_s)
+        if self._wake_is_due:
+            wait_ms = 0
+        events = self._select(wait_ms)
         self._is_selecting = False
-        goes_on = not events or not wait_s
-        for key, mask in events:
-            if key.data is None:
-                self._wakened.recv(4096)
-                self._wake_is_due = False
-                goes_on = True
-            else:
-                readable, writable = bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)
-                if self._channels.on_event(key.data, readable, writable):
+        goes_on = not events or not wait_ms
+        for descriptor, mask in events:
+            connection_id = self._watched.get(descriptor)
+            if connection_id is not None:
+                # Errors are both, as with `selectors`.
+                if self._channels.on_event(connection_id, mask & ~select.POLLOUT != 0, mask & ~select.POLLIN != 0):
                     goes_on = True
+            elif descriptor == self._wakened.fileno():
+                self._wakened.recv(4096)
+                goes_on = True
         return goes_on
 
     # -- what `Channels` needs
 
     def watch(self, connection_id: int, peer: socket.socket, wants_write: bool) -> None:
         """Wait for this socket too."""
-        wanted = _READ_WRITE if wants_write else selectors.EVENT_READ
-        key = self._selector.get_map().get(peer)
-        if key is None:
-            self._selector.register(peer, wanted, connection_id)
-        elif key.events != wanted:
-            self._selector.modify(peer, wanted, connection_id)
+        descriptor = peer.fileno()
+        self._watched[descriptor] = connection_id
+        self._poll.register(descriptor, select.POLLIN | select.POLLOUT if wants_write else select.POLLIN)
 
     def unwatch(self, peer: socket.socket) -> None:
         """Wait for it no longer."""
-        self._selector.unregister(peer)
+        descriptor = peer.fileno()
+        if descriptor >= 0:  # else TLS has taken the descriptor over
+            del self._watched[descriptor]
+            self._poll.unregister(descriptor)
 
     def resolve(self, action: Connect) -> None:
         """Resolve the host; the thread waits meanwhile."""

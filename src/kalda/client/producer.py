@@ -5,8 +5,9 @@ places, for no more than `max.block.ms` in all: until the topic's partitions are
 `buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
 failed; a record that is malformed (not serializable, a closed producer) raises.
 
-Callbacks run on the I/O thread, in the order of the records of a partition, once each. There, `flush` raises, `close`
-returns at once, and a `send` that would have to wait fails instead.
+Callbacks run on the thread that does the I/O at that moment: the producer's, or one that waits for a record or in
+`flush`. They are called in the order of the records of a partition, once each. There, `flush` raises, `close` returns
+at once, `result` of a record that is not done raises, and a `send` that would have to wait fails instead.
 
 A forked child cannot use its parent's producer: it raises. At the interpreter's end, producers that were not closed are
 given a few seconds to send what they have; what is left is reported in the log.
@@ -168,6 +169,7 @@ class Producer(ProducerCalls):
         driven.thread = self._thread = ProducerIo(
             f"kafka-producer-network-thread | {client_id}",
             driven,
+            core,
             security_of(settings.values),
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
@@ -192,7 +194,8 @@ class Producer(ProducerCalls):
     ) -> DeliveryFuture:
         """Send a record; returns the future of its `RecordMetadata`.
 
-        `on_delivery(metadata, error)` is called on the I/O thread; one of the two is None. Without a partition, the key
+        `on_delivery(metadata, error)` is called once, on the producer's thread or on one that waits for a record; one
+        of the two is None. Without a partition, the key
         chooses it, or without a key the sticky partitioner. A record without a value is a tombstone.
         """
         appender = self._appenders.get(topic)
@@ -219,38 +222,40 @@ class Producer(ProducerCalls):
             return rejected(error)
 
     def _append(self, record: ProducerRecord, callback: OnDelivery | None) -> DeliveryFuture:
-        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
-        partitions = self._wait_for_topic(record.topic, record.partition, deadline_s)
-        prepared = self._outgoing.prepare(record)
-        partition = self._outgoing.partition(record, prepared, len(partitions))
-        accumulator = self._core.accumulator
+        began_s = time.monotonic()
+        partitions = self._wait_for_topic(record.topic, record.partition, began_s)
+        outgoing, accumulator = self._outgoing, self._core.accumulator
+        prepared = outgoing.prepare(record)
+        partition = outgoing.partition(record, prepared, len(partitions))
         topic = accumulator.topic(record.topic)
-        if self._outgoing.is_plain and appending.COMPILED and not self._driven.is_closing:
+        if record.topic not in self._appenders and self._may_append_directly():
             self._appenders[record.topic] = topic.appender
         timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
-        future = DeliveryFuture()
-        future.callback = callback
-        buffer: bytearray | None = None
-        while True:
+        future = DeliveryFuture(None, 0, 0, callback)
+        key, value, tail, _ = prepared
+        now_ms = int(began_s * 1000)
+        appended, buffer = accumulator.append(topic, partition, timestamp_ms, key, value, tail, future, now_ms, None)
+        while not appended:
+            buffer = self._wait_for_memory(topic, prepared, began_s)
             now_ms = monotonic_ms()
-            key, value, tail, _ = prepared
             appended, buffer = accumulator.append(
                 topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
             )
-            if appended:
-                break
-            buffer = self._wait_for_memory(topic, prepared, deadline_s)
         if buffer is not None:
             with accumulator.lock:
                 self._core.pool.give_back(buffer)
-        batch: ProducerBatch = future.batch
-        if future.index == 0:
+        if future.index == 0 and self._thread.sleeps_until_ms:
+            batch: ProducerBatch = future.batch
             queue = topic.queues[batch.topic_partition.partition]
             if len(queue.batches) > 1 or batch.is_full:
                 self._thread.wake_by(now_ms)
             else:
                 self._thread.wake_by(now_ms + self._config.linger_ms)
         return future
+
+    def _may_append_directly(self) -> bool:
+        """Whether `send` may put records of a known topic into open batches itself."""
+        return self._outgoing.is_plain and appending.COMPILED and not self._driven.is_closing
 
     def send_batch(
         self,
@@ -272,8 +277,7 @@ class Producer(ProducerCalls):
         and `KeyError`; rows before may have been sent then.
         """
         self._check_open()
-        deadline_s = time.monotonic() + self._config.max_block_ms / 1000
-        count = len(self._wait_for_topic(topic, partition, deadline_s))
+        count = len(self._wait_for_topic(topic, partition, time.monotonic()))
         accumulator = self._core.accumulator
         state = accumulator.topic(topic)
         sent: list[ProducerBatch] = []
@@ -288,25 +292,26 @@ class Producer(ProducerCalls):
                 accumulator.append_sealed([batch], state, target)
                 self._thread.wake_by(0)
                 sent.append(batch)
-        return TableFuture(sent)
+        return TableFuture(sent, self._thread)
 
     def _take_memory(self, size: int) -> bytearray:
         with self._core.accumulator.lock:
             buffer = self._core.pool.take(size)
         if buffer is None:
-            buffer = self._wait_for_buffer(size, time.monotonic() + self._config.max_block_ms / 1000)
+            buffer = self._wait_for_buffer(size, time.monotonic())
         return buffer
 
     # -- waiting
 
-    def _wait_for_topic(self, topic: str, partition: int | None, deadline_s: float) -> tuple[Partition, ...]:
+    def _wait_for_topic(self, topic: str, partition: int | None, began_s: float) -> tuple[Partition, ...]:
         """The topic's partitions, when they are known and have the one that is asked for."""
         metadata = self._core.metadata
-        metadata.want(topic, monotonic_ms())
+        metadata.want(topic, int(began_s * 1000))
         partitions = metadata.partitions_of(topic)
         if partitions and (partition is None or 0 <= partition < len(partitions)):
             return partitions
         began_ns = time.perf_counter_ns()
+        deadline_s = began_s + self._config.max_block_ms / 1000
         driven, seen_version = self._driven, -1
         try:
             with driven.changed:
@@ -326,11 +331,12 @@ class Producer(ProducerCalls):
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
 
-    def _wait_for_memory(self, topic: TopicState, prepared: Prepared, deadline_s: float) -> bytearray:
+    def _wait_for_memory(self, topic: TopicState, prepared: Prepared, began_s: float) -> bytearray:
         """A buffer for a new batch, in turn."""
-        return self._wait_for_buffer(self._core.accumulator.buffer_size(topic, prepared.size_bytes), deadline_s)
+        return self._wait_for_buffer(self._core.accumulator.buffer_size(topic, prepared.size_bytes), began_s)
 
-    def _wait_for_buffer(self, size: int, deadline_s: float) -> bytearray:
+    def _wait_for_buffer(self, size: int, began_s: float) -> bytearray:
+        deadline_s = began_s + self._config.max_block_ms / 1000
         core = self._core
         given = threading.Event()
         with core.accumulator.lock:
@@ -481,7 +487,7 @@ class Producer(ProducerCalls):
     def partitions_for(self, topic: str) -> tuple[Partition, ...]:
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
-        return self._wait_for_topic(topic, None, time.monotonic() + self._config.max_block_ms / 1000)
+        return self._wait_for_topic(topic, None, time.monotonic())
 
     def __enter__(self) -> Producer:
         return self
@@ -514,7 +520,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     """In the child: the parent's producers have no thread here, and their sockets are the parent's."""
     for driven in list(_open):
-        driven.was_forked = True
+        driven.was_forked = driven.thread.has_ended = True
         driven.appenders.clear()
     _open.clear()
 

@@ -19,23 +19,34 @@ from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
 from kalda.client.channels import Driven, monotonic_ms
-from kalda.client.io_thread import Awaited, IoThread
+from kalda.client.io_thread import NEVER_MS, Awaited, IoThread
 
 if TYPE_CHECKING:
+    from kalda.client.core.producing import ProducerCore
     from kalda.network.client_security import ClientSecurity
 
 _GRACE_S = 0.002
-_USUAL_WAIT_S = 0.001
+_USUAL_WAIT_MS = 1
 """Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
+_FULL_TURN_EVERY_MS = 5
+"""So long after a full turn, threads that wait may take short ones."""
 
 
 class ProducerIo(IoThread):
     """The turns of one producer, and the thread that runs them while the application's threads do not."""
 
     def __init__(
-        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
+        self,
+        name: str,
+        driven: Driven,
+        core: ProducerCore,
+        security: ClientSecurity | None,
+        send_bytes: int,
+        receive_bytes: int,
     ) -> None:
+        """`driven` runs `core`."""
         super().__init__(name, driven, security, send_bytes, receive_bytes)
+        self._core = core
         self._baton = threading.Lock()
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""
@@ -45,7 +56,10 @@ class ProducerIo(IoThread):
         self._entry = threading.Lock()
         """Held by the thread of the application that runs turns, or is about to."""
         self._count_lock = threading.Lock()
-        self._has_ended = False
+        self.has_ended = False
+        """The thread has ended, or is one of the process from which this one was forked."""
+        self._full_turn_ms = 0
+        """When the last full turn began."""
         self._is_driven = False
         """A thread of the application runs turns."""
         self._driven_at_s = 0.0
@@ -77,19 +91,19 @@ class ProducerIo(IoThread):
     def _end(self, failure: ApiError | None) -> None:
         with self._baton:
             super()._end(failure)
-            self._has_ended = True
+            self.has_ended = True
 
     def run_until(self, awaited: Awaited, timeout_s: float | None) -> bool:
         """Run turns on the calling thread until it is done, or the time is over. False: other threads wait too, and the
         producer's thread runs the turns."""
-        if self._waiting or self._failure is not None or self.is_current or not self.is_alive():  # not in a fork
+        if self._waiting or self._failure is not None or self.has_ended or self.is_current:
             return False
-        if not self._entry.acquire(blocking=False):
+        if not self._entry.acquire(False):
             return False
         limit_ms = None if timeout_s is None else monotonic_ms() + int(timeout_s * 1000)
         self._is_driven = True
         try:
-            if not self._baton.acquire(blocking=False):
+            if not self._baton.acquire(False):
                 self.wake()  # the producer's thread may wait for sockets
                 self._baton.acquire()
             try:
@@ -109,10 +123,13 @@ class ProducerIo(IoThread):
         self._driver = threading.get_ident()
         try:
             is_short = limit_ms is not None and limit_ms <= monotonic_ms() + 1
-            longest_wait_s = None if is_short else _USUAL_WAIT_S
-            while not awaited.is_done and not self._has_ended and not self._driven.is_over():
-                self._turn(awaited, limit_ms, longest_wait_s)
-                longest_wait_s = None
+            longest_wait_ms = None if is_short else _USUAL_WAIT_MS
+            now_ms = monotonic_ms()
+            if now_ms - self._full_turn_ms < _FULL_TURN_EVERY_MS and not is_short and not self.has_ended:
+                self._short_turn(now_ms)
+            while not awaited.is_done and not self.has_ended and not self._driven.is_over():
+                self._turn(awaited, limit_ms, longest_wait_ms)
+                longest_wait_ms = None
                 if limit_ms is not None and monotonic_ms() >= limit_ms:
                     break
         except BaseException as error:
@@ -122,6 +139,25 @@ class ProducerIo(IoThread):
             raise
         finally:
             self._driver = 0
+
+    def _short_turn(self, now_ms: int) -> None:
+        """Send what can be sent, and wait for what most probably comes next, an answer. All else is left to the next
+        full turn, as is a `wake`: that remains due."""
+        self.sleeps_until_ms = NEVER_MS
+        self._turns += 1
+        self._core.send(now_ms)
+        self._channels.carry_out()
+        if not self._core.sender.finished:  # as it has with acks=0
+            self.sleeps_until_ms = now_ms + _USUAL_WAIT_MS
+            self._wait(_USUAL_WAIT_MS)
+        self.sleeps_until_ms = 0
+        self._driven.finish()
+
+    def _turn(
+        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_ms: int | None = None
+    ) -> None:
+        self._full_turn_ms = monotonic_ms()
+        super()._turn(awaited, limit_ms, longest_wait_ms)
 
     def _end_pause(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has been released, and the thread has not paused since

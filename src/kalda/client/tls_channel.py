@@ -7,6 +7,7 @@ from collections import deque
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channel import BLOCKED, Channel, SocketAddress
+from kalda.protocol.notation import Buffer
 
 
 class HandshakeFailed(ConnectionError):
@@ -77,7 +78,7 @@ class TlsChannel(Channel):
         self._has_received = True
         return count
 
-    def _write_some(self, out: deque[memoryview]) -> int:
+    def _write_some(self, out: deque[Buffer]) -> int:
         try:
             return self.socket.send(out[0])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
-from kalda.protocol.codec import encode_buffers, encoder, step_encoder
+from kalda.protocol.codec import counting_encoder, encode_buffers, encoder, step_encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
+from kalda.protocol.encoder import ErrorCounts
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
 
@@ -87,12 +88,18 @@ def _skip_tagged(frame: Buffer, pos: int) -> int:
 
 def encode_request(request: Request, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
     """A request with its header, without the size."""
-    api = api_of(request.API_KEY)
-    client = b"" if client_id is None else client_id.encode()
-    header = _REQUEST.pack(api.key, version, correlation_id, -1 if client_id is None else len(client)) + client
-    if api.is_flexible(version):
-        header += b"\x00"
+    is_flexible = api_of(request.API_KEY).is_flexible(version)
+    header = encode_request_header(request.API_KEY, version, correlation_id, client_id, is_flexible)
     return encode_buffers(request, version, header)
+
+
+def encode_request_header(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, is_flexible: bool
+) -> bytes:
+    """A header of version 2 where the API version is flexible, else of version 1."""
+    client = b"" if client_id is None else client_id.encode()
+    header = _REQUEST.pack(api_key, version, correlation_id, -1 if client_id is None else len(client)) + client
+    return header + b"\x00" if is_flexible else header
 
 
 def encode_response(correlation_id: int, response: Response, version: int) -> list[Buffer]:
@@ -112,9 +119,7 @@ def encode_response_in_steps(
 @cache
 def response_encoder(cls: type[Response], version: int) -> Callable[[int, Response], list[Buffer]]:
     """The function behind `encode_response` for one version of one API. The data path keeps it, to save lookups."""
-    encode = encoder(cls, version)
-    # The header is the correlation id, and in flexible versions an empty tagged section.
-    head = (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
+    encode, head = encoder(cls, version), _packed_header(cls, version)
 
     def encode_whole(correlation_id: int, response: Response) -> list[Buffer]:
         return encode(response, bytearray(head(correlation_id)))
@@ -122,9 +127,28 @@ def response_encoder(cls: type[Response], version: int) -> Callable[[int, Respon
     return encode_whole
 
 
+def counting_response_encoder(
+    cls: type[Response], version: int, counts: ErrorCounts
+) -> Callable[[int, Response], list[Buffer]]:
+    """As `response_encoder`; the function counts the error codes of each response."""
+    encode, head = counting_encoder(cls, version), _packed_header(cls, version)
+
+    def encode_and_count(correlation_id: int, response: Response) -> list[Buffer]:
+        return encode(response, bytearray(head(correlation_id)), counts)
+
+    return encode_and_count
+
+
+def _packed_header(cls: type[Response], version: int) -> Callable[[int], bytes]:
+    """A response's header, given its correlation id; in flexible versions an empty tagged section follows."""
+    return (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
+
+
 def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:
     """The correlation id of a response to `version` of `api`, and where the body starts. Raises `InvalidRequest`."""
     if len(frame) < 4:
         raise InvalidRequest(f"response header is cut short at {len(frame)} bytes")
     (correlation_id,) = _CORRELATION.unpack_from(frame)
-    return correlation_id, _skip_tagged(frame, 4) if api.response_header_version(version) else 4
+    if not api.response_header_version(version):
+        return correlation_id, 4
+    return correlation_id, 5 if len(frame) > 4 and frame[4] == 0 else _skip_tagged(frame, 4)

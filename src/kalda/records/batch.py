@@ -157,6 +157,10 @@ peek_header: Callable[[Buffer], tuple[int, ...]] = _HEADER.unpack_from
 """The fields of the header at the start of a buffer of at least 61 bytes. Nothing is checked, not even the magic."""
 
 
+write_fields: Callable[..., None] = _HEADER.pack_into
+"""The fields of a header, one by one, into a buffer at a position; `write_crc` has to follow."""
+
+
 def write_header(buf: bytearray | memoryview, pos: int, header: BatchHeader) -> None:
     """Write `header` at `pos`, with the CRC of the batch's bytes in `buf`."""
     _HEADER.pack_into(buf, pos, *header)

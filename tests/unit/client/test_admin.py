@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,15 +17,18 @@ from typing import Any
 import pytest
 from scripted_broker import ScriptedBroker
 
+import kalda.aio
 from kalda import Admin
 from kalda.base.configs.admin import admin_config
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.offsets import OffsetSpec
 from kalda.client.admin.token_plans import Token
 from kalda.client.admin_driven import AdminDriven
 from kalda.client.core.administration import PAUSE, Plan
 from kalda.client.core.consumer_errors import Operation
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import security
+from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
 
 TIMEOUT_S = 60
 
@@ -138,6 +143,76 @@ def test_garbage_instead_of_answers_ends_in_a_clear_error(broker: ScriptedBroker
     broker.reply = reply  # type: ignore[method-assign]
     with admin(broker) as made, pytest.raises(ApiError, match="listing topics was not done in time"):
         made.list_topics(timeout=0.5)
+
+
+class Offsets(ScriptedBroker):
+    """Leads some partitions, whose end offsets are their numbers."""
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__(node_id)
+        self.answers[ApiKey.LIST_OFFSETS] = self._list_offsets
+
+    def _list_offsets(self, request: Any, _version: int) -> ListOffsetsResponse:
+        (topic,) = request.topics
+        found = [
+            ListOffsetsPartitionResponse(partition_index=each.partition_index, offset=each.partition_index)
+            for each in topic.partitions
+        ]
+        return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic.name, partitions=found)])
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Offsets, Offsets]]:
+    """Two brokers that lead every other one of 40 partitions."""
+    with Offsets(1) as first, Offsets(2) as second:
+        for each in (first, second):
+            each.nodes = {1: first.port, 2: second.port}
+            each.topics = {"t": [1, 2] * 20}
+        yield first, second
+
+
+ALL = {("t", number): OffsetSpec.LATEST for number in range(40)}
+
+
+def test_offsets_are_listed_in_one_request_to_each_leader(pair: tuple[Offsets, Offsets]) -> None:
+    with admin(pair[0]) as made:
+        found = made.list_offsets(ALL)
+    assert [each.offset for each in found.check().succeeded.values()] == list(range(40))
+    assert [len(each.requests(ApiKey.LIST_OFFSETS)) for each in pair] == [1, 1]
+
+
+def test_offsets_are_listed_in_one_request_to_each_leader_by_asyncio(pair: tuple[Offsets, Offsets]) -> None:
+    async def listed() -> list[int]:
+        async with kalda.aio.Admin(bootstrap_servers=pair[0].address) as made:
+            found = await made.list_offsets(ALL)
+            return [each.offset for each in found.check().succeeded.values()]
+
+    assert asyncio.run(listed()) == list(range(40))
+    assert [len(each.requests(ApiKey.LIST_OFFSETS)) for each in pair] == [1, 1]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_leader_that_is_unreachable_is_replaced(pair: tuple[Offsets, Offsets], is_listed: bool) -> None:
+    first, second = pair
+    metadata = first.answers[ApiKey.METADATA]
+    answers = 0
+
+    def answer(request: Any, version: int) -> Any:
+        nonlocal answers
+        answers += any(topic.name == "t" for topic in request.topics)
+        if answers == 2:  # the second broker has been tried
+            first.topics = {"t": [1] * 40}
+            first.nodes = {**first.nodes, 2: second.port} if is_listed else {1: first.port}
+        return metadata(request, version)
+
+    first.answers[ApiKey.METADATA] = answer
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # it refuses connections
+        first.nodes = {1: first.port, 2: unused.getsockname()[1]}
+        with admin(first) as made:
+            found = made.list_offsets(ALL)
+    assert [each.offset for each in found.check().succeeded.values()] == list(range(40))
+    assert not second.received
 
 
 def test_delegation_tokens(broker: ScriptedBroker) -> None:

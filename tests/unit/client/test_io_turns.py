@@ -1,9 +1,10 @@
-"""The shells of clients: a timer that runs out in the middle of a turn is not lost."""
+"""The shells of clients: a timer that runs out in the middle of a turn is not lost, nor is a wake."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -67,3 +68,82 @@ def test_of_the_loop() -> None:
 
     asyncio.run(run())
     assert driven.has_fired
+
+
+class UntilTold:
+    """A core without timers. It ends at the first turn after `is_told` is set."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.has_ended = threading.Event()
+
+    def run(self, now_ms: int) -> None:
+        return None
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return None
+
+    def take_actions(self) -> list[Action]:
+        return []
+
+    def at(self, now_ms: int) -> Any:
+        raise AssertionError("there are no connections")
+
+    def finish(self) -> None:
+        return None
+
+    def is_over(self) -> bool:
+        return self.is_told
+
+    def on_end(self, error: ApiError | None) -> None:
+        self.has_ended.set()
+
+
+class Interrupted:
+    """A socket that fails once as where Ctrl-C is pressed before it has sent."""
+
+    def __init__(self, waker: Any) -> None:
+        self.waker = waker
+        self.is_over = False
+
+    def send(self, data: bytes) -> int:
+        if not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        sent: int = self.waker.send(data)
+        return sent
+
+    def close(self) -> None:
+        self.waker.close()
+
+
+def test_an_interrupted_wake_prevents_no_later_one() -> None:
+    driven = UntilTold()
+    thread = IoThread("test", driven, None, 1024, 1024)
+    waker: Any = Interrupted(thread._waker)
+    thread._waker = waker
+    thread.start()
+    while not (thread._is_selecting and thread.sleeps_until_ms):
+        threading.Event().wait(0.001)
+    with pytest.raises(KeyboardInterrupt):
+        thread.wake()
+    driven.is_told = True
+    thread.wake()
+    thread.join(TIMEOUT_S)
+    assert driven.has_ended.is_set()
+
+
+def test_a_wake_during_a_turn_ends_its_waiting() -> None:
+    driven = UntilTold()
+    thread = IoThread("test", driven, None, 1024, 1024)
+
+    def told_too_late(now_ms: int) -> int | None:
+        thread.wake()
+        driven.is_told = True
+        return None
+
+    driven.deadline_ms = told_too_late  # type: ignore[method-assign]
+    driven.is_over = lambda: driven.is_told and thread._turns > 1  # type: ignore[method-assign]
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert driven.has_ended.is_set()

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda import Producer
 from kalda.base.errors import ApiError
+from kalda.client.channels import monotonic_ms
 from kalda.client.core.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -106,18 +108,76 @@ def test_a_result_without_patience_does_not_wait(broker: Broker, producer: Produ
     broker.is_open.clear()
     future = producer.send("t", b"v")
     io, waits = producer._thread, []
-    select = io._selector.select
+    select = io._select
 
     def recorded(timeout: float | None = None) -> Any:
         if threading.current_thread() is not io:
             waits.append(timeout)
         return select(timeout)
 
-    io._selector.select = recorded  # type: ignore[method-assign]
+    io._select = recorded  # type: ignore[method-assign]
     with pytest.raises(TimeoutError):
         future.result(0)
     broker.is_open.set()
     assert waits == [0]
+
+
+def test_a_round_trip_soon_after_another_takes_a_short_turn(broker: Broker, producer: Producer) -> None:
+    io, runs = producer._thread, 0
+    run = producer._core.run
+
+    def counted(now_ms: int) -> None:
+        nonlocal runs
+        runs += threading.current_thread() is not io
+        run(now_ms)
+
+    producer._core.run = counted  # type: ignore[method-assign]
+    wait = io._wait
+    io._wait = lambda _wait_ms: wait(1_000 * TIMEOUT_S)  # type: ignore[method-assign]
+    io._full_turn_ms = monotonic_ms() + 1_000 * TIMEOUT_S
+    assert producer.send("t", b"v").result().topic == "t"
+    assert not runs
+    io._full_turn_ms = 0
+    assert producer.send("t", b"w").result().topic == "t"
+    assert runs
+
+
+def test_a_short_turn_does_not_wait_for_a_request_without_a_response(broker: Broker) -> None:
+    with Producer(bootstrap_servers=broker.address, linger_ms=0, acks=0, enable_idempotence=False) as made:
+        made.send("t", b"first").result(TIMEOUT_S)
+        io, waits = made._thread, []
+        wait = io._wait
+
+        def recorded(wait_ms: int) -> bool:
+            if threading.current_thread() is not io:
+                waits.append(wait_ms)
+            return wait(wait_ms)
+
+        io._wait = recorded  # type: ignore[method-assign]
+        io._full_turn_ms = monotonic_ms() + 1_000 * TIMEOUT_S
+        made.send("t", b"v").result(TIMEOUT_S)
+        assert not waits
+
+
+def test_in_its_callback_a_record_is_done(producer: Producer) -> None:
+    found: list[object] = []
+    future = producer.send("t", b"v")
+    future.add_done_callback(lambda each: found.extend((each.done(), each.result().topic, each.exception())))
+    future.result(TIMEOUT_S)
+    assert found == [True, "t", None]
+
+
+def test_a_callback_cannot_wait_for_another_record(producer: Producer) -> None:
+    found: list[BaseException | None] = []
+
+    def delivered(_metadata: RecordMetadata | None, _error: Exception | None) -> None:
+        for wait in (producer.send("t", b"w").result, producer.send_batch("t", pa.table({"value": [b"x"]})).result):
+            with pytest.raises(RuntimeError, match="a callback cannot wait") as raised:
+                wait()
+            found.append(raised.value)
+
+    producer.send("t", b"v", on_delivery=delivered).result(TIMEOUT_S)
+    assert len(found) == 2
 
 
 def test_many_threads_wait(producer: Producer) -> None:
@@ -143,15 +203,15 @@ def test_an_interrupt_of_a_thread_that_waits_for_sockets_breaks_nothing(broker: 
     broker.is_open.clear()
     future = producer.send("t", b"v")
     io = producer._thread
-    select = io._selector.select
+    select = io._select
 
     def interrupted(timeout: float | None = None) -> Any:
         if threading.current_thread() is io:
             return select(timeout)
-        io._selector.select = select  # type: ignore[method-assign]
+        io._select = select  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
-    io._selector.select = interrupted  # type: ignore[method-assign]
+    io._select = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         future.result(TIMEOUT_S)
     broker.is_open.set()

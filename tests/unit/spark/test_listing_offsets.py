@@ -23,7 +23,7 @@ def targets(asks: Any) -> list[tuple[Kind, Any]]:
     return [(each.target.kind, each.target.key) for each in asks]
 
 
-def test_a_request_for_each_leader_and_after_an_error_for_each_partition() -> None:
+def test_a_request_for_each_leader_and_after_an_error_for_each_leader_by_metadata() -> None:
     partitions = [TopicPartition("t", number) for number in range(5)]
     leaders = {partitions[0]: 7, partitions[1]: 8, partitions[2]: 7, partitions[3]: -1}
     plan = list_offsets(dict.fromkeys(partitions, -1), read_committed=False, timeout_ms=1000, leaders=leaders)
@@ -31,7 +31,10 @@ def test_a_request_for_each_leader_and_after_an_error_for_each_partition() -> No
     dead = ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "it is not alive")
     asks = plan.send([dead, response(1)])
     assert targets(asks) == [(Kind.LEADER, partitions[number]) for number in (0, 2, 3, 4)]
+    assert not any(each.request for each in asks)
+    asks = plan.send([9, 8, 9, 9])
+    assert targets(asks) == [(Kind.NODE_THAT_LEADS, 9), (Kind.NODE_THAT_LEADS, 8)]
     with pytest.raises(StopIteration) as end:
-        plan.send([response(number) for number in (0, 2, 3, 4)])
+        plan.send([response(0, 3, 4), response(2)])
     found = end.value.value.succeeded
     assert {each.partition: at.offset for each, at in found.items()} == {number: number for number in range(5)}

@@ -150,8 +150,8 @@ def list_offsets(
     timeout_ms: int,
     leaders: Mapping[TopicPartition, int] | None = None,
 ) -> Plan[Outcomes[TopicPartition, FoundOffset]]:
-    """ListOffsets. `leaders`: the node ids of leaders that the caller has from metadata. A request to each of them has
-    all of its partitions; others, and those that have failed, are requested of their leader one by one."""
+    """ListOffsets, in one request to each leader. `leaders`: the node ids of leaders that the caller has from metadata,
+    which is then not requested before those have failed."""
     known = {partition: leader for partition, leader in (leaders or {}).items() if leader >= 0 and partition in times}
 
     def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:

@@ -36,6 +36,7 @@ from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicA
 from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
+_new_tuple = tuple.__new__
 _MAX_EXPANSION = 8
 _MOST_AT_ONCE = 3
 """How many attempts a batch makes at once because its partition has another leader."""
@@ -104,6 +105,8 @@ class Ready(NamedTuple):
     next_check_ms: int | None
     """When a node that is not among them may be ready; None: nothing waits."""
     topics_without_leader: set[str]
+    is_any_expired: bool
+    """Whether `expired` would return a batch."""
 
 
 class Accumulator:
@@ -130,6 +133,11 @@ class Accumulator:
         """Sequence numbers, where the producer is idempotent."""
         self.io: Any = None
         """Each batch gets it, for the threads that wait for the batch."""
+        self._largest = max(config.max_request_size, HEADER_SIZE + 1)
+        """The most bytes of a batch."""
+        is_compressed = config.compression is not Compression.NONE
+        self._plain_limit = 0 if is_compressed else min(config.batch_size, self._largest)
+        """Where batches are not compressed, their limit."""
         self._metadata = metadata
         self._ticket_type = ticket_type
         self._active: dict[TopicPartition, PartitionQueue] = {}
@@ -189,11 +197,11 @@ class Accumulator:
         return max(self._limit(topic), HEADER_SIZE + record_bytes)
 
     def _limit(self, topic: TopicState) -> int:
+        if self._plain_limit:
+            return self._plain_limit
         config = self.config
-        if config.compression is Compression.NONE:
-            return min(config.batch_size, max(config.max_request_size, HEADER_SIZE + 1))
         expansion = max(1, min(_MAX_EXPANSION, int(1 / (topic.compression_ratio * _ESTIMATION_FACTOR))))
-        return min(config.batch_size * expansion, max(config.max_request_size, HEADER_SIZE + 1))
+        return min(config.batch_size * expansion, self._largest)
 
     def append(
         self,
@@ -358,36 +366,43 @@ class Accumulator:
         nodes: dict[int, None] = {}
         next_check_ms: int | None = None
         without_leader: set[str] = set()
+        is_any_expired = False
+        linger_ms, timeout_ms = self.config.linger_ms, self.config.delivery_timeout_ms
         with self.lock:
-            numbering = self.numbering
-            is_forced = (
-                self.pool.waiting > 0
-                or self.is_closed
-                or self.flushes > 0
-                or (numbering is not None and numbering.is_completing)
-            )
+            is_forced = linger_ms == 0 or self._is_forced()
             for partition, queue in self._active.items():
+                first = queue.batches[0]
+                if now_ms - first.created_ms >= timeout_ms:
+                    is_any_expired = True
                 leader = self._metadata.leader_of(*partition)
                 if leader is None:
                     without_leader.add(partition.topic)
                     continue
                 if queue.is_muted:
                     continue
-                first = queue.batches[0]
                 if leader.epoch > first.leader_epoch >= 0:
                     first.leader_changed = True
-                waited_ms = now_ms - first.last_attempt_ms
-                backoff_ms = self._backoff_ms(first)
-                is_full = len(queue.batches) > 1 or first.is_full
-                if waited_ms >= backoff_ms and (
-                    is_full or is_forced or first.attempts > 0 or waited_ms >= self.config.linger_ms
-                ):
+                if first.attempts > 0:
+                    wait_ms = self._backoff_ms(first)
+                elif is_forced or len(queue.batches) > 1 or first.is_full:
+                    wait_ms = 0
+                else:
+                    wait_ms = linger_ms
+                due_ms = first.last_attempt_ms + wait_ms
+                if due_ms <= now_ms:
                     nodes[leader.node_id] = None
                 else:
-                    wait_ms = backoff_ms if first.attempts > 0 else self.config.linger_ms
-                    due_ms = first.last_attempt_ms + max(wait_ms, backoff_ms)
                     next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
-        return Ready(nodes, next_check_ms, without_leader)
+        return _new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
+
+    def _is_forced(self) -> bool:
+        """Whether batches are sent before they are full, or have lingered."""
+        return (
+            self.pool.waiting > 0
+            or self.is_closed
+            or self.flushes > 0
+            or (self.numbering is not None and self.numbering.is_completing)
+        )
 
     def _backoff_ms(self, batch: ProducerBatch) -> int:
         """The pause before the batch is sent again. Where its partition has another leader now, the first attempts make
@@ -401,8 +416,6 @@ class Accumulator:
     def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
         """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed."""
         batches: list[ProducerBatch] = []
-        if not self._active:
-            return batches
         size_bytes = 0
         config, numbering = self.config, self.numbering
         with self.lock:
@@ -410,7 +423,7 @@ class Accumulator:
                 if queue.is_muted:
                     continue
                 first = queue.batches[0]
-                if now_ms - first.last_attempt_ms < self._backoff_ms(first):
+                if first.attempts > 0 and now_ms - first.last_attempt_ms < self._backoff_ms(first):
                     continue
                 if batches and size_bytes + self._estimated_bytes(first, queue.topic) > config.max_request_size:
                     break
@@ -422,13 +435,13 @@ class Accumulator:
                 first.leader_epoch = leader.epoch
                 first.leader_changed = False
                 first.drained_ms = now_ms
-                size_bytes += self._estimated_bytes(first, queue.topic)
                 batches.append(first)
+                size_bytes += self._estimated_bytes(first, queue.topic)
                 self._drain_after[node_id] = queue.topic_partition
         for batch in batches:
-            was_sealed = batch.sealed is not None
+            is_learned_from = batch.sealed is None and config.compression is not Compression.NONE
             batch.seal(config.compression, config.compression_level)
-            if not was_sealed and config.compression is not Compression.NONE:
+            if is_learned_from:
                 self._learn_ratio(batch)
         return batches
 
@@ -448,8 +461,10 @@ class Accumulator:
         return led
 
     def _estimated_bytes(self, batch: ProducerBatch, topic: TopicState) -> int:
-        if batch.sealed is not None or self.config.compression is Compression.NONE:
-            return batch.size_bytes
+        if batch.sealed is not None:
+            return len(batch.sealed)
+        if self.config.compression is Compression.NONE:
+            return batch.position
         return HEADER_SIZE + int((batch.position - HEADER_SIZE) * topic.compression_ratio * _ESTIMATION_FACTOR)
 
     def _take(self, queue: PartitionQueue) -> None:

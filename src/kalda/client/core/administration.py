@@ -43,12 +43,14 @@ class Kind(Enum):
     ANY = "any"
     BROKER = "broker"
     LEADER = "leader"
+    NODE_THAT_LEADS = "node that leads"
     GROUP = "group"
     TRANSACTION = "transaction"
 
 
 class Target(NamedTuple):
-    """`key` is a node id, a partition, a group, a transactional id; None for any broker."""
+    """`key` is a node id, a partition, a group, a transactional id; None for any broker. A broker that is not alive is
+    an error of the caller; a node that leads partitions no longer is one that passes."""
 
     kind: Kind
     key: Any = None
@@ -62,7 +64,8 @@ class Ask(NamedTuple):
     """A request, and who answers it."""
 
     target: Target
-    request: Request
+    request: Request | None
+    """None: the reply is the node id of the partition's leader."""
     max_version: int | None = None
 
 
@@ -108,19 +111,23 @@ def per_item(
     retries: bool = True,
 ) -> Plan[Outcomes[K, V]]:
     """One result for each item. `build` makes the request for items with the same target, `read` yields (item, value or
-    error) from its response. Items with errors that pass are requested again, unless `retries` is False."""
+    error) from its response. Partitions with the same leader have the same target. Items with errors that pass are
+    requested again, unless `retries` is False."""
     outcomes: Outcomes[K, V] = Outcomes()
     left = list(dict.fromkeys(items))
     for item in left:
         outcomes[item] = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"there was no answer about {item} in time")
     rounds = 0
     while left:
-        groups: dict[Target, list[K]] = {}
-        for item in left:
-            groups.setdefault(target_of(item), []).append(item)
-        replies = yield [Ask(target, build(group), max_version) for target, group in groups.items()]
+        targets = yield from _with_leaders({item: target_of(item) for item in left})
+        groups: dict[Target | ApiError, list[K]] = {}
+        for item, target in targets.items():
+            groups.setdefault(target, []).append(item)
+        asks = [Ask(each, build(group), max_version) for each, group in groups.items() if isinstance(each, Target)]
+        answers = iter((yield asks) if asks else ())
         again: list[K] = []
-        for group, reply in zip(groups.values(), replies, strict=True):
+        for target, group in groups.items():
+            reply = target if isinstance(target, ApiError) else next(answers)
             found: Iterable[tuple[K, V | ApiError]]
             found = [(item, reply) for item in group] if isinstance(reply, ApiError) else read(reply, group)
             for item, outcome in found:
@@ -136,6 +143,17 @@ def per_item(
         if left and (yield PAUSE):
             break
     return outcomes
+
+
+def _with_leaders(targets: dict[K, Target]) -> Plan[dict[K, Target | ApiError]]:
+    """The targets, where a partition's leader is one with the node that leads it in its place."""
+    partitions = [each for each in dict.fromkeys(targets.values()) if each.kind is Kind.LEADER]
+    replies = (yield [Ask(each, None) for each in partitions]) if partitions else []
+    nodes = {
+        each: reply if isinstance(reply, ApiError) else Target(Kind.NODE_THAT_LEADS, reply)
+        for each, reply in zip(partitions, replies, strict=True)
+    }
+    return {item: nodes.get(target, target) for item, target in targets.items()}
 
 
 def _code(outcome: object) -> ErrorCode | None:
@@ -268,11 +286,11 @@ class AdminCore:
 
     def _try_to_send(self, run: _Run, index: int) -> None:
         ask = run.asks[index]
-        node_id = self._node_of(ask.target)
-        if isinstance(node_id, ApiError):
+        node_id = self._leader(ask.target.key) if ask.request is None else self._node_of(ask.target)
+        if isinstance(node_id, ApiError) or (node_id is not None and ask.request is None):
             run.left.discard(index)
             self._reply(run, index, node_id)
-        elif node_id is not None:
+        elif node_id is not None and ask.request is not None:
             run.left.discard(index)
             asks = run.asks
             left_ms = max(1, run.operation.deadline_ms - self.requests.now_ms)
@@ -288,7 +306,7 @@ class AdminCore:
         target = run.asks[index].target
         if target in self._coordinators and (error is not None or _mentions_moved(answer)):
             del self._coordinators[target]
-        if error is not None and target.kind is Kind.LEADER:
+        if error is not None and target.kind in (Kind.LEADER, Kind.NODE_THAT_LEADS):
             self.metadata.request_update()
         self._reply(run, index, answer if error is None else error)
 
@@ -310,7 +328,10 @@ class AdminCore:
         if target.kind is Kind.BROKER:
             return self._broker(target.key)
         if target.kind is Kind.LEADER:
-            return self._leader(target.key)
+            leader = self._leader(target.key)
+            return leader if not isinstance(leader, int) or self.requests.is_ready(leader) else None
+        if target.kind is Kind.NODE_THAT_LEADS:
+            return self._node_that_leads(target.key)
         coordinator = self._coordinators.get(target)
         if coordinator is None:
             return self._find(target)
@@ -339,11 +360,21 @@ class AdminCore:
             return ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node_id} is not alive; those alive are {alive}")
         return None
 
+    def _node_that_leads(self, node_id: int) -> int | ApiError | None:
+        if node_id in self.metadata.brokers:
+            if self.requests.is_ready(node_id):
+                return node_id
+            if not self.requests.is_unreachable(node_id):
+                return None
+        self.metadata.request_update()
+        return ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"node {node_id}, which led the partitions, is unreachable")
+
     def _leader(self, partition: TopicPartition) -> int | ApiError | None:
+        """The node id of the leader; None while the metadata lacks the topic."""
         self.metadata.want(partition.topic, self.requests.now_ms)
         leader = self.metadata.leader_of(*partition)
         if leader is not None:
-            return leader.node_id if self.requests.is_ready(leader.node_id) else None
+            return leader.node_id
         topic = self.metadata.topics.get(partition.topic)
         if topic is None:
             return None

@@ -37,6 +37,7 @@ from kalda.network.calls import (
     api_versions_request,
     choose_version,
     disconnected,
+    frame_body,
     frame_request,
     peer_versions,
     retry_version,
@@ -48,6 +49,9 @@ from kalda.protocol.notation import Buffer, Request
 log = logging.getLogger(__name__)
 OnDone = Callable[[Any, ApiError | None], None]
 """Called with the response and None, or with None and the error. A request without a response gets None twice."""
+Read = Callable[[memoryview, int], Any]
+"""Called with the frame of a response and the correlation id that is due. None: the general codec has to read it."""
+_new_tuple = tuple.__new__
 
 
 class Connect(NamedTuple):
@@ -98,23 +102,25 @@ class ConnectionConfig(NamedTuple):
 
 
 class _InFlight:
-    __slots__ = ("call", "deadline_ms", "expects_response", "on_done", "sent_at_ms", "timeout_ms")
+    __slots__ = ("call", "deadline_ms", "expects_response", "on_done", "read", "timeout_ms")
 
-    def __init__(self, call: Call, on_done: OnDone, sent_at_ms: int, timeout_ms: int, expects_response: bool) -> None:
+    def __init__(
+        self, call: Call, on_done: OnDone, deadline_ms: int, timeout_ms: int, expects_response: bool, read: Read | None
+    ) -> None:
         self.call = call
         self.on_done = on_done
-        self.sent_at_ms = sent_at_ms
+        self.deadline_ms = deadline_ms
         self.timeout_ms = timeout_ms
-        self.deadline_ms = sent_at_ms + timeout_ms
         self.expects_response = expects_response
+        self.read = read
 
 
 class _Peer:
     """One node."""
 
     __slots__ = (
-        "address", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms", "node_id",
-        "retry_at_ms", "setup_deadline_ms", "state", "throttled_until_ms", "versions",
+        "address", "chosen_versions", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms",
+        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "throttled_until_ms", "versions",
     )  # fmt: skip
 
     def __init__(self, node_id: int, address: Address) -> None:
@@ -123,6 +129,8 @@ class _Peer:
         self.state = State.IDLE
         self.connection_id = -1
         self.versions: PeerVersions | None = None
+        self.chosen_versions: dict[tuple[int, int | None], int] = {}
+        """By API and the highest version that callers of `send` allow: the version that was chosen."""
         self.in_flight: deque[_InFlight] = deque()
         """In the order of sending."""
         self.failures = 0
@@ -257,14 +265,29 @@ class Connections:
         """Send a request to a node that `is_ready`. An API or version that the node lacks fails at once."""
         peer = self._peers[node_id]
         assert peer.state is State.READY, f"node {node_id} is not connected"
-        if version is None and max_version is not None and peer.versions is not None:
+        is_free = version is None
+        if is_free and max_version is not None and peer.versions is not None:
             version = min(max_version, peer.versions.get(message.API_KEY, (0, -1))[1])
         try:
             version = choose_version(message, version, peer.versions)
         except ApiError as error:
             on_done(None, error)
             return
+        if is_free:
+            peer.chosen_versions[message.API_KEY, max_version] = version
         self._send(peer, message, version, now_ms, on_done, expects_response, timeout_ms)
+
+    def chosen_version(self, node_id: int, api_key: int, max_version: int | None) -> int | None:
+        """The version that `send` has chosen for an API; None where it has sent none on this connection."""
+        return self._peers[node_id].chosen_versions.get((api_key, max_version))
+
+    def send_encoded(
+        self, node_id: int, api_key: int, version: int, body: list[Buffer], now_ms: int, on_done: OnDone, read: Read
+    ) -> None:
+        """As `send`, of a request that is encoded already, and whose response `read` may be able to decode."""
+        peer = self._peers[node_id]
+        call = self._new_call(peer, api_key, version, now_ms, on_done, True, None, read)
+        self._actions.append(_new_tuple(Write, (peer.connection_id, frame_body(call, body, self._config.client_id))))
 
     def throttle(self, node_id: int, throttle_ms: int, now_ms: int) -> None:
         """The node asks this client to send it nothing for that long (KIP-219)."""
@@ -381,7 +404,9 @@ class Connections:
             return
         first = peer.in_flight[0]
         try:
-            answer = first.call.read_answer(frame)
+            answer = None if first.read is None else first.read(frame, first.call.correlation_id)
+            if answer is None:
+                answer = first.call.read_answer(frame)
         except InvalidRequest as error:
             log.warning("node %d (%s) sent an invalid response: %s", peer.node_id, peer.address, error.message)
             why = disconnected(f"{peer.address} sent an invalid response: {error.message}")
@@ -391,7 +416,9 @@ class Connections:
         peer.last_used_ms = now_ms
         if peer.state is State.READY:
             peer.failures = 0
-            self.throttle(peer.node_id, getattr(answer, "throttle_time_ms", 0), now_ms)
+            throttle_ms = getattr(answer, "throttle_time_ms", 0)
+            if throttle_ms > 0:
+                self.throttle(peer.node_id, throttle_ms, now_ms)
         first.on_done(answer, None)
 
     # -- inside
@@ -424,13 +451,27 @@ class Connections:
         expects_response: bool = True,
         timeout_ms: int | None = None,
     ) -> None:
-        peer.last_correlation_id = (peer.last_correlation_id + 1) & 0x7FFFFFFF
-        call = Call(message.API_KEY, version, peer.last_correlation_id)
+        call = self._new_call(peer, message.API_KEY, version, now_ms, on_done, expects_response, timeout_ms, None)
+        self._actions.append(Write(peer.connection_id, frame_request(call, message, self._config.client_id)))
+
+    def _new_call(
+        self,
+        peer: _Peer,
+        api_key: int,
+        version: int,
+        now_ms: int,
+        on_done: OnDone,
+        expects_response: bool,
+        timeout_ms: int | None,
+        read: Read | None,
+    ) -> Call:
+        peer.last_correlation_id = correlation_id = (peer.last_correlation_id + 1) & 0x7FFFFFFF
+        call = _new_tuple(Call, (api_key, version, correlation_id))
         if timeout_ms is None:
             timeout_ms = self._config.request_timeout_ms
         peer.last_used_ms = now_ms
-        peer.in_flight.append(_InFlight(call, on_done, now_ms, timeout_ms, expects_response))
-        self._actions.append(Write(peer.connection_id, frame_request(call, message, self._config.client_id)))
+        peer.in_flight.append(_InFlight(call, on_done, now_ms + timeout_ms, timeout_ms, expects_response, read))
+        return call
 
     def _on_versions(self, peer: _Peer, answer: Any, error: ApiError | None, now_ms: int) -> None:
         if error is not None:
@@ -486,6 +527,7 @@ class Connections:
         peer.connection_id = -1
         peer.throttled_until_ms = 0
         peer.versions = None
+        peer.chosen_versions.clear()
         in_flight, peer.in_flight = peer.in_flight, deque()
         return in_flight
 

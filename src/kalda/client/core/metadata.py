@@ -2,6 +2,7 @@
 
     want(topic, now)              a topic that the client uses: it is in the requests from now on
     request_update()              what is cached has proved wrong
+    request_leader(topic)         a partition of the topic has no known leader
     next_request_at_ms(now)       when a Metadata request is due, None while one is in flight
     next_request(now)             that request
     on_response(response, now)    its response
@@ -82,6 +83,8 @@ class ClusterMetadata:
         self._trying_since_ms: int | None = None
         """The first request since the last response."""
         self._in_flight = False
+        self._leaders: dict[tuple[str, int], Leader] = {}
+        """The leaders that were found since the last change of `brokers` or `topics`."""
         self._use_bootstrap()
 
     def _use_bootstrap(self) -> None:
@@ -102,6 +105,7 @@ class ClusterMetadata:
         """The topic is used no longer."""
         self._wanted.pop(topic, None)
         self._unknown.discard(topic)
+        self._leaders.clear()
         known = self.topics.pop(topic, None)
         if known is not None:
             self.topic_names.pop(known.topic_id, None)
@@ -122,13 +126,17 @@ class ClusterMetadata:
 
     def leader_of(self, topic: str, partition: int) -> Leader | None:
         """The partition's leader, where it has one that is a known broker."""
+        return self._leaders.get((topic, partition)) or self._find_leader(topic, partition)
+
+    def _find_leader(self, topic: str, partition: int) -> Leader | None:
         known = self.topics.get(topic)
         if known is None or not 0 <= partition < len(known.partitions):
             return None
         found = known.partitions[partition]
         if found.partition != partition or found.leader < 0 or found.leader not in self.brokers:
             return None
-        return Leader(found.leader, found.leader_epoch, known.topic_id)
+        leader = self._leaders[topic, partition] = Leader(found.leader, found.leader_epoch, known.topic_id)
+        return leader
 
     def update_leader(self, topic: str, partition: int, leader: int, epoch: int, brokers: Sequence[Broker]) -> bool:
         """A broker has named a partition's new leader in an error (KIP-951). True where it is later than the cached."""
@@ -138,6 +146,7 @@ class ClusterMetadata:
         cached = known.partitions[partition]
         if epoch <= cached.leader_epoch:
             return False
+        self._leaders.clear()
         if brokers:
             self.brokers = {**self.brokers, **{broker.node_id: broker for broker in brokers}}
         if leader not in self.brokers:
@@ -153,6 +162,12 @@ class ClusterMetadata:
     def request_update(self) -> None:
         """Ask again, after the backoff: what is cached has proved wrong."""
         self._update_requested = True
+
+    def request_leader(self, topic: str) -> None:
+        """A partition of the wanted topic has no known leader: ask again, unless the response that is due first is the
+        first one about the topic. Such a response has all of the topic's partitions, and is not asked for twice."""
+        if topic in self.topics or not self._in_flight:
+            self._update_requested = True
 
     def next_request_at_ms(self, now_ms: int) -> int | None:
         """When a request is due; None while one is in flight, and where no topic is wanted."""
@@ -207,6 +222,7 @@ class ClusterMetadata:
                 self.version += 1
             return
         self.fatal_error = None
+        self._leaders.clear()
         read = read_metadata(response)
         self.brokers = read.brokers
         self.cluster_id = read.cluster_id
@@ -249,6 +265,7 @@ class ClusterMetadata:
             self._update_requested = True
             return
         log.info("no known broker is usable: metadata is fetched from the bootstrap servers again")
+        self._leaders.clear()
         self._use_bootstrap()
         self._in_flight = False
         self._attempts = 0

@@ -17,6 +17,8 @@ from kalda.client.core.serializers import Serialize, serializer_of, to_bytes
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
 
 log = logging.getLogger(__name__)
+_OVERHEAD = HEADER_SIZE + RECORD_OVERHEAD
+_new_tuple = tuple.__new__
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
 """Called once with where the record is, or with the error."""
@@ -109,16 +111,15 @@ class Outgoing:
 
     def prepare(self, record: ProducerRecord) -> Prepared:
         """Serialize. Raises `SerializationError`, and `RecordTooLarge`."""
-        key = self.key(record.topic, record.key)
-        value = self.value(record.topic, record.value)
-        tail = encode_headers(record.headers)
-        size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        topic = record.topic
+        key, value, tail = self.key(topic, record.key), self.value(topic, record.value), encode_headers(record.headers)
+        size = _OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         if size > self._max_bytes:
             raise RecordTooLarge(
                 f"the record is {size} bytes when serialized; max.request.size is {self._limits[0]} and buffer.memory "
                 f"is {self._limits[1]}"
             )
-        return Prepared(key, value, tail, size)
+        return _new_tuple(Prepared, (key, value, tail, size))
 
     def partition(self, record: ProducerRecord, prepared: Prepared, partitions: int) -> int | None:
         """The partition; None where the built-in sticky partitioner chooses it. Raises `ValueError` where a custom

@@ -16,6 +16,7 @@ Anything after `succeeded` is an error of this program.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ from kalda.records.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     advance_sequence,
-    write_header,
+    write_crc,
+    write_fields,
 )
 from kalda.records.builder import decode_section
 from kalda.records.compression import Compression, compress
@@ -69,53 +71,55 @@ class FinalState(Enum):
 
 
 class ProducerBatch(appending.Records):
-    """One batch. Invariant: where `is_done`, it has a final state, and the callbacks of its records were called."""
+    """One batch. Invariant: where `is_done`, it has a final state, and the callbacks of its records were called.
+
+    What is the same for every new batch is set in the class: a batch of one record costs less that way.
+    """
+
+    io: Any = None
+    """What a thread may run that waits for this batch; the accumulator's `io`."""
+    attempts = 0
+    backoff_ms = -1
+    """The pause before the next attempt; -1: not chosen yet."""
+    in_retry = False
+    """It was sent before, and is queued again."""
+    is_in_flight = False
+    """It is in a request: its memory may be read."""
+    is_tracked = False
+    """It is among the sender's batches whose order of reports is kept."""
+    leader_epoch = -1
+    """Of the leader to which it was sent last."""
+    leader_changed = False
+    """It is retried with another leader than before: no backoff."""
+    producer_id = NO_PRODUCER_ID
+    producer_epoch = NO_PRODUCER_EPOCH
+    base_sequence = NO_SEQUENCE
+    is_transactional = False
+    sequence_was_reset = False
+    sealed: memoryview | bytearray | None = None
+    """The bytes to send."""
+    _header_is_stale = True
+    order: tuple[int, ...] = ()
+    """The place among the batches of the partition, which a retry does not change. Parts of a split batch have its
+    order and one number more."""
+    final_state: FinalState | None = None
+    is_done = False
+    is_delivered = False
+    """The callbacks of its records have been taken."""
+    base_offset = -1
+    log_append_time_ms = -1
+    error: Exception | None = None
+    parts: Sequence[tuple[int, ProducerBatch]] = ()
+    """Where it was split: the index of the first record in each, and the batches."""
+    waiter: Any = None
+    """What the shell's callers wait on until it is done."""
 
     def __init__(self, topic_partition: TopicPartition, buffer: bytearray, limit: int, now_ms: int) -> None:
         super().__init__(buffer, limit)
         self.topic_partition = topic_partition
-        self.io: Any = None
-        """What a thread may run that waits for this batch; the accumulator's `io`."""
         self.buffer: bytearray | None = buffer
         """The pool's memory; None once it is given back."""
-        self.created_ms = now_ms
-        self.last_attempt_ms = now_ms
-        self.drained_ms = now_ms
-        self.attempts = 0
-        self.backoff_ms = -1
-        """The pause before the next attempt; -1: not chosen yet."""
-        self.in_retry = False
-        """It was sent before, and is queued again."""
-        self.is_in_flight = False
-        """It is in a request: its memory may be read."""
-        self.is_tracked = False
-        """It is among the sender's batches whose order of reports is kept."""
-        self.leader_epoch = -1
-        """Of the leader to which it was sent last."""
-        self.leader_changed = False
-        """It is retried with another leader than before: no backoff."""
-        self.producer_id = NO_PRODUCER_ID
-        self.producer_epoch = NO_PRODUCER_EPOCH
-        self.base_sequence = NO_SEQUENCE
-        self.is_transactional = False
-        self.sequence_was_reset = False
-        self.sealed: memoryview | bytearray | None = None
-        """The bytes to send."""
-        self._header_is_stale = True
-        self.order: tuple[int, ...] = ()
-        """The place among the batches of the partition, which a retry does not change. Parts of a split batch have its
-        order and one number more."""
-        self.final_state: FinalState | None = None
-        self.is_done = False
-        self.is_delivered = False
-        """The callbacks of its records have been taken."""
-        self.base_offset = -1
-        self.log_append_time_ms = -1
-        self.error: Exception | None = None
-        self.parts: list[tuple[int, ProducerBatch]] = []
-        """Where it was split: the index of the first record in each, and the batches."""
-        self.waiter: Any = None
-        """What the shell's callers wait on until it is done."""
+        self.created_ms = self.last_attempt_ms = self.drained_ms = now_ms
 
     # -- before it is sent
 
@@ -157,23 +161,14 @@ class ProducerBatch(appending.Records):
                 packed = bytearray(HEADER_SIZE)
                 packed += compress(codec, view[HEADER_SIZE:], level)
                 self.sealed = packed
+        sealed, count = self.sealed, self.count
+        size = len(sealed)
         attributes = codec | (TRANSACTIONAL_BIT if self.is_transactional else 0)
-        header = BatchHeader(
-            0,
-            len(self.sealed) - LOG_OVERHEAD,
-            NO_LEADER_EPOCH,
-            MAGIC,
-            0,
-            attributes,
-            self.count - 1,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        )
-        write_header(self.sealed, 0, header)
+        write_fields(
+            sealed, 0, 0, size - LOG_OVERHEAD, NO_LEADER_EPOCH, MAGIC, 0, attributes, count - 1, self.base_timestamp,
+            self.max_timestamp, self.producer_id, self.producer_epoch, self.base_sequence, count,
+        )  # fmt: skip
+        write_crc(sealed, 0, size)
         self._header_is_stale = False
 
     # -- when it is done
@@ -216,6 +211,7 @@ class ProducerBatch(appending.Records):
         )
         tickets = {ticket.index: ticket for ticket in self.tickets or ()}
         parts: list[ProducerBatch] = []
+        firsts: list[tuple[int, ProducerBatch]] = []
         for index, record in enumerate(decode_section(section, header)):
             tail = encode_headers(record.headers)
             ticket = tickets.get(index) or appending.Ticket()
@@ -227,14 +223,16 @@ class ProducerBatch(appending.Records):
                 room = max(max_bytes, HEADER_SIZE + size)
                 part = ProducerBatch(self.topic_partition, bytearray(room), max_bytes, self.created_ms)
                 part.buffer = None  # not the pool's
+                part.io = self.io
                 part.order = (*self.order, len(parts))
                 parts.append(part)
-                self.parts.append((index, part))
+                firsts.append((index, part))
                 put = part.put(record.timestamp, record.key, record.value, tail, ticket)
                 assert put, "the first record of a part fits"
             ticket.batch = part
         for part in parts:
             part.is_open = False
+        self.parts = firsts
         return parts
 
     def holder_of(self, index: int) -> tuple[ProducerBatch, int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.sensors import Counter, Gauge, Sensors, Tags
 from kalda.base.stats import MetricConfig, Rate
 from kalda.client.core.producer_batch import ProducerBatch
-from kalda.protocol.messages.produce import ProduceResponse
 
 if TYPE_CHECKING:
     from kalda.client.core.buffer_pool import BufferPool
@@ -17,6 +16,15 @@ GROUP = "producer-metrics"
 TOPIC_GROUP = "producer-topic-metrics"
 _SAMPLE_MS = 100
 """Rates and averages are fed that often: from the totals, and from one request and one response."""
+
+
+class Throttling(Protocol):
+    """A response with a throttle time."""
+
+    @property
+    def throttle_time_ms(self) -> int:
+        """How long the node asks for a pause."""
+        ...
 
 
 class _Average:
@@ -143,7 +151,8 @@ class ProducerMetrics:
             count, sealed = batch.count, batch.size_bytes
             records += count
             size += sealed
-            topic = self._topic(batch.topic_partition.topic)
+            name = batch.topic_partition.topic
+            topic = self._topics.get(name) or self._topic(name)
             topic.sends.value += count
             topic.bytes.value += sealed
         self._sends.value += records
@@ -169,7 +178,7 @@ class ProducerMetrics:
                 self._reported[total] = total.value
                 rate.record(grown, now_ms)
 
-    def on_response(self, node_id: int, latency_ms: int, response: ProduceResponse | None, now_ms: int) -> None:
+    def on_response(self, node_id: int, latency_ms: int, response: Throttling | None, now_ms: int) -> None:
         """A request has ended."""
         self.in_flight.value -= 1
         self._responses.value += 1

@@ -95,11 +95,11 @@ class Requests:
         connected to may have lost what it leads: the metadata is fetched again."""
         if self.connections.is_ready(node_id, self.now_ms):
             return True
-        if self._is_unreachable(node_id):
+        if self.is_unreachable(node_id):
             self.metadata.request_update()
         return False
 
-    def _is_unreachable(self, node_id: int) -> bool:
+    def is_unreachable(self, node_id: int) -> bool:
         """Whether the last attempt to connect has failed, and the next one waits."""
         retry_at_ms = self.connections.ready_at_ms(node_id, self.now_ms)
         return retry_at_ms is not None and retry_at_ms > self.now_ms and not self.connections.is_connected(node_id)
@@ -133,7 +133,7 @@ class Requests:
         if self.is_ready(node_id):
             self._find_failures = 0
             return node_id
-        if self._is_unreachable(node_id):
+        if self.is_unreachable(node_id):
             # No connection can be made: another broker may coordinate the group by now.
             self._find_failures += 1
             self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)

@@ -31,12 +31,14 @@ from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.client.core.accumulator import Accumulator
 from kalda.client.core.connections import Connections
 from kalda.client.core.idempotence import Idempotence
+from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import DeliveryAborted, DeliveryTimeout, RecordTooLarge
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.errors import ADVICE
 from kalda.client.metadata import Broker
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -87,6 +89,7 @@ class Sender:
         self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
         """Called with each batch that has failed: a transaction can only be aborted then."""
         self._next_check_ms: int | None = None
+        self._lone_batches = LoneBatches(config.transactional_id, config.acks, config.request_timeout_ms)
 
     # -- each turn
 
@@ -100,9 +103,10 @@ class Sender:
         ready = accumulator.ready(now_ms)
         for topic in ready.topics_without_leader:
             self._metadata.want(topic, now_ms)
-            self._metadata.request_update()
-        for batch in accumulator.expired(now_ms):
-            self._fail_expired(batch, now_ms)
+            self._metadata.request_leader(topic)
+        if ready.is_any_expired:
+            for batch in accumulator.expired(now_ms):
+                self._fail_expired(batch, now_ms)
         next_check_ms = ready.next_check_ms
         for node_id in ready.nodes:
             can_send = connections.is_ready(node_id, now_ms)
@@ -112,11 +116,12 @@ class Sender:
                 if at_ms is not None and (next_check_ms is None or at_ms < next_check_ms):
                     next_check_ms = at_ms
                 continue
-            while connections.is_ready(node_id, now_ms):
+            while can_send:
                 batches = accumulator.drain(node_id, now_ms)
                 if not batches:
                     break
                 self._send(node_id, batches, now_ms)
+                can_send = accumulator.has_queued and connections.is_ready(node_id, now_ms)
         accumulator.update_load()
         self._next_check_ms = next_check_ms
 
@@ -136,6 +141,11 @@ class Sender:
     # -- requests
 
     def _send(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
+        for batch in batches:
+            self._on_sending(batch)
+        self._metrics.on_request(batches, now_ms)
+        if len(batches) == 1 and self._send_lone(node_id, batches, now_ms):
+            return
         config = self._config
         by_topic: dict[str, TopicProduceData] = {}
         sent: dict[tuple[str | Uuid, int], ProducerBatch] = {}
@@ -151,20 +161,12 @@ class Sender:
             assert batch.sealed is not None, "drained batches are sealed"
             data.partition_data.append(PartitionProduceData(index=index, records=batch.sealed))
             sent[name, index] = sent[data.topic_id, index] = batch
-            batch.is_in_flight = True
-            if not batch.is_tracked:
-                batch.is_tracked = True
-                self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
-            self._in_flight[batch] = None
-            if config.keeps_order_by_muting:
-                self._accumulator.mute(batch.topic_partition, True)
         request = ProduceRequest(
             transactional_id=config.transactional_id,
             acks=config.acks,
             timeout_ms=config.request_timeout_ms,
             topic_data=list(by_topic.values()),
         )
-        self._metrics.on_request(batches, now_ms)
 
         def on_done(response: ProduceResponse | None, error: ApiError | None) -> None:
             self._on_done(node_id, batches, sent, response, error, now_ms)
@@ -177,6 +179,53 @@ class Sender:
             max_version=self._max_version(has_ids),
             expects_response=config.acks != 0,
         )
+
+    def _on_sending(self, batch: ProducerBatch) -> None:
+        batch.is_in_flight = True
+        if not batch.is_tracked:
+            batch.is_tracked = True
+            self._unreported.setdefault(batch.topic_partition, deque()).append(batch)
+        self._in_flight[batch] = None
+        if self._config.keeps_order_by_muting:
+            self._accumulator.mute(batch.topic_partition, True)
+
+    def _send_lone(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
+        """Send the only batch of a request in fewer steps. False: `_send` has to do it, as for the first request on a
+        connection."""
+        batch = batches[0]
+        partition = batch.topic_partition
+        topic = self._metadata.topics.get(partition.topic)
+        if topic is None or self._config.acks == 0:
+            return False
+        max_version = self._max_version(topic.topic_id != ZERO_UUID)
+        version = self._connections.chosen_version(node_id, ApiKey.PRODUCE, max_version)
+        if version is None or version < FIRST_VERSION:
+            return False
+        lone = self._lone_batches.of(partition, topic.topic_id, version)
+
+        def on_done(response: Acknowledged | ProduceResponse | None, error: ApiError | None) -> None:
+            if isinstance(response, Acknowledged):
+                self._on_acknowledged(node_id, batch, response, now_ms)
+            else:
+                index = partition.partition
+                sent: dict[tuple[str | Uuid, int], ProducerBatch]
+                sent = {(partition.topic, index): batch, (topic.topic_id, index): batch}
+                self._on_done(node_id, batches, sent, response, error, now_ms)
+
+        assert batch.sealed is not None, "drained batches are sealed"
+        body = lone.body(batch.sealed)
+        self._connections.send_encoded(node_id, ApiKey.PRODUCE, version, body, now_ms, on_done, lone.read)
+        return True
+
+    def _on_acknowledged(self, node_id: int, batch: ProducerBatch, response: Acknowledged, sent_ms: int) -> None:
+        """The only batch of a request was written."""
+        now_ms = max(sent_ms, self._now_ms())
+        batch.is_in_flight = False
+        self._in_flight.pop(batch, None)
+        self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
+        if self._config.keeps_order_by_muting:
+            self._accumulator.mute(batch.topic_partition, False)
+        self._succeed(batch, response.base_offset, response.log_append_time_ms)
 
     def _max_version(self, has_topic_ids: bool) -> int | None:
         version = None if self._idempotence is None else self._idempotence.max_produce_version
