@@ -3,9 +3,12 @@
 A topic of 100 B values is written, and dropped from the page cache. A live producer sends a record every few
 milliseconds to another topic, and a consumer reads them. In each round their times are taken without a load, and then
 while Spark (`local[1]`, so that a core is left for the node) reads the cold topic again and again. Apache Kafka is
-beside it, read by the same source.
+beside it, read by the same source. Spark works on the same cores as the nodes and the clients, so the times are also
+taken while it makes as many rows without a node: what the load does to the cores, and not to the node.
 
-    python bench/bulk_loads.py [--alone] [--rows 3000000] [--seconds 10] [--rounds 2]
+    python bench/bulk_loads.py [--alone] [--nice 19] [--rows 3000000] [--seconds 10] [--rounds 2]
+
+`--nice` (only as root) lowers the priority of Spark, as if it had cores of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import threading
 import time
 from statistics import median
 
+from harness.ceiling import register_ceiling
 from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.sparks import fill, rounded, session
@@ -27,6 +31,7 @@ from pyspark.sql import SparkSession
 from kalda import Consumer, Producer
 
 COLD, LIVE = "cold", "live"
+LOAD, ROWS = "beside a load", "beside rows without a node"
 _EVERY_S = 0.004
 _WARM_S = 3.0
 
@@ -78,22 +83,24 @@ def live(node: Node, seconds: float) -> tuple[list[float], list[float]]:
 
 
 class BulkLoad:
-    """Spark reads the cold topic again and again, in a thread."""
+    """Spark reads the cold topic again and again, in a thread; without a node, rows that are made in memory."""
 
-    def __init__(self, spark: SparkSession, node: Node) -> None:
+    def __init__(self, spark: SparkSession, node: Node | None, rows: int) -> None:
         self._spark = spark
         self._node = node
+        self._rows = rows
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.reads = 0
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            drop_from_cache(self._node)
-            reader = self._spark.read.format("kalda").option("subscribe", COLD)
-            frame = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self._node.port}").load()
-            frame.selectExpr("sum(length(value))").collect()
-            self.reads += 1
+            if self._node is None:
+                reader = self._spark.read.format("ceiling").option("rows", self._rows).option("partitions", 2)
+            else:
+                drop_from_cache(self._node)
+                reader = self._spark.read.format("kalda").option("subscribe", COLD)
+                reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self._node.port}")
+            reader.load().selectExpr("sum(length(value))").collect()
 
     def __enter__(self) -> BulkLoad:
         self._thread.start()
@@ -105,9 +112,21 @@ class BulkLoad:
         self._thread.join()
 
 
+def add(figures: Figures, name: str, times: dict[str, tuple[list[float], list[float]]]) -> None:
+    """`times`: of acknowledgements and of consumption, by what ran beside them."""
+    for index, what in enumerate(("acknowledged", "consumed")):
+        for beside, found in times.items():
+            figures.add(Figure(f"{what}, p50, {beside}", "ms", True), name, median(found[index]))
+            figures.add(Figure(f"{what}, p99, {beside}", "ms", True), name, p99(found[index]))
+        for beside in (LOAD, ROWS):
+            ratio = p99(times[beside][index]) / p99(times["without"][index])
+            figures.add(Figure(f"{what}, p99 {beside} over without", "times", True), name, ratio)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    parser.add_argument("--nice", type=int, default=0, help="the niceness of Spark")
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=2)
@@ -120,21 +139,19 @@ def main() -> None:
             node.start()
             fill(node, COLD, rounded(options.rows), 2)
             node.create_topics([LIVE])
+        os.setpriority(os.PRIO_PROCESS, 0, options.nice)
         spark = session(master="local[1]")
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        register_ceiling(spark)
         for number in range(-1, options.rounds):
             for node in nodes if number % 2 == 0 else reversed(nodes):
                 seconds = 2.0 if number < 0 else options.seconds
-                quiet = live(node, seconds)
-                with BulkLoad(spark, node) as load:
-                    loaded = live(node, seconds)
-                if number < 0 or not load.reads:
-                    continue
-                for what, before, during in zip(("acknowledged", "consumed"), quiet, loaded, strict=True):
-                    for name, of in (("p50", median), ("p99", p99)):
-                        figures.add(Figure(f"{what}, {name}, without", "ms", True), node.name, of(before))
-                        figures.add(Figure(f"{what}, {name}, beside a load", "ms", True), node.name, of(during))
-                    ratio = p99(during) / p99(before)
-                    figures.add(Figure(f"{what}, p99 beside a load over without", "times", True), node.name, ratio)
+                times = {"without": live(node, seconds)}
+                for beside, source in ((LOAD, node), (ROWS, None)):
+                    with BulkLoad(spark, source, rounded(options.rows)):
+                        times[beside] = live(node, seconds)
+                if number >= 0:
+                    add(figures, node.name, times)
         figures.show([node.name for node in nodes])
         print(f"\nsaved to {figures.save('bulk_loads')}")
         spark.stop()

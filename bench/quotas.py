@@ -1,10 +1,12 @@
 """Whether clients with a quota get the rate of that quota: real clients, one node, three times its windows.
 
-    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka] [--peer]
+    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka,java]
+                           [--only produce|consume] [--system kalda|kafka]
 
 Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
 id. Printed is the rate of the bytes of its records over the quota, when its first bursts are over. The quota counts
-whole requests and responses, so the ratio is a little below 1. `--peer` measures Apache Kafka in turn.
+whole requests and responses, so the ratio is a little below 1. The Java clients are those of Apache Kafka's own
+performance tests. All rates of one client and direction are measured at the same time.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import argparse
 import asyncio
 import contextlib
 import os
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 
 from harness.nodes import Node
-from harness.systems import KALDA, systems
+from harness.systems import KALDA, apache_kafka, java_command
 
 from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
@@ -160,10 +165,47 @@ def consume_aiokafka(address: str, topic: str, client_id: str, meter: Meter) -> 
     asyncio.run(run())
 
 
+def produce_java(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    sent = ("--topic", topic, "--num-records", "100000000", "--record-size", str(len(_RECORD)), "--throughput", "-1")
+    config = (f"bootstrap.servers={address}", f"client.id={client_id}", "batch.size=100000", "buffer.memory=4194304")
+    command = [*java_command("org.apache.kafka.tools.ProducerPerformance", "256M"), *sent, "--producer-props", *config]
+    reader = Consumer({"bootstrap.servers": address, "group.id": "reader"})
+    seen = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while meter.add(0) and process.poll() is None:
+            time.sleep(0.1)
+            _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), 10)
+            meter.add((end - seen) * len(_RECORD))
+            seen = end
+        process.kill()
+    reader.close()
+
+
+def consume_java(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    with tempfile.NamedTemporaryFile("w") as config:
+        config.write(f"client.id={client_id}\nmax.partition.fetch.bytes=262144\n")
+        config.flush()
+        read = ("--bootstrap-server", address, "--topic", topic, "--num-records", "100000000", "--group", client_id)
+        shown = ("--show-detailed-stats", "--hide-header", "--reporting-interval", "100", "--timeout", "120000")
+        command = [*java_command("org.apache.kafka.tools.ConsumerPerformance", "256M"), *read, *shown]
+        limits = ("--fetch-size", "262144", "--command-config", config.name)
+        with subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True) as process:
+            seen = 0
+            for line in process.stdout or ():
+                total = int(line.split(",")[4])
+                if not meter.add((total - seen) * len(_RECORD)):
+                    break
+                seen = total
+            process.kill()
+
+
 CLIENTS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     "librdkafka": (produce_librdkafka, consume_librdkafka),
     "kafka-python": (produce_kafka_python, consume_kafka_python),
     "aiokafka": (produce_aiokafka, consume_aiokafka),
+    "java": (produce_java, consume_java),
 }
 
 
@@ -181,27 +223,34 @@ def fill(address: str, topic: str, size: int) -> None:
 
 def measure(node: Node, names: list[str], rates: list[float], seconds: float, only: str) -> None:
     address = f"127.0.0.1:{node.port}"
+
+    def run(name: str, direction: int, rate: float) -> None:
+        client_id = f"{name}-{rate:g}-{direction}"
+        meter = Meter(seconds)
+        CLIENTS[name][direction](address, "full" if direction else client_id, client_id, meter)
+        print(
+            f"{node.name:14} {name:13} {'consume' if direction else 'produce'} "
+            f"{rate:5.1f} MB/s: {meter.rate() / rate / 1e6:.3f}",
+            flush=True,
+        )
+
     with ClusterClient(address) as cluster:
         node.create_topics(["full"])
-        fill(address, "full", int(max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)))
+        if only != "produce":
+            fill(address, "full", int(max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)))
         for name in names:
-            for rate in rates:
-                for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
-                    if not key.startswith(only):
-                        continue
-                    client_id = f"{name}-{rate:g}-{direction}"
-                    alter_quotas(cluster, {"client-id": client_id}, {key: rate * 1e6})
-                    topic = "full"
+            for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
+                if not key.startswith(only):
+                    continue
+                for rate in rates:
+                    alter_quotas(cluster, {"client-id": f"{name}-{rate:g}-{direction}"}, {key: rate * 1e6})
                     if not direction:
-                        topic = client_id
-                        node.create_topics([topic])
-                    meter = Meter(seconds)
-                    CLIENTS[name][direction](address, topic, client_id, meter)
-                    print(
-                        f"{node.name:14} {name:13} {'produce' if not direction else 'consume'} "
-                        f"{rate:5.1f} MB/s: {meter.rate() / rate / 1e6:.3f}",
-                        flush=True,
-                    )
+                        node.create_topics([f"{name}-{rate:g}-{direction}"])
+                threads = [threading.Thread(target=run, args=(name, direction, rate)) for rate in rates]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
 
 
 def main() -> None:
@@ -210,16 +259,18 @@ def main() -> None:
     parser.add_argument("--rates", default="1,5,20", help="MB/s")
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--only", choices=("produce", "consume"), default="", help="producers or consumers")
-    parser.add_argument("--peer", action="store_true", help="measure Apache Kafka too")
-    arguments = parser.parse_args()
-    rates = [float(rate) for rate in arguments.rates.split(",")]
-    for system in systems("1G", alone=not arguments.peer) if arguments.peer else [KALDA]:
-        node = Node(system)
-        try:
-            node.start()
-            measure(node, arguments.clients.split(","), rates, arguments.seconds, arguments.only)
-        finally:
-            node.close()
+    parser.add_argument("--system", choices=("kalda", "kafka"), default="kalda")
+    given = parser.parse_args()
+    rates = [float(rate) for rate in given.rates.split(",")]
+    system = KALDA if given.system == "kalda" else apache_kafka("1G")
+    if system is None:
+        raise SystemExit(1)
+    node = Node(system)
+    try:
+        node.start()
+        measure(node, given.clients.split(","), rates, given.seconds, given.only)
+    finally:
+        node.close()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What security costs: TLS, logins, an authorizer, beside Apache Kafka; and what slow handshakes cost others.
+"""What security costs: TLS and logins, beside Apache Kafka; and what slow handshakes cost others.
 
-    python bench/security.py [--rounds 3] [--only tls,handshakes,logins,authorizer,slow] [--alone]
+    python bench/security.py [--rounds 3] [--only tls,handshakes,logins,slow] [--alone]
 
 - tls: librdkafka produces and consumes 1 KB over TLS
 - handshakes: `openssl s_time`, two at once, a new session each time
 - logins: connections with SCRAM-SHA-256 that are made one after the other, without TLS
-- authorizer: CPU of a node for a produce request, by a node with an authorizer beside one without; with 10,000 ACLs
 - slow: round trips of a client while 990 others are in a handshake that one or the other continues by a few bytes
 """
 
@@ -25,14 +24,12 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 
 from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.systems import KALDA, System, systems
 
-from kalda.client.admin.access import alter_users, create_acls
-from kalda.client.admin.cluster_plans import Acl
+from kalda.client.admin.access import alter_users
 from kalda.client.cluster import ClusterClient
 from kalda.metadata.scram import ScramMechanism
 from kalda.metadata.scram_arguments import salted_password
@@ -40,13 +37,10 @@ from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.security import ScramCredentialUpsertion
-from kalda.records.builder import build_batch
 from kalda.security.certificates import Authority
 from kalda.security.jaas import SCRAM_MODULE
 
-_STANDARD = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
 _RECORD = os.urandom(1_000)
 _RECORDS = 100_000
 
@@ -55,7 +49,6 @@ CONSUME = Figure("TLS consume 1 KB", "MB/s", scale=1e-6)
 HANDSHAKES = Figure("handshakes", "/s")
 LOGINS = Figure("connections with SCRAM-SHA-256", "/s")
 LOGIN_CPU = Figure("CPU of the node for one", "ms", less_is_better=True, scale=1e3)
-CPU = Figure("CPU of a produce request", "us", less_is_better=True, scale=1e6)
 ROUND_TRIP = Figure("round trip p99", "us", less_is_better=True, scale=1e6)
 
 
@@ -153,74 +146,6 @@ def logins(node: SecureNode, figures: Figures, count: int = 200) -> None:
     figures.add(LOGIN_CPU, node.name, (node.cpu_s() - cpu) / count)
 
 
-def compare_authorizers(rounds: int, turns: int = 6) -> None:
-    """Nodes of Kalda only: without an authorizer, with one, with one and 10,000 ACLs. The speed of the machine changes
-    by more than what an authorizer costs, and so does that of one process from another: each round starts new nodes,
-    which take short turns, and the best turn of each counts."""
-    settings = _STANDARD + "allow.everyone.if.no.acl.found=true\n"
-    kinds = {"without": "", "authorizer": settings, "10,000 ACLs": settings}
-    figures = Figures()
-    for _ in range(rounds):
-        nodes = {name: Node(KALDA, keys) for name, keys in kinds.items()}
-        best = dict.fromkeys(nodes, 1.0)
-        try:
-            for name, node in nodes.items():
-                node.start()
-                node.create_topics(["t"])
-                if name != "without":
-                    load_acls(node, 10_000 if name == "10,000 ACLs" else 0)
-                produce_cost(node)  # the first turn is slower
-            for _ in range(turns):
-                for name, node in nodes.items():
-                    best[name] = min(best[name], produce_cost(node))
-        finally:
-            for node in nodes.values():
-                node.close()
-        for name, cost in best.items():
-            figures.add(CPU, name, cost)
-    figures.show(list(kinds))
-    base = figures.samples[CPU]["without"]
-    for name in ("authorizer", "10,000 ACLs"):
-        shares = [cost / before for cost, before in zip(figures.samples[CPU][name], base, strict=True)]
-        print(f"{name}: {100 * (median(shares) - 1):+.1f} %, the median of {rounds} rounds")
-
-
-def load_acls(node: Node, count: int) -> None:
-    """One by which the client may write, and others: for topics and prefixes, of 500 users."""
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
-        create_acls(cluster, [Acl(2, "t", 3, "User:ANONYMOUS", "*", 4, 3)])
-        for start in range(0, count, 1_000):
-            names = [(f"topic-{each}", 3 + each % 2, f"User:user-{each % 500}") for each in range(start, start + 1_000)]
-            create_acls(cluster, [Acl(2, name, pattern, user, "*", 3, 3) for name, pattern, user in names])
-
-
-def cpu_s(node: Node) -> float:
-    """CPU seconds of the node's threads, to the nanosecond."""
-    assert node.process is not None
-    threads = Path(f"/proc/{node.process.pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
-
-
-def produce_cost(node: Node, requests: int = 5_000) -> float:
-    """CPU seconds of the node for one pipelined produce request of one batch of 100 B."""
-    batch = build_batch([(0, None, os.urandom(100), ())])
-    request = ProduceRequest(
-        acks=1,
-        timeout_ms=10_000,
-        topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])],
-    )
-    with BlockingConnection("127.0.0.1", node.port) as connection:
-        waiting = [connection.send(request, 9) for _ in range(20)]
-        cpu = cpu_s(node)
-        for _ in range(requests):
-            connection.receive(waiting.pop(0))
-            waiting.append(connection.send(request, 9))
-        spent = cpu_s(node) - cpu
-        for each in waiting:
-            connection.receive(each)
-    return spent / requests
-
-
 def slow(node: SecureNode, figures: Figures) -> None:
     """Two figures of one node: quiet, then while 1,000 handshakes are begun."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -263,7 +188,7 @@ MEASURES: dict[str, Callable[[SecureNode, Figures], None]] = {"tls": tls, "hands
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="tls,handshakes,logins,authorizer,slow")
+    parser.add_argument("--only", default="tls,handshakes,logins,slow")
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
@@ -273,8 +198,6 @@ def main() -> None:
         if any(each in MEASURES for each in chosen):
             named = [each for each in chosen if each in MEASURES]
             beside(systems("1G", alone=arguments.alone), named, arguments.rounds)
-        if "authorizer" in chosen:
-            compare_authorizers(arguments.rounds)
         if "slow" in chosen:
             figures, node = Figures(), SecureNode(KALDA)
             try:

@@ -3,7 +3,8 @@
 A topic of records with 100 B values is written once, straight from Arrow columns. Each round reads it with both, one
 after the other: into an aggregate, into an aggregate with only the value read, into Parquet, as JSON into windows, and
 as a stream with Trigger.AvailableNow; and it writes as many rows with both, and exactly once with Kalda's, beside the
-at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch.
+at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch. A
+stream of one record every few milliseconds gives the time from a send until `foreachBatch` has the record.
 Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda
 is measured.
 
@@ -26,32 +27,25 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
-import pyarrow as pa
 from harness import systems
+from harness.ceiling import register_ceiling
 from harness.figures import HERE, Figure, Figures
 from harness.nodes import Node
 from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
 
 from kalda import Producer
-from kalda.spark.source import COLUMNS
 
-TOPIC, SMALL, WRITTEN = "rows", "small", "written"
+TOPIC, SMALL, WRITTEN, LIVE = "rows", "small", "written", "live"
 SMALL_BATCHES = 10
+LIVE_S, LIVE_EVERY_S = 8.0, 0.005
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
 PYSPARK = "4.2.0"
@@ -73,66 +67,12 @@ def connector_jars() -> list[Path]:
 
 
 def fill_small(node: Node) -> None:
-    """100 partitions, with a row in each for every small batch; and a topic to write to."""
+    """100 partitions, with a row in each for every small batch; and topics to write to."""
     node.create_topics([SMALL], 100)
-    node.create_topics([WRITTEN], 4)
+    node.create_topics([WRITTEN, LIVE], 4)
     with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
         for index in range(100 * SMALL_BATCHES):
             producer.send(SMALL, b"x" * VALUE_BYTES, partition=index % 100)
-
-
-class CeilingSource(DataSource):
-    """Rows like those that `fill` writes, without a broker, in record batches as large as the reader's."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "ceiling"
-
-    def schema(self) -> StructType:
-        return COLUMNS
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return CeilingReader(schema.names, int(self.options["rows"]), int(self.options["partitions"]))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return CeilingWriter()
-
-
-class CeilingWriter(DataSourceArrowWriter):
-    """Takes rows as Kalda's writer does, and drops them."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
-
-
-class CeilingReader(DataSourceReader):
-    def __init__(self, columns: list[str], rows: int, partitions: int) -> None:
-        self.columns = columns
-        self.rows = rows
-        self.count = partitions
-
-    def partitions(self) -> Sequence[InputPartition]:
-        edges = [self.rows * index // self.count for index in range(self.count + 1)]
-        return [InputPartition(edges[index + 1] - edges[index]) for index in range(self.count)]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        from kalda.client.columns import TYPES, SparkColumns
-        from kalda.client.core.fetching import Taken
-        from kalda.records.builder import build_batch
-
-        values = os.urandom(VALUE_BYTES * 10_000)
-        rows = [
-            (1_700_000_000_000, None, values[at : at + VALUE_BYTES], ()) for at in range(0, len(values), VALUE_BYTES)
-        ]
-        buffer = b"".join(build_batch(rows, base_offset=10_000 * index) for index in range(3))
-        columns = SparkColumns(pa.schema([(name, TYPES[name]) for name in self.columns]))
-        (batch,) = columns.of(Taken(TOPIC, 0, memoryview(buffer), 0, None, None))
-        left = partition.value
-        while left > 0:
-            yield batch.slice(0, min(left, batch.num_rows))
-            left -= batch.num_rows
 
 
 class Work:
@@ -187,14 +127,48 @@ class Work:
         if sum(seen) != self.rows:
             raise SystemExit(f"{self.rows} rows were streamed as {seen}")
 
-    def small_batches(self, source: str) -> None:
-        """`SMALL_BATCHES` micro-batches over 100 partitions with few rows."""
+    def small_batches(self, source: str) -> float:
+        """The milliseconds of one of `SMALL_BATCHES` micro-batches over 100 partitions with few rows, the start of the
+        query included."""
+        began = time.perf_counter()
         self._until_end(source, SMALL, 100, lambda frame: frame.write.format("noop").mode("append").save())
+        return (time.perf_counter() - began) * 1000 / SMALL_BATCHES
+
+    def live(self, source: str) -> float:
+        """The median of the milliseconds from a send until `foreachBatch` has collected the record, in batches that
+        follow each other without a pause."""
+        times: list[float] = []
+        begun = threading.Event()
+
+        def collect(frame: DataFrame, _number: int) -> None:
+            rows = frame.select("value").collect()
+            now_ns = time.time_ns()
+            times.extend((now_ns - int(row.value)) / 1e6 for row in rows)
+            begun.set()
+
+        reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", LIVE)
+        stream = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}").load()
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = stream.writeStream.foreachBatch(collect).option("checkpointLocation", checkpoint).start()
+            with Producer({"bootstrap.servers": f"127.0.0.1:{self.node.port}", "linger.ms": 0}) as producer:
+                for is_counted in (False, True):
+                    until_s = time.monotonic() + LIVE_S / (1 if is_counted else 2)
+                    while time.monotonic() < until_s or not begun.is_set():
+                        producer.send(LIVE, b"%d" % time.time_ns())
+                        time.sleep(LIVE_EVERY_S)
+                    if not is_counted:
+                        times.clear()
+            query.stop()
+        return median(times)
 
     def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> None:
-        reader = self.spark.readStream.format(FORMATS[source]).option("subscribe", topic)
-        reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
-        stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", limit).load()
+        reader = self.spark.readStream.format(FORMATS[source])
+        if source == CEILING:
+            reader = reader.option("rows", self.rows).option("partitions", self.partitions)
+        else:
+            reader = reader.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}").option("subscribe", topic)
+            reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", limit)
+        stream = reader.load()
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = stream.writeStream.foreachBatch(lambda frame, _number: do(frame)).trigger(availableNow=True)
             writer.option("checkpointLocation", checkpoint).start().awaitTermination()
@@ -215,18 +189,12 @@ class Work:
         writer.save()
 
 
-def measure(work: Callable[[str], None], source: str, node: Node) -> tuple[float, float, float]:
-    """Returns the seconds, the CPU seconds of Spark, and the CPU seconds of the node."""
-    of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
-    work(source)
-    return time.perf_counter() - began, cpu_s(with_node=False) - of_spark, node.cpu_s() - of_node
-
-
 class Task(NamedTuple):
     """A measured query."""
 
     title: str
-    do: Callable[[str], None]
+    do: Callable[[str], float | None]
+    """Returns milliseconds where these are the figure, instead of the rows a second."""
     rows: int
     sources: Sequence[str]
 
@@ -236,12 +204,13 @@ def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
     return {
         "aggregate": Task("into an aggregate", work.aggregate, rows, [*sources, CEILING]),
         "value": Task("only values, into an aggregate", work.aggregate_value, rows, [*sources, CEILING]),
-        "parquet": Task("into Parquet", work.parquet, rows, sources),
-        "windows": Task("JSON into windows", work.windows, rows, sources),
-        "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, sources),
+        "parquet": Task("into Parquet", work.parquet, rows, [*sources, CEILING]),
+        "windows": Task("JSON into windows", work.windows, rows, [*sources, CEILING]),
+        "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, [*sources, CEILING]),
         "write": Task("written", work.write, half, [*sources, CEILING]),
         "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
         "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
+        "live": Task("from a send to foreachBatch, p50", work.live, 0, sources),
     }
 
 
@@ -249,11 +218,14 @@ def measure_round(tasks: Iterable[Task], node: Node, figures: Figures, number: i
     """Each task with each source; negative rounds warm the JVM up, and are not counted."""
     for task in tasks:
         for source in task.sources if number % 2 == 0 else reversed(task.sources):
-            seconds, of_spark, of_node = measure(task.do, source, node)
+            of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
+            milliseconds = task.do(source)
+            seconds = time.perf_counter() - began
+            of_node, of_spark = node.cpu_s() - of_node, cpu_s(with_node=False) - of_spark
             if number < 0:
                 continue
-            if not task.rows:
-                figures.add(Figure(task.title, "ms", True), source, seconds / SMALL_BATCHES * 1000)
+            if milliseconds is not None:
+                figures.add(Figure(task.title, "ms", True), source, milliseconds)
                 continue
             figures.add(Figure(task.title, "M rows/s"), source, task.rows / seconds / 1e6)
             for part, used in (("Spark", of_spark), ("the node", of_node)):
@@ -266,7 +238,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
-    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small")
+    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small,live")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1
@@ -282,7 +254,7 @@ def main() -> None:
         fill(node, TOPIC, rows, options.partitions)
         fill_small(node)
         spark = session(jars)
-        spark.dataSource.register(CeilingSource)
+        register_ceiling(spark)
         tasks = tasks_of(Work(spark, node, rows, options.partitions), sources)
         chosen = [tasks[name] for name in (options.only.split(",") if options.only else tasks)]
         figures = Figures()

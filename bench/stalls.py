@@ -6,6 +6,11 @@ the first was answered, and how much the memory of the node grew meanwhile: in M
 an honest request, a Produce of as many bytes. Memory that the node has freed and kept does not count as growth.
 
     python bench/stalls.py [--items 200000] [--only PRODUCE]
+
+With `--heavy`, the requests that are heavy because of what the node holds: 15,000 partitions, 10,000 groups and ACLs,
+20,000 quotas, 100,000 transactional ids.
+
+    python bench/stalls.py --heavy [--only groups acls]
 """
 
 from __future__ import annotations
@@ -14,10 +19,11 @@ import argparse
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import psutil
+from harness.heavy_state import PROPERTIES, heavy_requests
 from harness.nodes import Node
 from harness.systems import KALDA
 from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
@@ -27,11 +33,16 @@ from kalda.network.blocking import BlockingConnection
 from kalda.network.calls import Call, choose_version, frame_request
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from kalda.protocol.notation import Request
+from kalda.protocol.notation import Request, Response
 from kalda.records.builder import build_batch
 
 _ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
 _LARGEST_BATCH = 1_000_000
+_WINDOW = 200
+
+
+_LAST_WITH_NAMES = {ApiKey.PRODUCE: 12, ApiKey.FETCH: 12, ApiKey.OFFSET_COMMIT: 9, ApiKey.OFFSET_FETCH: 9}
+"""Later versions name topics by ids, which these requests lack."""
 
 
 class Measured(NamedTuple):
@@ -66,11 +77,17 @@ class _Pings(threading.Thread):
                 self.most_bytes = max(self.most_bytes, self._node.memory_info().rss)
 
 
+def version_with_names(request: Request, connection: BlockingConnection) -> int:
+    """The highest version in which topics are named."""
+    highest = choose_version(request, None, connection.versions)
+    return min(highest, _LAST_WITH_NAMES.get(ApiKey(request.API_KEY), highest))
+
+
 def measure(port: int, node: psutil.Process, request: Request) -> Measured:
     """Send a request while another client asks."""
     with BlockingConnection("127.0.0.1", port, timeout_ms=120_000) as connection:
         # Encoded before the other client begins: both are in this process, and so share its interpreter.
-        version = choose_version(request, None, connection.versions)
+        version = version_with_names(request, connection)
         frame = b"".join(frame_request(Call(request.API_KEY, version, 1), request, "stalls"))
         before = node.memory_info().rss
         pings = _Pings(port, node)
@@ -106,17 +123,43 @@ def announced(port: int) -> Iterator[tuple[ApiKey, int]]:
                 yield ApiKey(key), min(highest, API[ApiKey(key)].highest)
 
 
+def _sent(port: int, requests: Sequence[Request]) -> list[Response]:
+    """The responses of requests of one class that are sent `_WINDOW` at a time."""
+    responses: list[Response] = []
+    with BlockingConnection("127.0.0.1", port, timeout_ms=120_000) as connection:
+        version = version_with_names(requests[0], connection)
+        for start in range(0, len(requests), _WINDOW):
+            calls = [connection.send(request, version) for request in requests[start : start + _WINDOW]]
+            responses += [connection.receive(call) for call in calls]
+    return responses
+
+
+def measure_heavy(node: Node, process: psutil.Process, only: Sequence[str]) -> None:
+    """Print what heavy requests do, one after the other."""
+    print(f"{'request':<40}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}  answer")
+    for name, request in heavy_requests(lambda requests: _sent(node.port, requests), only):
+        done = measure(node.port, process, request)
+        print(
+            f"{name:<40}{done.took_s:>11.2f}{done.longest_s * 1000:>18.0f}{done.grown_mb:>12.1f}  {done.outcome}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="*", default=[3_900, 50_000, 200_000])
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
     options = parser.parse_args()
-    node = Node(KALDA)
+    node = Node(KALDA, PROPERTIES if options.heavy else "")
     try:
         node.start()
         node.create_topics([TOPIC], PARTITIONS)
         assert node.process is not None
         process = psutil.Process(node.process.pid)
+        if options.heavy:
+            measure_heavy(node, process, options.only)
+            return
         head = f"{'listener':<11}{'request':<34}{'items':>8}{'answer, s':>11}{'longest wait, ms':>18}"
         print(f"{head}{'memory, MB':>12}{'of honest':>11}  answer")
         for listener, port in (("broker", node.port), ("controller", node.controller_port)):

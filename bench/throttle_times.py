@@ -4,8 +4,8 @@
 
 Both nodes run at the same time. To each, eight clients send the same requests in the same rhythm: Produce requests of
 2.5 to 50 KB, one after the other, twenty a second at most; eight others fetch as much. Each has a quota of half of
-that, and waits where it is muted. Printed are the quantiles of the throttle times of all answers that had one, and what
-share of the answers that was.
+that, and waits where it is muted. Printed are the quantiles of the throttle times of all answers that had one, with
+their standard errors (clients drawn again, with repetition), and what share of the answers that was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from statistics import mean, stdev
 from typing import Any
 
 from harness.nodes import Node
@@ -37,7 +38,9 @@ _LEAST, _MOST = 2_500, 50_000
 """Bytes of a batch."""
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _VERSION = {"produce": 9, "fetch": 11}
-Times = dict[tuple[str, str], list[int]]
+_DRAWN = 200
+Times = dict[tuple[str, str], list[list[int]]]
+"""By system and kind of requests: of each client, the throttle times of its answers."""
 
 
 def produces(seed: int) -> Callable[[], Request]:
@@ -77,7 +80,7 @@ def run(node: Node, kind: str, number: int, seconds: float, times: Times) -> Non
         time.sleep(max(0.0, due - now))
         due = max(due + _PERIOD_S, time.monotonic())
         answer: Any = connection.request(make(), _VERSION[kind])
-        times[node.name, kind].append(answer.throttle_time_ms)
+        times[node.name, kind][number].append(answer.throttle_time_ms)
     connection.close()
 
 
@@ -100,13 +103,26 @@ def prepare(node: Node, clients: int) -> None:
     time.sleep(1.0)  # both have applied the quotas
 
 
+def quantiles(clients: list[list[int]]) -> list[int]:
+    """Of the throttle times of all answers that had one."""
+    throttled = sorted(each for client in clients for each in client if each)
+    return [throttled[int(len(throttled) * quantile)] for quantile in _QUANTILES]
+
+
 def show(times: Times) -> None:
-    for (name, kind), found in times.items():
-        throttled = sorted(each for each in found if each)
-        quantiles = [throttled[int(len(throttled) * quantile)] for quantile in _QUANTILES] if throttled else []
-        shown = ", ".join(f"p{int(at * 100)} {value}" for at, value in zip(_QUANTILES, quantiles, strict=False))
-        share, mean = len(throttled) / max(1, len(found)), sum(throttled) / max(1, len(throttled))
-        print(f"{name:14} {kind:8} {len(found):5} answers, {share:.2f} with a pause: mean {mean:.0f} ms, {shown}")
+    drawing = random.Random(1)
+    for (name, kind), clients in times.items():
+        drawn = [quantiles(drawing.choices(clients, k=len(clients))) for _ in range(_DRAWN)]
+        shown = ", ".join(
+            f"p{int(at * 100)} {value} ± {stdev(column):.1f}"
+            for at, value, column in zip(_QUANTILES, quantiles(clients), zip(*drawn, strict=True), strict=True)
+        )
+        found = [each for client in clients for each in client]
+        throttled = [each for each in found if each]
+        print(
+            f"{name:14} {kind:8} {len(found):5} answers, {len(throttled) / len(found):.3f} with a pause: "
+            f"mean {mean(throttled):.0f} ms, {shown}"
+        )
 
 
 def main() -> None:
@@ -121,7 +137,7 @@ def main() -> None:
         for node in nodes:
             stack.callback(node.close)
             prepare(node, given.clients)
-            times |= {(node.name, kind): [] for kind in _VERSION}
+            times |= {(node.name, kind): [[] for _ in range(given.clients)] for kind in _VERSION}
         threads = [
             threading.Thread(target=run, args=(node, kind, number, given.seconds, times))
             for node in nodes

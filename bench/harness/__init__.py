@@ -9,5 +9,6 @@
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
 - `worst_requests`: what a client can send that makes a node work longest, for each API
 - `sparks`: a Spark session, and a topic for it to read
+- `ceiling`: a data source for Spark without a broker
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

@@ -39,20 +39,23 @@ KALDA = System("Kalda", (*_KALDA, "storage", "format"), (*_KALDA, "server"))
 
 def apache_kafka(heap: str) -> System | None:
     """Apache Kafka from its published jars, with the collector that its scripts choose; None where it cannot run."""
-    jars = _kafka_jars()
-    if jars is None:
+    if _kafka_jars() is None:
         print("Apache Kafka is not measured: it needs Java 17 and Maven, or KALDA_KAFKA_JARS", file=sys.stderr)
         return None
+    formatter = (*java_command("kafka.tools.StorageTool", "256M"), "format")
+    return System("Apache Kafka", formatter, java_command("kafka.Kafka", heap))
 
-    def java(heap: str) -> Sequence[str]:
-        return (
-            "java", f"-Xmx{heap}", f"-Xms{heap}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
-            "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={_BENCH / 'peer' / 'log4j2.xml'}",
-            "-cp", f"{jars}/*",
-        )  # fmt: skip
 
-    formatter = (*java("256M"), "kafka.tools.StorageTool", "format")
-    return System("Apache Kafka", formatter, (*java(heap), "kafka.Kafka"))
+def java_command(main_class: str, heap: str) -> Sequence[str]:
+    """How a class of Apache Kafka's jars is run. Raises `SystemExit` where there are no jars."""
+    jars = _kafka_jars()
+    if jars is None:
+        raise SystemExit("Apache Kafka's classes need Java 17 and Maven, or KALDA_KAFKA_JARS")
+    return (
+        "java", f"-Xmx{heap}", f"-Xms{heap}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+        "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={_BENCH / 'peer' / 'log4j2.xml'}",
+        "-cp", f"{jars}/*", main_class,
+    )  # fmt: skip
 
 
 def systems(heap: str, *, alone: bool) -> list[System]:

@@ -1,15 +1,20 @@
 """A streaming job in a process of its own, which a test kills: `python crashing_job.py SERVERS CHECKPOINT MODE`.
 
-It copies the topic `in` to the topic `out`. MODE is `once` (exactly-once sink), `plain` or `foreach` (rows and offsets
-in an SQLite file beside the checkpoint).
+It copies the topic `in` to the topic `out`. MODE is `once` (exactly-once sink) or `plain`; with `foreach`, rows and
+offsets are in an SQLite file beside the checkpoint; with `load`, rows are in a lake at the checkpoint's place.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from typing import Any
 
+from kalda.pipeline.lake import Lake
+from kalda.pipeline.load import LoadSettings, load
+from kalda.pipeline.running import Progress
+from kalda.pipeline.session import prepare
 from kalda.spark import offset_ranges, session
 
 
@@ -23,6 +28,13 @@ def main() -> None:
         spark_driver_bindAddress="127.0.0.1",
         spark_driver_host="127.0.0.1",
     )
+    if mode == "load":
+        prepare(spark)
+        options = {"kafka.bootstrap.servers": servers, "kafka.isolation.level": "read_committed"}
+        wanted = LoadSettings(("in",), options, rows_a_batch=2_000, follow=True, every="0 seconds")
+        print("started", flush=True)
+        load(spark, Lake(checkpoint), wanted, _report)
+        return
     stream = (
         spark.readStream.format("kalda")
         .option("kafka.bootstrap.servers", servers)
@@ -45,6 +57,12 @@ def main() -> None:
         if progress is not None:
             print("batch", progress.batchId, flush=True)
     query.awaitTermination()
+
+
+def _report(progress: Progress) -> None:
+    if progress.batches:
+        print("batch", progress.batches, flush=True)
+    time.sleep(1)  # as often as the other modes
 
 
 def _store(file: str, frame: Any) -> None:

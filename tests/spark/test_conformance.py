@@ -1,8 +1,9 @@
 """Scenarios of Spark's own Kafka suites (relation, micro-batch source, data loss, sink), restated: the same topics read
 and written by `format("kalda")` and, where its jars are, by `format("kafka")`, with the same answers.
 
-What Spark does not let a Python source do is not among them: `save()` without a mode, column pruning, metrics of a
-source in the progress (`avgOffsetsBehindLatest`), continuous mode. A misspelt option is refused here and ignored there.
+What Spark does not let a Python source do is not among them: `save()` without a mode, the output mode `update`, column
+pruning, metrics of a source in the progress (`avgOffsetsBehindLatest`), continuous mode. A misspelt option is refused
+here and ignored there.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ def test_declarative_pipelines(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(SOURCES)}
     settings = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false"]
-    command = [str(home / "bin" / "spark-pipelines"), "run", "--spec", str(specification), "--master", "local[2]"]
+    settings.append("spark.sql.catalogImplementation=hive")  # the second run finds the tables of the first
+    command = [str(home / "bin" / "spark-pipelines"), "run", "--spec", str(specification), "--remote", "local[2]"]
     for setting in settings:
         command += ["--conf", setting]
     with filled() as cluster:

@@ -123,6 +123,10 @@ class SampledStat:
         assert config.window_ms > 0, "a window has a length"
         assert config.samples > 0, "a sampled stat has a sample"
         self._config = config
+        self._forget()
+
+    def _forget(self) -> None:
+        """What follows from config and samples has to be found anew."""
         self._drop_ms = 0
 
     def record(self, value: float, now_ms: int) -> None:
@@ -142,9 +146,11 @@ class SampledStat:
         """Forget the samples where none counts any more: what is recorded next is measured as if they were kept. False
         where one counts."""
         age_ms = self._config.samples * self._config.window_ms
-        if any(now_ms - sample.last_event_ms < age_ms for sample in self._samples):
-            return False
-        self._samples, self._current, self._drop_ms = _NONE, 0, 0
+        for sample in self._samples:  # one that a reader has emptied has no values, however young it is
+            if now_ms - sample.last_event_ms < age_ms and (sample.events or sample.value != self.INITIAL):
+                return False
+        self._samples, self._current = _NONE, 0
+        self._forget()
         return True
 
     def _update(self, sample: Sample, value: float) -> None:
@@ -256,54 +262,54 @@ class Min(SampledStat):
 class Rate(WindowedSum):
     """What was recorded, a second."""
 
-    __slots__ = ("_at_most",)
+    __slots__ = ("_free", "_free_until_ms")
 
     def __init__(self, config: MetricConfig | None = None) -> None:
         super().__init__(config)
-        self._at_most = 0.0
-        """The sum of the samples is not larger: it is that of the last `total`, and all that was added since."""
+        self._free: float
+        """So much more may be recorded before `_free_until_ms`, and the rate is surely within the quota of the config.
+        Until then no sample becomes too old to count, and values are recorded in the current sample."""
+        self._free_until_ms: int
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._free, self._free_until_ms = 0.0, 0
 
     def record(self, value: float, now_ms: int) -> None:
         """Count `value` at this moment."""
         samples = self._samples
         if not samples or now_ms - (sample := samples[self._current]).start_ms >= self._config.window_ms:
             sample = self._sample(now_ms)
-            self._at_most = inf  # a sample may have been used again, and what it held may have been negative
+            self._free_until_ms = 0
         sample.value += value
         sample.last_event_ms = now_ms
-        self._at_most += value if value > 0 else 0.0
+        self._free -= value
 
-    def record_within(self, value: float, bound: float, now_ms: int) -> bool:
-        """`record`, then `is_within`: one call, as each request of a limited client makes it."""
-        samples, config = self._samples, self._config
-        if samples and now_ms < self._drop_ms:
-            sample = samples[self._current]
-            if now_ms - sample.start_ms < config.window_ms:
-                sample.value += value
-                sample.last_event_ms = now_ms
-                if value > 0:
-                    self._at_most += value
-                if self._at_most * 1000.0 <= bound * (config.samples - 1) * config.window_ms * _SURELY_BELOW:
-                    return True
-                return self.is_within(bound, now_ms)
+    def record_freely(self, value: float, now_ms: int) -> bool:
+        """Count `value` where the rate is surely within the quota of the config with it; otherwise nothing is counted,
+        and False is returned. This is what most requests of a limited client cost."""
+        if now_ms >= self._free_until_ms or value > self._free:
+            return False
+        self._free -= value
+        sample = self._samples[self._current]
+        sample.value += value
+        sample.last_event_ms = now_ms
+        return True
+
+    def record_within(self, value: float, now_ms: int) -> bool:
+        """Count `value`, and return whether the rate is within the quota of the config."""
         self.record(value, now_ms)
-        return self.is_within(bound, now_ms)
+        config = self._config
+        assert config.quota is not None, "the rate has a quota"
+        bound, total = config.quota.bound, self.total(now_ms)
+        # The divisor of the rate is `samples - 1` windows at least.
+        self._free = bound * (config.samples - 1) * config.window_ms / 1000.0 * _SURELY_BELOW - total
+        self._free_until_ms = min(self._drop_ms, self._samples[self._current].start_ms + config.window_ms)
+        return self._free >= 0 or total / (self.window_size_ms(now_ms) / 1000.0) <= bound
 
     def total(self, now_ms: int) -> float:
         """The sum of the samples that count."""
-        total = self._at_most = super().measure(now_ms)
-        return total
-
-    def release_memory(self, now_ms: int) -> bool:
-        """Forget the samples where none counts any more."""
-        if not super().release_memory(now_ms):
-            return False
-        self._at_most = 0.0
-        return True
-
-    def _drop_old(self, now_ms: int) -> None:
-        super()._drop_old(now_ms)
-        self._at_most = inf
+        return super().measure(now_ms)
 
     def window_size_ms(self, now_ms: int) -> int:
         """The time by which the sum is divided; a quota computes from it how long a client is to pause."""
@@ -321,16 +327,8 @@ class Rate(WindowedSum):
         return self.total(now_ms) / (self.window_size_ms(now_ms) / 1000.0)
 
     def is_within(self, bound: float, now_ms: int) -> bool:
-        """Whether the rate is at most `bound`. Equal to `measure(now_ms) <= bound`, and faster where it is far below:
-        the rate's divisor is `samples - 1` windows at least."""
-        config = self._config
-        surely = bound * (config.samples - 1) * config.window_ms * _SURELY_BELOW
-        if now_ms < self._drop_ms and self._at_most * 1000.0 <= surely:
-            return True
-        total = self.total(now_ms)
-        if total * 1000.0 <= surely:
-            return True
-        return total / (self.window_size_ms(now_ms) / 1000.0) <= bound
+        """Whether the rate is at most `bound`."""
+        return self.measure(now_ms) <= bound
 
 
 _SURELY_BELOW = 1 - 1e-9
@@ -357,10 +355,6 @@ class SimpleRate(Rate):
         if now_ms >= self._drop_ms:
             self._drop_old(now_ms)
         return max(now_ms - self._oldest_ms(now_ms), self._config.window_ms)
-
-    def is_within(self, bound: float, now_ms: int) -> bool:
-        """Whether the rate is at most `bound`."""
-        return self.measure(now_ms) <= bound
 
 
 class CumulativeSum:

@@ -14,6 +14,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
 - `pipeline.py`: from a frame to an answer, through the stages of the API's row
 - `charging.py`: the stage of the pipeline that charges answers to quotas
+- `charging_at_once.py`: the same for Produce and Fetch that wait for nothing
 - `throttling.py`: which quotas a request counts against, by how much
 - `quotas.py`: a node's client quotas, fed by the metadata
 - `authorizing.py`: a node's authorizer, fed by the metadata
@@ -41,6 +42,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `controller_channel.py`: requests to the active controller, on whichever node it is
 - `controller_registration.py`: registers this node's controller with the active one
 - `raft_driver.py`, `raft_channel.py`: the quorum's machine on disk and network
+- `raft_times.py`: latencies and rates of the metadata log
 - `raft_listeners.py`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up.py`: a controller that is far behind is made from the loader's image
 - `lifecycle.py`: registration, heartbeats, controlled shutdown, as a machine

@@ -2,11 +2,12 @@
 
 A route has this stage only while a quota is in use that counts its requests; without quotas a request costs nothing.
 The throttle decides for how long the client pauses. The answer still leaves at once, with that time where its version
-has the field, and the connection is muted at the same moment (KIP-219). A row with `throttled` is charged by the size
-of its encoded answer; where the client has to pause, it gets the answer of `throttled` instead, which has no records.
+has the field, and the connection is muted at the same moment (KIP-219). An answer is encoded before it is charged,
+because a Fetch is charged by its size and any request by the time that it takes. Where the client has to pause it is
+encoded again, of a row with `throttled` the response of that, which has no records.
 
 While the time of requests is a quota, a `Stopwatch` runs while a request holds the event loop: from its decoding to its
-answer, without the time for which it waits. Encoding follows the decision, so its time counts for the next one.
+encoded answer, without the time for which it waits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Generator
 from struct import pack_into, unpack_from
 from typing import Any, TypeVar, cast
 
+from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produce
 from kalda.broker.context import Encoded, RequestContext, Stopwatch
 from kalda.broker.rows import QuotaClass, Row, Throttle
 from kalda.network.connection import AtTurn, Buffer
@@ -38,10 +40,11 @@ class Charge:
         "_encode",
         "_encode_again",
         "_has_throttle_time",
+        "_header_bytes",
+        "_quota_of_bytes",
         "_throttle",
         "_throttle_time_at",
         "_waits_alone",
-        "charges_at_once",
         "is_timed",
         "row",
     )
@@ -65,15 +68,16 @@ class Charge:
         """Whether the next request of the connection is served after the answer, which the controller makes."""
         self.is_timed = throttle.measures_time
         """Whether a stopwatch runs for the requests of this route."""
-        self.charges_at_once = not self.is_timed and row.throttled is None and not self._waits_alone
-        """Whether `handler` charges responses that wait for nothing; they must not be passed to `answer` then."""
+        self._quota_of_bytes = throttle.quota_of_bytes(row.quota)
+        """The only quota that requests count against; None where there are others."""
         response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
         self._has_throttle_time = any(each.name == _THROTTLE_TIME for each in layout.fields + layout.tagged)
+        self._header_bytes = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
         self._throttle_time_at = -1
         """Where an encoded answer has its throttle time; -1 where it is not the first field."""
         if layout.fields and layout.fields[0].name == _THROTTLE_TIME:
-            self._throttle_time_at = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
+            self._throttle_time_at = self._header_bytes
 
     # -- before the answer is known
 
@@ -91,11 +95,9 @@ class Charge:
 
         return decode_timed
 
-    def handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
+    def handler(self, handler: Handler) -> Handler:
         """`handler` with what the throttle does before it."""
         throttle, quota = self._throttle, self.row.quota
-        if self.charges_at_once:
-            return self._charging_handler(handler)
         if self._waits_alone:
             # The pause is known when the controller has answered. The next request waits for it, as in Kafka, where a
             # connection has one request at a time; all that were sent at once would escape the pause otherwise.
@@ -118,22 +120,25 @@ class Charge:
             return fetch
         return handler
 
-    def _charging_handler(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[[RequestContext, Any], Any]:
-        """`handler`, whose response is charged where it needs no wait: without the calls of `answer`, since most
-        requests of a limited client are answered so."""
-        quota, response = self.row.quota, response_class(self.row.key)
-        charge = self._throttle.charge_at_once(quota)
+    @property
+    def returned_at_once(self) -> type | None:
+        """What `handler_at_once` returns of a charged response: itself, or the buffers that it was encoded into. None
+        where there is no `handler_at_once`."""
+        if self._quota_of_bytes is None:
+            return None
+        return response_class(self.row.key) if self.row.throttled is None else list
 
-        def handle(context: RequestContext, request: Request) -> Any:
-            reply = handler(context, request)
-            if type(reply) is response:
-                pause_ms = charge(context, quota, request, reply, 0, 0)
-                if pause_ms > 0:
-                    self._set_throttle_time(reply, pause_ms)
-                    self._mute(context, pause_ms)
-            return reply
-
-        return handle
+    def handler_at_once(self, handler: Handler) -> Handler:
+        """`handler` with what the throttle does before it; a response that waits for nothing is charged already when it
+        is returned, and must not be passed to `answer`."""
+        if self._quota_of_bytes is None:
+            return self.handler(handler)
+        quotas, now_ms = self._quota_of_bytes, self._throttle.now_ms
+        if self.row.quota is QuotaClass.PRODUCE:
+            return charged_produce(handler, quotas, now_ms, self._paused)
+        return charged_fetch(
+            handler, quotas, now_ms, self._paused, self._encode, self._encode_again, self._header_bytes - _HEADER
+        )
 
     def pause_time(self, context: RequestContext) -> None:
         """The request waits from now on."""
@@ -175,30 +180,17 @@ class Charge:
         if isinstance(reply, Encoded):
             return self._encoded(context, request, reply)
         correlation_id = context.header.correlation_id
-        if self.row.throttled is None:
-            reply = self.charge(context, request, reply)
-            return self._timed_encode(context, correlation_id, reply)
         buffers = self._encode(correlation_id, reply)
         pause_ms = self._decide(context, request, reply, sum(map(len, buffers)), 0)
         if pause_ms:
-            reply = self.row.throttled(request, reply)
-            self._set_throttle_time(reply, pause_ms)
-            buffers = self._encode_again(correlation_id, reply)
+            buffers = self._encode_again(correlation_id, self._throttled(request, reply, pause_ms))
         return buffers
 
-    def charge(self, context: RequestContext, request: Request, reply: Response) -> Response:
-        """Charge an answer that is encoded afterwards."""
-        pause_ms = self._decide(context, request, reply, 0, 0)
-        if pause_ms:
-            self._set_throttle_time(reply, pause_ms)
-        return reply
-
     def charge_part(self, context: RequestContext, request: Request, reply: Response | Encoded | None) -> None:
-        """Charge the answer to a request that was handled in parts."""
-        if isinstance(reply, Response):
-            self.charge(context, request, reply)
-        else:
-            self._decide(context, request, reply, 0, 0)
+        """Charge the answer to a request that was handled in parts; it is encoded afterwards."""
+        pause_ms = self._decide(context, request, reply, 0, 0)
+        if pause_ms and isinstance(reply, Response):
+            self._set_throttle_time(reply, pause_ms)
 
     def _encoded(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer] | AtTurn:
         if isinstance(reply.buffers, AtTurn):
@@ -227,14 +219,6 @@ class Charge:
         pack_into(">i", changed, at, pause_ms)
         return [changed, *buffers[1:]]
 
-    def _timed_encode(self, context: RequestContext, correlation_id: int, reply: Response) -> list[Buffer]:
-        if not self.is_timed:
-            return self._encode(correlation_id, reply)
-        began_ns = self._throttle.now_ns()
-        buffers = self._encode(correlation_id, reply)
-        self._throttle.charge_encoding(context, self.row.quota, self._throttle.now_ns() - began_ns)
-        return buffers
-
     def _decide(
         self, context: RequestContext, request: Request, reply: Response | Encoded | None, size: int, known_ms: int
     ) -> int:
@@ -251,6 +235,18 @@ class Charge:
         if context.forwarded_by is None:
             context.connection.mute(pause_ms)
             self._throttle.note_pause(self.row.key, pause_ms)
+
+    def _paused(self, context: RequestContext, request: Request, reply: Response, pause_ms: int) -> Response:
+        """Mute the client; what it gets in place of the response."""
+        self._mute(context, pause_ms)
+        return self._throttled(request, reply, pause_ms)
+
+    def _throttled(self, request: Request, reply: Response, pause_ms: int) -> Response:
+        """What a client that pauses gets in place of the response."""
+        if self.row.throttled is not None:
+            reply = self.row.throttled(request, reply)
+        self._set_throttle_time(reply, pause_ms)
+        return reply
 
     def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
         if self._has_throttle_time:

@@ -20,8 +20,6 @@ from kalda.protocol.notation import Request, Response, shallow_copy
 Q = TypeVar("Q", bound=Request)
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Stage = Callable[[Handler], Handler]
-_MAX_CONNECTIONS = 10_000
-_MAX_NAMES = 100
 Failed = Callable[[Any, int, ApiError], Response | None]
 
 
@@ -34,37 +32,6 @@ def own_name(item: Any) -> str | None:
 def itself(item: str) -> str | None:
     """An item that is a name."""
     return item
-
-
-class _AllowedBefore:
-    """What one stage has allowed on each connection, at one version of the authorizer: the same client repeats the same
-    request. Requests in envelopes are not kept, as their connection is that of a broker."""
-
-    def __init__(self) -> None:
-        self._version: int | None = None
-        """The authorizer's, when the entries were made; None before the first. Never negative."""
-        self._names: dict[int, set[str]] = {}
-        """Resources by the connection's id, which no later connection has."""
-
-    def has(self, context: RequestContext, name: str) -> bool:
-        """Whether the caller was allowed on this resource, and is still."""
-        authorizer = context.authorizer
-        if authorizer is None or authorizer.version != self._version or context.forwarded_by is not None:
-            return False
-        names = self._names.get(context.connection.id)
-        return names is not None and name in names
-
-    def add(self, context: RequestContext, name: str) -> None:
-        """The caller was allowed."""
-        authorizer = context.authorizer
-        if authorizer is None or authorizer.version < 0 or context.forwarded_by is not None:
-            return
-        if authorizer.version != self._version or len(self._names) >= _MAX_CONNECTIONS:
-            self._version = authorizer.version
-            self._names = {}
-        names = self._names.setdefault(context.connection.id, set())
-        if len(names) < _MAX_NAMES:
-            names.add(name)
 
 
 def _one(item: Any) -> int:
@@ -91,27 +58,15 @@ class Items(NamedTuple):
     def stage(self, handler: Handler) -> Handler:
         """`handler`, which gets what is allowed."""
         need, failed, asked, answered, name_of, references, handles_none = self
-        allowed_before = _AllowedBefore() if isinstance(need, Need) else None
 
         def check_then_handle(context: RequestContext, request: Any) -> Reply[Any]:
             needed = need if isinstance(need, Need) else need(context, request)
-            items: Sequence[Any] = getattr(request, asked)
-            if needed is None or not items:
+            if needed is None:
                 return handler(context, request)
-            if len(items) == 1:
-                name = name_of(items[0])
-                if name is None or (allowed_before is not None and allowed_before.has(context, name)):
-                    return handler(context, request)
-                if needed.holds(context, name, references(items[0])):
-                    if allowed_before is not None:
-                        allowed_before.add(context, name)
-                    return handler(context, request)
-                refused = frozenset((name,))
-            else:
-                found = needed.refused(context, _counted(items, name_of, references))
-                if found is None:
-                    return handler(context, request)
-                refused = found
+            items: Sequence[Any] = getattr(request, asked)
+            refused = needed.refused(context, _counted(items, name_of, references))
+            if refused is None:
+                return handler(context, request)
             allowed, refusals = _parted(request, asked, items, lambda item: name_of(item) in refused)
             refusal = failed(refusals, context.api_version, ApiError(needed.error))
             reply = handler(context, allowed) if getattr(allowed, asked) or handles_none else None

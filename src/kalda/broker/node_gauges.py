@@ -9,7 +9,10 @@ from kalda.base.clock import Clock
 from kalda.base.durations import quantile_sensors
 from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors, counted
 from kalda.broker.quorum_side import QuorumSide
+from kalda.broker.raft_times import RAFT
 from kalda.metadata.image import MetadataImage
+from kalda.raft.leader import LeaderRole
+from kalda.raft.roles import Role
 
 if TYPE_CHECKING:
     from kalda.controller.quorum_controller import QuorumController
@@ -18,7 +21,6 @@ CONTROLLER = "kafka.controller:type=KafkaController"
 STATS = "kafka.controller:type=ControllerStats"
 EVENTS = "kafka.controller:type=ControllerEventManager"
 LOADER = "kafka.server:type=MetadataLoader"
-RAFT = "kafka.server:type=raft-metrics"
 
 
 def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> None:
@@ -49,8 +51,11 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
             "log-end-offset": lambda: raft.machine.log.end_offset,
             "log-end-epoch": lambda: raft.machine.log.last_epoch,
             "number-of-voters": lambda: len(list(raft.machine.voters.ids)),
+            "number-of-observers": lambda: _observers(raft.machine.role),
+            "uncommitted-voter-change": lambda: _changes_voters(raft.machine.role),
         },
     )
+    sensors.add_source(raft.times.sensors)
     _add(
         sensors,
         "kafka.server:type=broker-metadata-metrics",
@@ -66,6 +71,16 @@ def _voted(role: object) -> int:
     """The candidate that this node has voted for in its epoch; -1 where there is none."""
     voted = getattr(role, "voted", None)
     return -1 if voted is None else int(voted.id)
+
+
+def _observers(role: Role) -> int:
+    """As the leader counts them; 0 elsewhere."""
+    return len(role.observers) if isinstance(role, LeaderRole) else 0
+
+
+def _changes_voters(role: Role) -> bool:
+    """Whether this node, as the leader, has a change of the voters that is not committed."""
+    return isinstance(role, LeaderRole) and role.pending_change is not None
 
 
 def _lag_ms(image: MetadataImage, clock: Clock) -> float:
@@ -117,8 +132,9 @@ def add_controller_gauges(
             (SensorName(STATS, "ElectionFromEligibleLeaderReplicasPerSec"), counted(elected.elections_of_eligible)),
         )
     )
-    events = controller.event_times.durations
-    sensors.add_source(lambda: quantile_sensors(EVENTS, "EventQueueProcessingTimeMs", NO_TAGS, events))
+    events = controller.event_times
+    sensors.add_source(lambda: quantile_sensors(EVENTS, "EventQueueTimeMs", NO_TAGS, events.queued))
+    sensors.add_source(lambda: quantile_sensors(EVENTS, "EventQueueProcessingTimeMs", NO_TAGS, events.durations))
 
 
 def _heartbeats(controller: QuorumController, clock: Clock) -> Iterator[tuple[SensorName, Measurable]]:

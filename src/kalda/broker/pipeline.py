@@ -35,8 +35,13 @@ from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
 from kalda.protocol.decoder import TooManyElements
-from kalda.protocol.error_codes import Counts, counting_encoder
-from kalda.protocol.framing import decode_request_header, encode_response, response_encoder
+from kalda.protocol.encoder import ErrorCounts
+from kalda.protocol.framing import (
+    counting_response_encoder,
+    decode_request_header,
+    encode_response,
+    response_encoder,
+)
 from kalda.protocol.notation import Request, Response
 
 log = logging.getLogger("kalda.requests")
@@ -52,7 +57,7 @@ class Served:
     __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
 
     def __init__(
-        self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: Counts | None
+        self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: ErrorCounts | None
     ) -> None:
         """`requests` counts those of this version, over all routes that it has had, `errors` the error codes of their
         responses but NONE; None where nothing reads it."""
@@ -61,21 +66,22 @@ class Served:
         self.row = row
         self.name = API[row.key].name
         encode = response_encoder(response, version)
-        self.encode = encode if errors is None else counting_encoder(response, version, encode, errors)
+        self.encode = encode if errors is None else counting_response_encoder(response, version, errors)
         """A response's frame, given its correlation id."""
         self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode)
         """The charge stage; None where the route has none."""
         self.is_charged = self.charge is not None
         self.at_once: type[Response] = _Charged if self.is_charged else response
         """The class of the settled replies that are only encoded. On a charged route no reply is of it."""
-        self.returned_at_once = response if self.charge is not None and self.charge.charges_at_once else self.at_once
+        charged = None if self.charge is None else self.charge.returned_at_once
+        self.returned_at_once: type = self.at_once if charged is None else charged
         """The class of the replies of the handler that are only encoded: as `at_once`, and those that it charges."""
 
 
-Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type[Response], Callable[..., list[Buffer]], Served]
+Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type, Callable[..., list[Buffer]], Served]
 """How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
-elements of a request that is not large, and `returned_at_once` and `encode` of `Served`. A plain tuple: a subclass of
-it is unpacked more slowly."""
+elements of a request that is not large, `returned_at_once` of `Served`, and the encoder of those replies. A plain
+tuple: a subclass of it is unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -111,7 +117,7 @@ class RequestPipeline:
             for row in self._rows.values()
         }
         self._routes: dict[tuple[int, ...], Route] = {}
-        self.errors: dict[int, Counts] | None = None
+        self.errors: dict[int, ErrorCounts] | None = None
         """Error codes in responses so far, by API key and code; None where they are not counted, which is decided
         before the first request."""
         self.requests: dict[tuple[int, int], Counter] = {}
@@ -154,7 +160,7 @@ class RequestPipeline:
             return self._later(served, context, request, reply)
         if isinstance(reply, GeneratorType):
             return self._in_steps(served, context, request, reply)
-        return self._known(served, context, request, cast(Known[Response], reply))
+        return self._known(served, context, request, cast("Known[Response]", reply))
 
     def renew_routes(self) -> None:
         """Decide anew which routes are charged, with the next request of each: other quotas are in use."""
@@ -181,18 +187,19 @@ class RequestPipeline:
         throttle = self._throttle
         requests = self.requests.setdefault((row.key, version), Counter())
         charged = throttle is not None and throttle.applies_to(row.quota)
-        errors = None if self.errors is None else self.errors.setdefault(row.key, Counts(int))
+        errors = None if self.errors is None else self.errors.setdefault(row.key, ErrorCounts(int))
         found = Served(row, version, throttle if charged else None, requests, errors)
         decode = decoder(request_class(row.key), version)
         if found.charge is not None and found.charge.is_timed:
             decode = found.charge.timed_decode(decode, lambda: self.handling)
-        handler, limit = self._handler_of(row, found.charge), small_elements(row.key)
-        route = self._routes[header[:2]] = (handler, decode, limit, found.returned_at_once, found.encode, found)
+        handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
+        handler, limit = self._behind_checks(row, handler), small_elements(row.key)
+        encode = _encoded_already if found.returned_at_once is list else found.encode
+        route = self._routes[header[:2]] = (handler, decode, limit, found.returned_at_once, encode, found)
         return route
 
-    def _handler_of(self, row: Row, charge: Charge | None) -> Handler:
-        """The row's handler, behind the stages that come before it."""
-        handler = row.handler if charge is None else charge.handler(row.handler)
+    def _behind_checks(self, row: Row, handler: Handler) -> Handler:
+        """The row's handler, behind its authorization."""
         if self._authorizer is None:
             return handler
         if row.authorize is Authorization.UNCHECKED:
@@ -292,10 +299,9 @@ class RequestPipeline:
             context.connection.answer_alone()
         if served.charge is not None:
             served.charge.pause_time(context)
-        # The request is charged once, when its parts are joined.
-        charge = None if served.charge is None or served.charge.charges_at_once else served.charge
-        handler = self._handler_of(served.row, charge)
-        return self._large_requests.answer(served.row, handler, context, _Stages(self, served))
+        row = served.row  # the request is charged once, when its parts are joined
+        handler = self._behind_checks(row, row.handler if served.charge is None else served.charge.handler(row.handler))
+        return self._large_requests.answer(row, handler, context, _Stages(self, served))
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection
@@ -318,6 +324,11 @@ class RequestPipeline:
         """The answer to a request whose response could not be made or encoded."""
         response = self._failed(served, context, request, as_api_error(fault))
         return [] if response is None else served.encode(context.header.correlation_id, response)
+
+
+def _encoded_already(correlation_id: int, buffers: list[Buffer]) -> list[Buffer]:
+    """The encoder of replies that are encoded when they are charged."""
+    return buffers
 
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:

@@ -148,6 +148,8 @@ class QuorumSide:
         self._timers = timers
         self._timer: Timer | None = None
         """Set for the controller's next deadline."""
+        self._due_ms = 0
+        """That deadline."""
         self._host = host
         self._is_writing_snapshot = False
         """At most one snapshot is being written."""
@@ -300,9 +302,15 @@ class QuorumSide:
         deadline_ms = self.controller.poll(now_ms)
         self._disarm()
         if deadline_ms is not None:
-            self._timer = self._timers.call_later_ms(max(1, deadline_ms - now_ms), self.arm)
+            self._due_ms = max(now_ms + 1, deadline_ms)
+            self._timer = self._timers.call_later_ms(self._due_ms - now_ms, self._on_due)
         for probe in probes:
             self._prober.start(probe)
+
+    def _on_due(self) -> None:
+        assert self.controller is not None
+        self.controller.event_times.queued.add_us((self._clock.mono_ms() - self._due_ms) * 1000)
+        self.arm()
 
     def _disarm(self) -> None:
         if self._timer is not None:

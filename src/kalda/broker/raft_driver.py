@@ -33,6 +33,7 @@ from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.turn import Turn
 from kalda.broker.raft_listeners import LeaderAndEpoch, RaftListeners
+from kalda.broker.raft_times import RaftTimes
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.record_framing import VersionedRecord
@@ -119,6 +120,7 @@ class RaftDriver:
             leader_high_watermark=lambda: self.machine.leader_high_watermark,
             on_fatal=self._fail,
         )
+        self.times = RaftTimes()
         self._logged_role = self.machine.role
         """The role to which the last transition was logged."""
         self._effects: deque[fx.Effect] = deque()
@@ -351,6 +353,7 @@ class RaftDriver:
         role, before = self.machine.role, self._logged_role
         if role is not before:
             self._logged_role = role
+            self.times.on_role(role, self._clock.mono_ms())
             _LOG.info(
                 "[RaftManager id=%s] Completed transition to %s(epoch=%d, leaderId=%s) from %s(epoch=%d, leaderId=%s)",
                 self.config.local.id,
@@ -414,9 +417,12 @@ class RaftDriver:
                 assert isinstance(payload, _EncodedBatch)
                 self.log.append(payload.data, epoch)
                 self.listeners.appended.add(payload.decoded)
+                decoded = payload.decoded
+                self.times.on_append(decoded.last_offset, len(decoded.records), self._clock.mono_ms())
             case fx.AppendControls(first, epoch, records):
                 self._append_controls(first, epoch, records)
-            case fx.AppendFetched(_, end_offset, records):
+            case fx.AppendFetched(first, end_offset, records):
+                self.times.on_fetched(end_offset - first, self._clock.mono_ms())
                 self.log.append_fetched(records, end_offset, self.machine.epoch)  # type: ignore[arg-type]
             case fx.TruncateLog(offset):
                 self.listeners.appended.clear()
@@ -429,6 +435,7 @@ class RaftDriver:
             case fx.SendReply(token, reply):
                 self._reply(token, reply)
             case fx.SetHighWatermark(offset):
+                self.times.on_commit(offset, self._clock.mono_ms())
                 self.listeners.commit(offset)
                 self.log.log.update_high_watermark(offset)
             case fx.LeaderChanged(leader_id, epoch):

@@ -27,7 +27,7 @@ from kalda.broker.context import RequestContext
 from kalda.broker.pipeline import RequestPipeline
 from kalda.network.connection import Answer, Connection
 from kalda.protocol.apis import API
-from kalda.protocol.error_codes import Counts
+from kalda.protocol.encoder import ErrorCounts
 
 GROUP: Final = "kafka.network:type=RequestMetrics"
 EVERY: Final = 17
@@ -133,12 +133,12 @@ class RequestMetrics:
                 for quantile, value in zip(QUANTILES, quantiles_ms(counts), strict=False):
                     yield SensorName(GROUP, name, (tag, ("quantile", str(quantile)))), _value(value)
 
-    def _errors(self) -> dict[int, Counts]:
+    def _errors(self) -> dict[int, ErrorCounts]:
         """Error codes of all responses so far, by API."""
-        found: dict[int, Counts] = {}
+        found: dict[int, ErrorCounts] = {}
         for pipeline in self._pipelines:
             for api_key, codes in list((pipeline.errors or {}).items()):
-                sums = found.setdefault(api_key, Counts(int))
+                sums = found.setdefault(api_key, ErrorCounts(int))
                 for code, count in list(codes.items()):
                     sums[code] += count
         return found

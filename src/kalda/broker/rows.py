@@ -20,6 +20,7 @@ from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
+from kalda.quota.client_quotas import ClientQuotas
 
 
 class Authorization(Enum):
@@ -82,19 +83,17 @@ class Throttle(Protocol):
         busy_ns: int,
     ) -> int:
         """Account for a request whose answer is known; None where it has no answer. `size_bytes` is that of the encoded
-        answer, 0 where it is not encoded yet. `busy_ns` is for how long the request has held the event loop, 0 where
+        answer, 0 where it is encoded in steps. `busy_ns` is for how long the request has held the event loop, 0 where
         time is not measured. Returns for how many milliseconds the client has to pause; 0 within its quotas. With a
         pause, a row with `throttled` sends nothing of the answer: the throttle has not counted its bytes."""
         ...
 
-    def charge_at_once(
-        self, quota: QuotaClass
-    ) -> Callable[[RequestContext, QuotaClass, Request, Response | Encoded | None, int, int], int]:
-        """`charge` for requests of this class whose time is not measured, from a client and not from an envelope."""
+    def quota_of_bytes(self, quota: QuotaClass) -> ClientQuotas | None:
+        """The quota of bytes that requests of this class count against, where it is the only one."""
         ...
 
-    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
-        """Account for the time in which an answer was encoded, after `charge`."""
+    def now_ms(self) -> int:
+        """The clock of the quotas."""
         ...
 
     def note_pause(self, api_key: int, pause_ms: int) -> None:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.sensors import Measurable, SensorName, Tags
+from kalda.broker.charging_at_once import limit_fetch
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass
 from kalda.protocol.apis import API, ApiKey
@@ -43,8 +44,6 @@ _RESPONSE_OVERHEAD = {False: 0, True: 1}
 """A response is counted with four bytes before its body; in flexible versions its header has five."""
 _FIRST_FLEXIBLE_FETCH = 12
 _LOG_INTERVAL_MS = 1_000
-Charge: TypeAlias = Callable[[RequestContext, QuotaClass, Request, "Response | Encoded | None", int, int], int]
-"""The signature of `ClientThrottle.charge`."""
 EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
 
 
@@ -55,7 +54,8 @@ class ClientThrottle:
         self.managers = managers
         self.now_ns = now_ns
         """The clock by which the time of requests is measured."""
-        self._now_ms = now_ms
+        self.now_ms = now_ms
+        """The clock of the quotas."""
         self._pauses: dict[int, Durations] = {}
         """Pauses of clients, by the API of the request."""
         for quotas in managers.by_type.values():
@@ -81,10 +81,7 @@ class ClientThrottle:
         fetch = self.managers.fetch
         if not fetch.is_enabled or not isinstance(request, FetchRequest) or _is_follower(request):
             return
-        most = fetch.max_value(context.principal, context.client_id, self._now_ms())
-        if most < request.max_bytes:
-            request.max_bytes = int(most)
-        request.min_bytes = min(request.min_bytes, request.max_bytes)
+        limit_fetch(request, fetch.max_value(context.principal, context.client_id, self.now_ms()))
 
     def charge(
         self,
@@ -96,7 +93,7 @@ class ClientThrottle:
         busy_ns: int,
     ) -> int:
         """Account for a request whose answer is known, and return the pause of its client."""
-        managers, now_ms = self.managers, self._now_ms()
+        managers, now_ms = self.managers, self.now_ms()
         if context.forwarded_by is not None:
             return self._mutation_pause(context, now_ms)
         if quota is QuotaClass.EXEMPT or (quota is QuotaClass.FETCH and _is_follower(cast(FetchRequest, request))):
@@ -129,22 +126,11 @@ class ClientThrottle:
         own.note_throttle(principal, client_id, own_ms, now_ms)
         return own_ms
 
-    def charge_at_once(self, quota: QuotaClass) -> Charge:
-        """`charge`, for requests of this class that are answered at once while no client has a quota of time: of
-        Produce only what such requests need of it."""
-        if quota is not QuotaClass.PRODUCE:
-            return self.charge
-        now_of, produce = self._now_ms, self.managers.produce
-        record = produce.record
-
-        def charge_produce(context: RequestContext, *_: object) -> int:
-            now_ms = now_of()
-            pause_ms = record(context.principal, context.client_id, len(context.frame), now_ms)
-            if pause_ms:
-                produce.note_throttle(context.principal, context.client_id, pause_ms, now_ms)
-            return pause_ms
-
-        return charge_produce
+    def quota_of_bytes(self, quota: QuotaClass) -> ClientQuotas | None:
+        """The quota of bytes that requests of this class count against, where it is the only one."""
+        if self.measures_time or not self.applies_to(quota):
+            return None
+        return {QuotaClass.PRODUCE: self.managers.produce, QuotaClass.FETCH: self.managers.fetch}.get(quota)
 
     def _charge_time(self, context: RequestContext, request: Request, busy_ns: int, now_ms: int) -> int:
         """Account for the time of a request. With acks=0 it counts for no quota: no answer could carry the pause."""
@@ -154,19 +140,9 @@ class ClientThrottle:
             return 0
         return quotas.record(context.principal, context.client_id, time, now_ms)
 
-    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
-        """Account for the time in which an answer was encoded, after `charge`."""
-        if context.forwarded_by is not None:
-            return
-        managers, now_ms, time = self.managers, self._now_ms(), busy_ns * NANOS_TO_PERCENT
-        if quota is QuotaClass.EXEMPT:
-            managers.request.exempt.record(time, now_ms)
-        elif managers.request.is_enabled:
-            managers.request.record_unthrottled(context.principal, context.client_id, time, now_ms)
-
     def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
         """What accounts for partitions that a request creates or deletes."""
-        return _Mutations(self.managers, context, self._now_ms)
+        return _Mutations(self.managers, context, self.now_ms)
 
     def _mutation_pause(self, context: RequestContext, now_ms: int) -> int:
         charge = context.charge

@@ -46,12 +46,16 @@ def pipeline() -> None:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    from kalda.pipeline.session import PipelineError
+    from kalda.pipeline.session import PipelineError, first_line
 
     try:
         yield
     except PipelineError as error:
         raise Failure(str(error)) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise Failure(f"Spark: {first_line(error)}") from error
 
 
 def _with_source(command: Callable[..., None]) -> Callable[..., None]:
@@ -167,12 +171,11 @@ def load_command(
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
 def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: tuple[str, ...]) -> None:
     """Run the derived topics and tables of a project file: all, or those named."""
-    from kalda.pipeline.derive import run_all, start
+    from kalda.pipeline.derive import alone, run_all, start
     from kalda.pipeline.project import read_project
     from kalda.pipeline.session import make_session
 
-    with _failures():
-        project = read_project(file)
+    with _failures(), alone(project := read_project(file), names):
         spark = make_session(project.name, project.needs, parse_pairs("--spark", spark_pairs))
         current: dict[str, Progress] = {}
         line = _progress_line(current)

@@ -24,6 +24,8 @@ class EventTimes:
         self._total_ms = 0
         self.durations = Durations()
         """Of all events so far."""
+        self.queued = Durations()
+        """For how long events that were due at a time have waited for the thread."""
         self._slowest: tuple[str, int] | None = None
         """Name and duration in ms; None before the first event."""
 

@@ -23,7 +23,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.file_slice import FileSlice
@@ -54,6 +54,8 @@ class AtTurn:
 Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | AtTurn | None
 FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
 
+NO_QUOTA_USE: Final = (None, "", None)
+"""Of connections whose requests no quota has counted yet."""
 _LARGE = 16 * 1024
 """Buffers of at least this size go to the transport uncopied; smaller ones beside each other are joined."""
 
@@ -114,8 +116,8 @@ class _Slot:
 class Connection(asyncio.BufferedProtocol):
     """One peer. Handlers may read all attributes without an underscore.
 
-    They may set `principal`, `client_software_name`, `client_software_version` and `session` (state of the security
-    floor).
+    They may set `principal`, `client_software_name`, `client_software_version`, `session` (state of the security
+    floor) and `quota_use` (of the charge stage).
     """
 
     __slots__ = (
@@ -148,6 +150,7 @@ class Connection(asyncio.BufferedProtocol):
         "peer_host",
         "peer_port",
         "principal",
+        "quota_use",
         "requests",
         "responses",
         "security_protocol",
@@ -167,6 +170,8 @@ class Connection(asyncio.BufferedProtocol):
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
         self.session: object | None = None
+        self.quota_use: tuple[object, str, Any] = NO_QUOTA_USE
+        """The generation of a quota's clients, a client id, and the sensors that were found for it."""
         self.created_ms = 0
         self.requests = 0
         self.responses = 0

@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.pipeline.checkpoints import Checkpoint
+from kalda.pipeline.lake import locked
 from kalda.pipeline.load import SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
@@ -24,6 +27,24 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
+
+
+@contextmanager
+def alone(project: Project, only: Collection[str] = ()) -> Iterator[None]:
+    """Held while derived topics and tables are written: all, or `only` these. Raises `PipelineError` where another
+    process writes one of them."""
+    _check_names(project, only)
+    with ExitStack() as stack:
+        for name in only or project.derived:
+            file = project.checkpoints / f"{name}.lock"
+            stack.enter_context(locked(file, f"[derived.{name}]: another process is running it; wait for its end"))
+        yield
+
+
+def _check_names(project: Project, names: Collection[str]) -> None:
+    unknown = [name for name in names if name not in project.derived]
+    if unknown:
+        raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
 
 
 def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> dict[str, DataFrame]:
@@ -83,9 +104,7 @@ def start(
     spark: SparkSession, project: Project, *, once: bool = False, only: Collection[str] = ()
 ) -> dict[str, StreamingQuery]:
     """Start the queries of derived topics and tables. `once`: up to the topics' ends of now. Raises `PipelineError`."""
-    unknown = [name for name in only if name not in project.derived]
-    if unknown:
-        raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
+    _check_names(project, only)
     frames = make_views(spark, project, once=once)
     queries: dict[str, StreamingQuery] = {}
     for name, derived in project.derived.items():
@@ -111,9 +130,25 @@ def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once
         options = {**project.options, "topic": derived.topic}
         if derived.exactly_once:
             options["kalda.exactly.once"] = "true"
+        if derived.mode == "update":
+            return writer.foreachBatch(_batch_writer(options, Checkpoint(project.checkpoint(name)))).start()
         return writer.format(SOURCE).options(**options).start()
     assert derived.path is not None
     return writer.format(derived.format).start(project.place(derived.path))
+
+
+def _batch_writer(options: Mapping[str, str], checkpoint: Checkpoint) -> Callable[[DataFrame, int], None]:
+    """Writes each batch to a topic, for the mode `update`, which Spark refuses for sinks in Python. The writes have the
+    query's id for their name: as with a sink, a batch that is run again is found by its number."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        writer = rows.write.format(SOURCE).mode("append").options(**options)
+        if "kalda.exactly.once" in options:
+            writer = writer.option("kalda.exactly.once.name", str(checkpoint.query_id))
+            writer = writer.option("kalda.exactly.once.batch", batch)
+        writer.save()
+
+    return write
 
 
 def records_of(frame: DataFrame, key: str | None) -> DataFrame:

@@ -77,12 +77,7 @@ class Lake:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Held while the lake is written. Raises `PipelineError` where another process holds it."""
-        (self.path / _OWN).mkdir(parents=True, exist_ok=True)
-        with open(self.path / _OWN / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise PipelineError(f"{self.path}: another process is loading it; wait for its end") from None
+        with locked(self.path / _OWN / "lock", f"{self.path}: another process is loading it; wait for its end"):
             yield
 
     # -- files
@@ -130,6 +125,18 @@ class Lake:
         kind = (self.settings() or {}).get("format", "parquet")
         rows = spark.read.format(kind).load(str(self.table_path(kind)))
         return rows.where(f"table = '{table}'").drop("table")
+
+
+@contextmanager
+def locked(file: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock that ends with the process at the latest. Raises `PipelineError` where another process holds it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PipelineError(refusal) from None
+        yield
 
 
 def replace_text(path: Path, text: str) -> None:

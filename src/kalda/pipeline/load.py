@@ -116,6 +116,7 @@ def _agree(
             value_format_of(settings)  # refuses what is not possible with a registry
             settings = _replace(settings, schema=subject_of(settings.registry, settings.topics[0]).newest)
         with Topics(settings.options) as topics:
+            topics.partitions(settings.topics)  # refuses a topic that does not exist, before the lake is begun
             until = _until(topics, settings)
             since = starting_options(settings.since, topics, settings.topics)
         given |= {
@@ -283,7 +284,10 @@ def parse_time_ms(text: str) -> int | None:
         return int(text)
     if not _TIME.match(text):
         return None
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:  # such as the 30th of February
+        return None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -7,7 +7,6 @@ that fails, the message names the jars.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -66,11 +65,11 @@ def make_session(
     name: str, needs: Iterable[str] = (), settings: Mapping[str, str] | None = None, master: str | None = None
 ) -> SparkSession:
     """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. Raises `PipelineError`."""
-    if not shutil.which("java") and not os.environ.get("JAVA_HOME") and not os.environ.get("SPARK_REMOTE"):
-        raise PipelineError(
-            "Spark needs Java 17, and there is no java command: apt-get install openjdk-17-jre-headless, or set "
-            "JAVA_HOME"
-        )
+    from kalda.spark.java import java_advice
+
+    advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
+    if advice is not None:
+        raise PipelineError(advice)
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

@@ -19,12 +19,13 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
-from kalda.pipeline.lake import replace_text
+from kalda.pipeline.lake import locked, replace_text
 from kalda.pipeline.load import SOURCE, from_json, to_json
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Ends, Topics
@@ -64,6 +65,12 @@ class SnapshotTable:
             return None
         return found
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Held while a version is made. Raises `PipelineError` where another process holds it."""
+        return locked(
+            self._file.with_name("lock"), f"{self.path}: another process is bringing it up to date; wait for its end"
+        )
+
     def version(self, number: int) -> Path:
         return self.path / f"v={number}"
 
@@ -90,10 +97,14 @@ def take_snapshot(
     spark: SparkSession, table: SnapshotTable, topic: str, options: Mapping[str, str], now_ms: int | None = None
 ) -> Snapshot:
     """Bring the table up to the topic's end of now. Raises `PipelineError`."""
+    with table.locked():
+        return _take(spark, table, topic, options, int(time.time() * 1000) if now_ms is None else now_ms)
+
+
+def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mapping[str, str], now_ms: int) -> Snapshot:
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     state = table.state()
     if state is not None and state["topic"] != topic:
         raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")

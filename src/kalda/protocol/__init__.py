@@ -13,7 +13,6 @@ is allocated for it: a malformed frame raises `InvalidRequest`, and takes at mos
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners
 - `framing`: request and response headers
-- `error_codes`: counts the error codes of a response
 - `access`: which operation on which resource each API needs
 - `caller`: who sent a request
 - `record_framing`: the framing of metadata records and coordinator records

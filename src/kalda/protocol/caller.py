@@ -8,14 +8,20 @@ everything is allowed and free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
 ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_RESOURCE_NAME = "kafka-cluster"
+audit = logging.getLogger("kafka.authorizer.logger")
+"""The log of decisions, of which those that allow are at DEBUG. Kafka's name, so that a configuration of logs written
+for Kafka applies."""
+Decided: TypeAlias = tuple[str, str, AclOperation, AclResourceType, str]
+"""Principal, host, operation, and the type and name of a resource."""
 
 
 class Authorizer(Protocol):
@@ -25,6 +31,11 @@ class Authorizer(Protocol):
     def version(self) -> int:
         """Another number than before whenever a decision may differ from the former one. Negative where every decision
         may."""
+        ...
+
+    @property
+    def allowed(self) -> Container[Decided]:
+        """For what `allows` is known to return True now. It needs no call where `audit` logs nothing at DEBUG."""
         ...
 
     def allows(

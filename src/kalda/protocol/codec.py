@@ -11,7 +11,14 @@ from functools import cache
 from typing import TypeVar
 
 from kalda.protocol.decoder import Decoder, StepDecoder, compile_decoder, compile_step_decoder
-from kalda.protocol.encoder import Encoder, StepEncoder, compile_encoder, compile_step_encoder
+from kalda.protocol.encoder import (
+    CountingEncoder,
+    Encoder,
+    StepEncoder,
+    compile_counting_encoder,
+    compile_encoder,
+    compile_step_encoder,
+)
 from kalda.protocol.notation import Buffer, Message
 
 M = TypeVar("M", bound=Message)
@@ -43,6 +50,12 @@ def decoder(cls: type[M], version: int) -> Callable[..., tuple[M, int]]:
 def step_decoder(cls: type[Message], version: int) -> StepDecoder:
     """As `decoder`, in steps: a generator for a message that takes long to decode."""
     return compile_step_decoder(cls, version)
+
+
+@cache
+def counting_encoder(cls: type[Message], version: int) -> CountingEncoder:
+    """As `encoder`, for messages whose error codes are counted."""
+    return compile_counting_encoder(cls, version)
 
 
 @cache

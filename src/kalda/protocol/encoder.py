@@ -8,6 +8,7 @@ field is refused with `ValueError` unless it has its default: dropping it would 
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -19,6 +20,10 @@ from kalda.protocol.varint import encode_unsigned
 
 Encoder = Callable[[Any, bytearray], list[Buffer]]
 StepEncoder = Callable[[Any, bytearray], Generator[None, None, list[Buffer]]]
+ErrorCounts = defaultdict[int, int]
+"""How often each error code but NONE was there."""
+CountingEncoder = Callable[[Any, bytearray, ErrorCounts], list[Buffer]]
+_ERROR_CODE = "error_code"
 _SMALL = tuple(bytes([value]) for value in range(128))
 
 
@@ -28,7 +33,13 @@ def compile_encoder(cls: type[Message], version: int) -> Encoder:
     The function raises `ValueError` for a message that the version cannot express. Raises `InvalidRequest` itself for a
     version that `cls` lacks.
     """
-    encoder: Encoder = _compile(cls, version, in_steps=False)
+    encoder: Encoder = _compile(cls, version)
+    return encoder
+
+
+def compile_counting_encoder(cls: type[Message], version: int) -> CountingEncoder:
+    """As `compile_encoder`: a function `(message, head, counts)`, which counts the codes of all fields `error_code`."""
+    encoder: CountingEncoder = _compile(cls, version, counts_errors=True)
     return encoder
 
 
@@ -38,10 +49,10 @@ def compile_step_encoder(cls: type[Message], version: int) -> StepEncoder:
     return encoder
 
 
-def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
+def _compile(cls: type[Message], version: int, *, in_steps: bool = False, counts_errors: bool = False) -> Any:
     writer = _EncoderSource(cls, version)
-    writer.in_steps = in_steps
-    writer.line("def encode(m, w):")
+    writer.in_steps, writer.counts_errors = in_steps, counts_errors
+    writer.line(f"def encode(m, w{', counts' if counts_errors else ''}):")
     writer.indent += 1
     writer.names["struct_error"] = struct.error
     writer.line("try:")
@@ -62,6 +73,8 @@ def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
 class _EncoderSource(Source):
     in_steps = False
     """The function is a generator, which yields between elements."""
+    counts_errors = False
+    """The function adds error codes to its argument `counts`."""
 
     def struct(self, source: str, layout: WireStruct) -> None:
         """Encode the struct in the local `source` into `w`."""
@@ -113,6 +126,8 @@ class _EncoderSource(Source):
         elif field.struct is not None:
             self._nested(source, field, flexible, null=b"\xff")
         elif field.kind in FORMATS:
+            if self.counts_errors and field.name == _ERROR_CODE:
+                self.line(f"if {source}: counts[{source}] += 1")
             self.pending.append((source, FORMATS[field.kind]))
         else:
             self._sized(source, field, flexible and field.kind != "LegacyString")

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol.apis import API, Api, api_of
-from kalda.protocol.codec import encode_buffers, encoder, step_encoder
+from kalda.protocol.codec import counting_encoder, encode_buffers, encoder, step_encoder
 from kalda.protocol.decoder import MAX_TAGGED_FIELDS
+from kalda.protocol.encoder import ErrorCounts
 from kalda.protocol.notation import Buffer, Request, Response
 from kalda.protocol.varint import decode_unsigned
 
@@ -118,14 +119,29 @@ def encode_response_in_steps(
 @cache
 def response_encoder(cls: type[Response], version: int) -> Callable[[int, Response], list[Buffer]]:
     """The function behind `encode_response` for one version of one API. The data path keeps it, to save lookups."""
-    encode = encoder(cls, version)
-    # The header is the correlation id, and in flexible versions an empty tagged section.
-    head = (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
+    encode, head = encoder(cls, version), _packed_header(cls, version)
 
     def encode_whole(correlation_id: int, response: Response) -> list[Buffer]:
         return encode(response, bytearray(head(correlation_id)))
 
     return encode_whole
+
+
+def counting_response_encoder(
+    cls: type[Response], version: int, counts: ErrorCounts
+) -> Callable[[int, Response], list[Buffer]]:
+    """As `response_encoder`; the function counts the error codes of each response."""
+    encode, head = counting_encoder(cls, version), _packed_header(cls, version)
+
+    def encode_and_count(correlation_id: int, response: Response) -> list[Buffer]:
+        return encode(response, bytearray(head(correlation_id)), counts)
+
+    return encode_and_count
+
+
+def _packed_header(cls: type[Response], version: int) -> Callable[[int], bytes]:
+    """A response's header, given its correlation id; in flexible versions an empty tagged section follows."""
+    return (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
 
 
 def decode_response_header(api: Api, version: int, frame: Buffer) -> tuple[int, int]:

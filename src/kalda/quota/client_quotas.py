@@ -93,6 +93,10 @@ class ClientSensors:
         self.metric.release_memory(now_ms)
         self.pauses = None
 
+    def note_pause(self, pause_ms: int, now_ms: int) -> None:
+        """A client pauses for this quota: count it in the mean throttle time."""
+        self.made_pauses().throttle_time.record(pause_ms, now_ms)
+
     def note(self, decision: Decision) -> None:
         """Keep a decision that throttled."""
         self.made_pauses().decisions.append(decision)
@@ -129,6 +133,8 @@ class ClientQuotas:
         """In the order in which they were made."""
         self._by_client: dict[tuple[str, str], ClientSensors] = {}
         """By principal and client id: the sensors that were found for it."""
+        self.generation: object = object()
+        """What was found for a client is found again under the next generation."""
         self._name_bytes = 0
         """Length of all names in `sensors`."""
         self._cached_bytes = 0
@@ -216,11 +222,14 @@ class ClientQuotas:
 
     def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
         """Record what a client has used. Returns for how many milliseconds it has to pause; 0 within its quota."""
-        sensors = self._by_client.get((principal, client_id)) or self.sensors_of(principal, client_id, now_ms)
+        return self.record_of(self.sensors_of(principal, client_id, now_ms), value, now_ms)
+
+    def record_of(self, sensors: ClientSensors, value: float, now_ms: int) -> int:
+        """`record`, for the client of these sensors."""
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1
-        if metric.record_within(value, limit, now_ms):
+        if metric.record_freely(value, now_ms) or metric.record_within(value, now_ms):
             return 0
         observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
         if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
@@ -244,8 +253,7 @@ class ClientQuotas:
 
     def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
         """A client pauses for this quota: count it in the mean throttle time."""
-        sensors = self.sensors_of(principal, client_id, now_ms)
-        sensors.made_pauses().throttle_time.record(pause_ms, now_ms)
+        self.sensors_of(principal, client_id, now_ms).note_pause(pause_ms, now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Check some sensors: remove those without a record for `SENSOR_LIFETIME_MS`, and release the memory of those
@@ -303,6 +311,7 @@ class ClientQuotas:
             self._forget_clients()
 
     def _forget_clients(self) -> None:
+        self.generation = object()
         self._by_client.clear()
         self._cached_bytes = 0
 

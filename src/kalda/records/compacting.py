@@ -29,10 +29,10 @@ except ImportError:
 
 if cython.compiled:
     from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
-    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash
+    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash, _Lookups
 else:
     from kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
-    from kalda.records.key_offsets import KeyOffsets, _Hash
+    from kalda.records.key_offsets import KeyOffsets, _Hash, _Lookups
 
 COMPILED = cython.compiled
 
@@ -42,11 +42,11 @@ class KeyScan:
     """One pass over one section: `feed` it in order, then `finish`.
 
     It puts the keys of records from offset `start` on into the map, until that is `full`. With `bits`, it changes
-    nothing in the map, and decides: a record is kept where the map is not complete up to it, or where it has a key, is
-    the last of that key as far as the map goes, and has a value or `keeps_tombstones` holds.
+    nothing in the map, and decides (`_Lookups._decide`). Map, bits and properties are complete after `finish`.
     """
 
     _offsets: KeyOffsets
+    _lookups: _Lookups
     _hash: _Hash
     _count: cython.Py_ssize_t
     _base_offset: cython.longlong
@@ -55,7 +55,6 @@ class KeyScan:
     _start: cython.longlong
     _decides: cython.bint
     _keeps_tombstones: cython.bint
-    _bits: cython.uchar[::1]
 
     _index: cython.Py_ssize_t
     _state: cython.int
@@ -71,10 +70,6 @@ class KeyScan:
     _has_value: cython.bint
 
     _full: cython.bint
-    _kept: cython.Py_ssize_t
-    _tombstones: cython.Py_ssize_t
-    _first_timestamp: cython.longlong
-    _largest_timestamp: cython.longlong
 
     def __init__(
         self,
@@ -101,7 +96,7 @@ class KeyScan:
         self._base_timestamp = base_timestamp
         self._start = start
         self._decides = bits is not None
-        self._bits = bits if bits is not None else bytearray(1)
+        self._lookups = _Lookups(offsets, bits)
         self._keeps_tombstones = keeps_tombstones
         self._index = 0
         self._state = 0
@@ -114,10 +109,6 @@ class KeyScan:
         self._has_key = False
         self._has_value = False
         self._full = False
-        self._kept = 0
-        self._tombstones = 0
-        self._first_timestamp = -1
-        self._largest_timestamp = -1
 
     @property
     def full(self) -> bool:
@@ -127,22 +118,22 @@ class KeyScan:
     @property
     def kept(self) -> int:
         """How many records are kept."""
-        return self._kept
+        return self._lookups.kept
 
     @property
     def tombstones(self) -> int:
         """How many of those that are kept have no value."""
-        return self._tombstones
+        return self._lookups.tombstones
 
     @property
     def first_timestamp(self) -> int:
         """Of those that are kept; -1 for none."""
-        return self._first_timestamp
+        return self._lookups.first_timestamp
 
     @property
     def largest_timestamp(self) -> int:
         """Of those that are kept; -1 for none."""
-        return self._largest_timestamp
+        return self._lookups.largest_timestamp
 
     def feed(self, piece: cython.const[cython.uchar][::1]) -> None:
         """Work on the next bytes of the section. Raises `CorruptRecord`."""
@@ -163,8 +154,14 @@ class KeyScan:
 
     def finish(self) -> None:
         """The section has ended. Raises `CorruptRecord` where it lacks records."""
-        if not self._full and (self._index != self._count or self._state or self._shift):
+        if self._full:
+            return
+        if self._index != self._count or self._state or self._shift:
             raise CorruptRecord(f"the batch at offset {self._base_offset} ends in record {self._index}")
+        if self._decides:
+            self._lookups._decide_waiting()
+        else:
+            self._full = not self._lookups._put_waiting()
 
     @cython.cfunc
     @cython.nogil
@@ -308,34 +305,17 @@ class KeyScan:
     @cython.nogil
     @cython.exceptval(check=False)
     def _record(self) -> cython.bint:
-        """One record is complete. False where the map has no room for its key."""
-        index: cython.Py_ssize_t = self._index
-        keep: cython.bint
-        self._index = index + 1
+        """One record is complete. False where the map has no room for a key."""
+        self._index += 1
         if self._has_key:
             self._hash._end()
-        if not self._decides:
-            if self._has_key and self._offset >= self._start:
-                self._full = not self._offsets._put(self._hash.low, self._hash.high, self._offset)
-            return not self._full
-        if self._offset > self._offsets._latest:
-            keep = True
-        elif not self._has_key:
-            keep = False
-        else:
-            keep = self._offset >= self._offsets._offset(self._offsets._find(self._hash.low, self._hash.high))
-            keep = keep and (self._has_value or self._keeps_tombstones)
-        if keep:
-            self._bits[index >> 3] |= 1 << (index & 7)
-            if self._kept == 0:
-                self._first_timestamp = self._timestamp
-                self._largest_timestamp = self._timestamp
-            elif self._timestamp > self._largest_timestamp:
-                self._largest_timestamp = self._timestamp
-            self._kept += 1
-            if not self._has_value:
-                self._tombstones += 1
-        return True
+        if self._decides:
+            self._lookups._decide(
+                self._hash, self._has_key, self._offset, self._timestamp, self._has_value, self._keeps_tombstones
+            )
+        elif self._has_key and self._offset >= self._start:
+            self._full = not self._lookups._put(self._hash, self._offset)
+        return not self._full
 
 
 @cython.cclass

@@ -21,7 +21,7 @@ except ImportError:
 
 if cython.compiled:
     from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
-    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash
+    from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash, _Lookups
     from cython.cimports.kalda.records.native_crc import kalda_crc32c, kalda_crc_by_table, kalda_crc_init
     from cython.cimports.libc.string import memset
 
@@ -143,11 +143,12 @@ def map_run(
         size: cython.Py_ssize_t = len(chunk)
         plain: _Plain = _Plain()
         key: _Hash = _Hash(offsets._k0, offsets._k1)
+        lookups: _Lookups = _Lookups(offsets, None)
         if size == 0 or at < 0 or offsets._slots == 0:
             return at
         p: cython.pointer[cython.const[cython.uchar]] = cython.address(chunk[0])
         with cython.nogil:
-            while at < stop and plain._read(p, at, size) and _map_records(p, at, plain, offsets, key, start):
+            while at < stop and plain._read(p, at, size) and _map_records(p, at, plain, lookups, key, start):
                 at = plain.end
                 if plain.base_offset + plain.last_delta >= start:
                     offsets._latest = max(offsets._latest, plain.base_offset + plain.last_delta)
@@ -161,7 +162,7 @@ def _map_records(
     p: cython.pointer[cython.const[cython.uchar]],
     at: cython.Py_ssize_t,
     plain: _Plain,
-    offsets: KeyOffsets,
+    lookups: _Lookups,
     key: _Hash,
     start: cython.longlong,
 ) -> cython.bint:
@@ -178,9 +179,9 @@ def _map_records(
         last = delta
         if key_size >= 0 and plain.base_offset + delta >= start:
             key._of(p, key_at, key_at + key_size)
-            if not offsets._put(key.low, key.high, plain.base_offset + delta):
+            if not lookups._put(key, plain.base_offset + delta):
                 return False
-    return at == plain.end
+    return lookups._put_waiting() and at == plain.end
 
 
 @cython.cclass
@@ -193,6 +194,7 @@ class RunFilter:
 
     _is_full: cython.bint
     _offsets: KeyOffsets
+    _lookups: _Lookups
     _hash: _Hash
     _plain: _Plain
     _last_offsets: cython.longlong[::1]
@@ -203,8 +205,6 @@ class RunFilter:
     _horizon_ms: cython.longlong
     """What a batch with deletions gets for its delete horizon."""
     _now_ms: cython.longlong
-    _bits: cython.uchar[::1]
-    """One for each record of the batch: whether it is kept."""
     _room: cython.uchar[::1]
     _buffer: bytearray
     _written: cython.Py_ssize_t
@@ -222,11 +222,6 @@ class RunFilter:
     _largest: cython.longlong
     _size: cython.Py_ssize_t
     """Of the batches that are not in `_placed` yet."""
-    _kept: cython.Py_ssize_t
-    _tombstones: cython.Py_ssize_t
-    _first_timestamp: cython.longlong
-    _largest_timestamp: cython.longlong
-    """Of the batch's records that are kept."""
 
     def __init__(
         self,
@@ -252,7 +247,7 @@ class RunFilter:
             self._round_end = round_end
             self._now_ms = now_ms
             self._horizon_ms = now_ms + delete_retention_ms
-            self._bits = bytearray(room_bytes // 3 // 56 + 1)
+            self._lookups = _Lookups(offsets, bytearray(room_bytes // 3 // 56 + 1))
             self._room = self._buffer
             self._placed = memoryview(bytearray(24 * (2 * (room_bytes // max(interval_bytes, 61)) + 8))).cast("q")
             self._since = 0
@@ -349,13 +344,13 @@ class RunFilter:
             return 0
         last = self._plain.base_offset + self._plain.last_delta
         largest = self._plain.max_timestamp
-        if self._kept == 0:
+        if self._lookups.kept == 0:
             return 0 if self._keeps_header(last) else 1
-        if self._kept == self._plain.count and (self._tombstones == 0 or self._plain.attributes & 0x40):
+        if self._lookups.kept == self._plain.count and (self._lookups.tombstones == 0 or self._plain.attributes & 0x40):
             self._written = _copy(out, begin, p, at, self._plain.end - at)
         else:
             if not self._plain.attributes & 0x08:
-                largest = self._largest_timestamp
+                largest = self._lookups.largest_timestamp
             self._rewrite(p, at, out, largest)
         if self._since > self._interval or self._is_first:
             self._place()
@@ -404,45 +399,32 @@ class RunFilter:
     @cython.exceptval(check=False)
     def _decide(self, p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) -> cython.bint:
         """Set the bits, and what is counted of them. False where the records are malformed."""
-        i: cython.Py_ssize_t
+        _i: cython.Py_ssize_t
         timestamp: cython.longlong
         delta: cython.longlong
         key_at: cython.Py_ssize_t
         key_size: cython.Py_ssize_t
         value_size: cython.Py_ssize_t
         previous: cython.longlong = -1
-        keep: cython.bint
         keeps_tombstones: cython.bint = not self._plain.attributes & 0x40 or self._now_ms < self._plain.base_timestamp
-        self._kept = 0
-        self._tombstones = 0
-        self._first_timestamp = -1
-        self._largest_timestamp = -1
-        memset(cython.address(self._bits[0]), 0, (self._plain.count + 7) // 8)
-        for i in range(self._plain.count):
+        self._lookups._begin()
+        memset(cython.address(self._lookups.bits[0]), 0, (self._plain.count + 7) // 8)
+        for _i in range(self._plain.count):
             at, timestamp, delta, key_at, key_size, _1, value_size, _2, _3 = _record(p, at, self._plain.end)
             if at < 0 or delta <= previous or delta > self._plain.last_delta:
                 return False
             previous = delta
-            if self._plain.base_offset + delta > self._offsets._latest:
-                keep = True
-            elif key_size < 0 or not (value_size >= 0 or keeps_tombstones):
-                keep = False
-            else:
+            if key_size >= 0:
                 self._hash._of(p, key_at, key_at + key_size)
-                keep = self._plain.base_offset + delta >= self._offsets._offset(
-                    self._offsets._find(self._hash.low, self._hash.high)
-                )
-            if keep:
-                self._bits[i >> 3] |= 1 << (i & 7)
-                timestamp = _sum(self._plain.base_timestamp, timestamp)
-                if self._kept == 0:
-                    self._first_timestamp = timestamp
-                    self._largest_timestamp = timestamp
-                elif timestamp > self._largest_timestamp:
-                    self._largest_timestamp = timestamp
-                self._kept += 1
-                if value_size < 0:
-                    self._tombstones += 1
+            self._lookups._decide(
+                self._hash,
+                key_size >= 0,
+                self._plain.base_offset + delta,
+                _sum(self._plain.base_timestamp, timestamp),
+                value_size >= 0,
+                keeps_tombstones,
+            )
+        self._lookups._decide_waiting()
         return at == self._plain.end
 
     @cython.cfunc
@@ -469,15 +451,15 @@ class RunFilter:
         number: cython.longlong
         if self._plain.attributes & 0x40:
             base = self._plain.base_timestamp
-        elif self._tombstones:
+        elif self._lookups.tombstones:
             base = self._horizon_ms
             self._plain.attributes |= 0x40
         else:
-            base = self._plain.max_timestamp if is_append_time else self._first_timestamp
+            base = self._plain.max_timestamp if is_append_time else self._lookups.first_timestamp
         _copy(out, begin, p, at, 61)
         for i in range(self._plain.count):
             after, number, _1, _2, _3, _4, _5, _6, _7 = _record(p, from_, self._plain.end)
-            if (self._bits[i >> 3] >> (i & 7)) & 1:
+            if (self._lookups.bits[i >> 3] >> (i & 7)) & 1:
                 rest = _behind_number(p, _behind_number(p, from_) + 1)
                 number = _sum(0 if is_append_time else number, _minus(old_base, base))
                 to = _put_varlong(out, to, 1 + _varlong_size(number) + (after - rest))
@@ -489,7 +471,7 @@ class RunFilter:
         _put(out, begin + 21, 2, self._plain.attributes)
         _put(out, begin + 27, 8, base)
         _put(out, begin + 35, 8, largest)
-        _put(out, begin + 57, 4, self._kept)
+        _put(out, begin + 57, 4, self._lookups.kept)
         _put(out, begin + 17, 4, kalda_crc32c(out + begin + 21, to - begin - 21))
         self._written = to
 

@@ -31,6 +31,34 @@ cdef class KeyOffsets:
     cdef long long _latest
     cdef unsigned long long _k0, _k1
 
+    cdef void _prefetch(self, unsigned long long high) noexcept nogil
     cdef Py_ssize_t _find(self, unsigned long long low, unsigned long long high) noexcept nogil
     cdef long long _offset(self, Py_ssize_t at) noexcept nogil
     cdef bint _put(self, unsigned long long low, unsigned long long high, long long offset) noexcept nogil
+
+@cython.final
+cdef class _Lookups:
+    cdef KeyOffsets _offsets
+    # How many records wait, and which number in its batch the first of them has.
+    cdef int _waiting
+    cdef Py_ssize_t _index
+    # Of the records that wait. `_kinds`: 0 is dropped, 1 is kept, 2 depends on the map.
+    cdef unsigned long long _lows[32]
+    cdef unsigned long long _highs[32]
+    cdef long long _at[32]
+    cdef long long _timestamps[32]
+    cdef int _kinds[32]
+    cdef bint _have_value[32]
+    # A bit for each record of the batch: whether it is kept.
+    cdef unsigned char[::1] bits
+    # Of those that are kept: how many, how many without a value, and timestamps, -1 for none.
+    cdef Py_ssize_t kept, tombstones
+    cdef long long first_timestamp, largest_timestamp
+
+    cdef void _begin(self) noexcept nogil
+    cdef bint _put(self, _Hash key, long long offset) noexcept nogil
+    cdef bint _put_waiting(self) noexcept nogil
+    cdef void _decide(
+        self, _Hash key, bint has_key, long long offset, long long timestamp, bint has_value, bint keeps_tombstones
+    ) noexcept nogil
+    cdef void _decide_waiting(self) noexcept nogil

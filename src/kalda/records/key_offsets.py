@@ -7,7 +7,10 @@ keys that are taken for one. One entry is 24 bytes: the hash and the offset. Pro
 filled beyond nine tenths. Its size is fixed. It is returned to the operating system by `release`, without the
 interpreter's lock: for 128 MiB that takes 15 ms, which no other thread of the process waits for.
 
-The fields of both classes are declared in key_offsets.pxd. Compiled like `codec`, whose safety rules hold here too.
+An entry of a large table is in no cache of the processor, so that a key would cost a wait for memory. `_Lookups`
+prefetches the entries of up to 32 records before it uses the first of them: the waits overlap.
+
+The fields of the classes are declared in key_offsets.pxd. Compiled like `codec`, whose safety rules hold here too.
 SipHash: Aumasson and Bernstein, 2012, with the 128-bit output of its reference implementation.
 """
 
@@ -19,6 +22,7 @@ except ImportError:
     from kalda.records import _uncompiled as cython
 
 if cython.compiled:
+    from cython.cimports.kalda.records.native_prefetch import kalda_prefetch
     from cython.cimports.libc.stdlib import calloc, free
 
 COMPILED = cython.compiled
@@ -258,6 +262,18 @@ class KeyOffsets:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
+    def _prefetch(self, high: cython.ulonglong) -> cython.void:
+        """Let the processor load the entry of a key. It may lie in two cache lines."""
+        if cython.compiled:
+            at: cython.Py_ssize_t = 3 * cython.cast(
+                cython.Py_ssize_t, high % cython.cast(cython.ulonglong, self._slots)
+            )
+            kalda_prefetch(self._table + at)
+            kalda_prefetch(self._table + at + 2)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def _find(self, low: cython.ulonglong, high: cython.ulonglong) -> cython.Py_ssize_t:
         """Where the key's entry is, or the free one where it would go."""
         slot: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, high % cython.cast(cython.ulonglong, self._slots))
@@ -291,3 +307,111 @@ class KeyOffsets:
             self._table[at + 1] = high
         self._table[at + 2] = cython.cast(cython.ulonglong, offset + 1)
         return True
+
+
+@cython.cclass
+class _Lookups:
+    """Records of a batch whose entries the processor loads meanwhile: at most 32, in the order of their offsets.
+
+    Either `_put` is called for each, and `_put_waiting` behind the last of the batch, or `_decide` and
+    `_decide_waiting`. What `bits` and the counters say is complete then.
+    """
+
+    def __init__(self, offsets: KeyOffsets, bits: object) -> None:
+        """`bits`: a zeroed bytearray with a bit for each record, if they are decided."""
+        self._offsets = offsets
+        self.bits = bits
+        if not cython.compiled:
+            self._lows, self._highs, self._at = [0] * 32, [0] * 32, [0] * 32
+            self._timestamps, self._kinds, self._have_value = [0] * 32, [0] * 32, [False] * 32
+        self._begin()
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _begin(self) -> cython.void:
+        """A batch begins, of which no record is kept yet."""
+        self._waiting = 0
+        self._index = 0
+        self.kept = 0
+        self.tombstones = 0
+        self.first_timestamp = -1
+        self.largest_timestamp = -1
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _put(self, key: _Hash, offset: cython.longlong) -> cython.bint:
+        """Put a key into the map, now or later. False where it has no room for one that waited."""
+        self._offsets._prefetch(key.high)
+        self._lows[self._waiting] = key.low
+        self._highs[self._waiting] = key.high
+        self._at[self._waiting] = offset
+        self._waiting += 1
+        return self._waiting < 32 or self._put_waiting()
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _put_waiting(self) -> cython.bint:
+        """False where the map has no room for a key: those behind it are left out."""
+        i: cython.int = 0
+        waiting: cython.int = self._waiting
+        self._waiting = 0
+        while i < waiting and self._offsets._put(self._lows[i], self._highs[i], self._at[i]):
+            i += 1
+        return i == waiting
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _decide(
+        self,
+        key: _Hash,
+        has_key: cython.bint,
+        offset: cython.longlong,
+        timestamp: cython.longlong,
+        has_value: cython.bint,
+        keeps_tombstones: cython.bint,
+    ) -> cython.void:
+        """Decide on the next record, now or later. It is kept where the map is not complete up to it, or where it has a
+        key, is the last of that key as far as the map goes, and has a value or `keeps_tombstones` holds."""
+        i: cython.int = self._waiting
+        self._at[i] = offset
+        self._timestamps[i] = timestamp
+        self._have_value[i] = has_value
+        if offset > self._offsets._latest:
+            self._kinds[i] = 1
+        elif not has_key or not (has_value or keeps_tombstones):
+            self._kinds[i] = 0
+        else:
+            self._kinds[i] = 2
+            self._lows[i] = key.low
+            self._highs[i] = key.high
+            self._offsets._prefetch(key.high)
+        self._waiting = i + 1
+        if self._waiting == 32:
+            self._decide_waiting()
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _decide_waiting(self) -> cython.void:
+        i: cython.int
+        keep: cython.bint
+        for i in range(self._waiting):
+            keep = self._kinds[i] == 1
+            if self._kinds[i] == 2:
+                keep = self._at[i] >= self._offsets._offset(self._offsets._find(self._lows[i], self._highs[i]))
+            if keep:
+                self.bits[self._index >> 3] |= 1 << (self._index & 7)
+                if self.kept == 0:
+                    self.first_timestamp = self._timestamps[i]
+                    self.largest_timestamp = self._timestamps[i]
+                elif self._timestamps[i] > self.largest_timestamp:
+                    self.largest_timestamp = self._timestamps[i]
+                self.kept += 1
+                if not self._have_value[i]:
+                    self.tombstones += 1
+            self._index += 1
+        self._waiting = 0

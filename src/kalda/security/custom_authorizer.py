@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol
 from kalda.base.ids import Uuid
 from kalda.base.printable import printable
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.caller import Caller
+from kalda.protocol.caller import Caller, Decided
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
 log = logging.getLogger("kalda.security")
@@ -76,6 +76,8 @@ class CustomAuthorizer:
 
     version = -1
     """Every decision may differ from the former one."""
+    allowed: frozenset[Decided] = frozenset()
+    """Nothing is known without a call."""
 
     def __init__(self, authorizer: AuthorizerClass, super_users: Iterable[str]) -> None:
         self._inner: Any = authorizer

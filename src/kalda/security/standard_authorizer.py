@@ -7,9 +7,9 @@ entry applies to the resource, also one for another principal, and else as `allo
 An entry that allows READ, WRITE, DELETE or ALTER also allows DESCRIBE, and one that allows ALTER_CONFIGS also allows
 DESCRIBE_CONFIGS. An entry that denies implies nothing. A host of an entry is `*` or one address.
 
-Decisions are kept by principal, host, operation and resource, until an entry changes. Invariant: no decision that is
-kept was made without an entry of the newest image. Their number is bounded: requests may name resources that do not
-exist.
+Decisions are kept by principal, host, operation and resource, until an entry changes. What is allowed is in `allowed`
+as well, where a request finds it without a call. Invariant: no decision that is kept was made without an entry of the
+newest image. Their number is bounded: requests may name resources that do not exist.
 
 Each decision is a line of the logger `kafka.authorizer.logger`: at INFO where a request is denied, at DEBUG where it is
 allowed. A decision that only filters what a response lists is not logged.
@@ -21,23 +21,20 @@ import ipaddress
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.printable import printable
 from kalda.metadata.acl_filters import PATTERN_LITERAL, PATTERN_PREFIXED, PERMISSION_ALLOW, PERMISSION_DENY, WILDCARD
 from kalda.metadata.acls import StandardAcl
-from kalda.protocol.caller import Caller
+from kalda.protocol.caller import Caller, Decided, audit
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.security.acl_index import AclIndex, IndexedAcl, in_order
 
 log = logging.getLogger("kalda.security")
-audit = logging.getLogger("kafka.authorizer.logger")
-"""Kafka's name, so that a configuration of logs written for Kafka applies."""
-
 _MAX_KEPT = 10_000
-"""Decisions in one of the two tables that hold them."""
+"""Decisions in one of the two tables that hold them, and in `allowed`."""
 _IMPLIES: Mapping[int, frozenset[int]] = {
     AclOperation.DESCRIBE: frozenset(
         (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)
@@ -80,7 +77,7 @@ class Decision(NamedTuple):
 _SUPER_USER = Decision(True, Rule.SUPER_USER)
 _DENIED = Decision(False, Rule.DEFAULT_DENY)
 _ALLOWED = Decision(True, Rule.DEFAULT_ALLOW)
-_Key = tuple[str, str, int, int, str]
+_Key: TypeAlias = tuple[str, str, int, int, str]
 
 
 class Examined(NamedTuple):
@@ -109,6 +106,8 @@ class StandardAuthorizer:
         self._kept: dict[_Key, Decision] = {}
         self._kept_before: dict[_Key, Decision] = {}
         """What `_kept` held when it was full. A decision that is found here is kept again."""
+        self.allowed: set[Decided] = set()
+        """Allowed since the last change of an entry."""
 
     # -- entries
 
@@ -121,6 +120,7 @@ class StandardAuthorizer:
             self._version += 1
             self._kept = {}
             self._kept_before = {}
+            self.allowed = set()
 
     # -- decisions
 
@@ -140,10 +140,14 @@ class StandardAuthorizer:
         references: int = 1,
     ) -> bool:
         """Whether `caller` may do `operation` on that resource, which so many items of the request concern."""
-        decision = self._kept.get((caller.principal, caller.client_host, operation, resource, name))
-        if decision is None:
-            decision = self.decide(caller.principal, caller.client_host, operation, resource, name)
+        key = (caller.principal, caller.client_host, operation, resource, name)
+        if key in self.allowed and not audit.isEnabledFor(logging.DEBUG):
+            return True
+        decision = self.decide(*key)
         if decision.is_allowed:
+            if len(self.allowed) >= _MAX_KEPT:
+                self.allowed = set()
+            self.allowed.add(key)
             if audit.isEnabledFor(logging.DEBUG):
                 audit.debug("%s", _audit_line(caller, operation, resource, name, decision, references))
             return True

@@ -105,7 +105,7 @@ _SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _ENDINGS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 TASK_OFFSETS: Final = "kalda.task.offsets"
-_KNOWN: Final = (
+NAMES: Final = (
     *_SUBSCRIPTIONS,
     "startingOffsets",
     "startingTimestamp",
@@ -124,7 +124,7 @@ _KNOWN: Final = (
     "fetchOffset.retryIntervalMs",
     TASK_OFFSETS,
 )
-_WITHOUT_EFFECT: Final = ("groupIdPrefix",)
+WITHOUT_EFFECT: Final = ("groupIdPrefix",)
 _PREFIX: Final = "kafka."
 _CONSUMER_DEFAULTS: Final = {
     "enable.auto.commit": "false",
@@ -149,7 +149,7 @@ _DELAY_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 
 def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> ReadOptions:
     """Parse the options; upper and lower case of names are equal, as in Spark. Raises `OptionError`."""
-    options = OptionTable.of(given, (*_KNOWN, *_WITHOUT_EFFECT))
+    options = OptionTable.of(given, (*NAMES, *WITHOUT_EFFECT))
     if is_streaming:
         for name in _ENDINGS:
             if (text := options.text(name)) is not None:

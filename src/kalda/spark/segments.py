@@ -58,7 +58,7 @@ EXTRAS: Final = StructType(
 )
 MAX_SPLIT_BYTES: Final = 128 * 1024 * 1024
 _ROWS: Final = 10_000
-_OPTIONS: Final = (
+NAMES: Final = (
     "path", "paths", "view", "topics", "isolationLevel", "mode", "includeHeaders", "replicas",
     "includeDeletedRecords", "maxSplitBytes",
 )  # fmt: skip
@@ -84,10 +84,10 @@ class SegmentOptions:
 def read_segment_options(given: Mapping[str, str]) -> SegmentOptions:
     """Parse the options; upper and lower case of names are equal. Raises `OptionError`."""
     values = {name.lower(): value for name, value in given.items()}
-    known = {name.lower(): name for name in _OPTIONS}
+    known = {name.lower(): name for name in NAMES}
     for name, value in values.items():
         if name not in known:
-            raise OptionError(name, value, f"there is no such option; there are {', '.join(_OPTIONS)}")
+            raise OptionError(name, value, f"there is no such option; there are {', '.join(NAMES)}")
 
     def choice(name: str, choices: Sequence[str]) -> str:
         text = values.get(name.lower(), choices[0])

@@ -41,7 +41,7 @@ class RowWriter:
         """Not known to be acknowledged."""
         self.rows = 0
         self.topic: str | None = None
-        """Of the first row."""
+        """Of the first rows that were sent."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Send rows. Waits while the producer's memory is full. Raises what earlier rows have failed with."""
@@ -71,15 +71,21 @@ def parts_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[Part]:
             yield Part(name, partition, of_partition)
 
 
-def _groups(rows: pa.RecordBatch, name: str) -> Iterable[tuple[Any, pa.RecordBatch]]:
-    """The rows of each value of a column, in the order in which values appear; None where it is null."""
+def _groups(rows: pa.RecordBatch, name: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
+    """The rows of each value of a column, in the order of the values; None, which is last, where it is null."""
     import pyarrow.compute as pc
 
-    column = rows.column(name)
-    values = column.unique().to_pylist()
+    values = rows.column(name).unique()
     if len(values) < 2:
-        return [(value, rows) for value in values]
-    return ((value, rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))) for value in values)
+        yield from ((value, rows) for value in values.to_pylist())
+        return
+    # One stable sort: a batch may have a row for each of ten thousand partitions.
+    ordered = rows.take(pc.sort_indices(rows.column(name)))
+    start = 0
+    runs = pc.run_end_encode(ordered.column(name))
+    for value, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield value, ordered.slice(start, end - start)
+        start = end
 
 
 def write_rows(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> int:

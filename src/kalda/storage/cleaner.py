@@ -37,6 +37,7 @@ from kalda.storage.config import MAX_INT64
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 
 log_ = logging.getLogger("kalda.logs")
@@ -177,6 +178,22 @@ class LogCleaner:
         if found is None or not (found.overdue or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
             return None
         return found
+
+    def uncleanable_in(self, directory: LogDir) -> list[Log]:
+        """The logs in a directory that are not cleaned any more."""
+        return [each.log for at, each in self.uncleanable.items() if self._manager.dir_of(at) is directory]
+
+    def uncleanable_bytes(self, directory: LogDir, now_ms: int) -> int:
+        """What of these logs would be cleaned; of a log whose damage hides that, all of it."""
+        total = 0
+        for log in self.uncleanable_in(directory):
+            try:
+                found = cleanable(log, directory.cleaner_offsets.get(log.topic_partition), now_ms)
+            except Exception:
+                total += log.size_bytes
+            else:
+                total += 0 if found is None else found.dirty_bytes
+        return total
 
     def finished(self, cleaning: Cleaning) -> Job[None] | None:
         """A job that writes up to where the log is clean; None where the cleaning was abandoned."""

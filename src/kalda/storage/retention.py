@@ -16,9 +16,13 @@ from kalda.storage.segment import Segment
 if TYPE_CHECKING:
     from kalda.storage.log import Log
 
+MAX_DELETED = 50
+"""Segments that one rule deletes in one call. The files of each are renamed on the calling thread."""
+
 
 def delete_old_segments(log: Log, now_ms: int) -> int:
-    """Apply the topic's retention; the number of segments deleted.
+    """Apply the topic's retention; the number of segments deleted. Where that is `MAX_DELETED` or more, there may be
+    further ones for the next call.
 
     A compacted topic without `delete` only loses what is below its log start offset.
     """
@@ -65,7 +69,7 @@ def _delete_while(log: Log, now_ms: int, doomed: Callable[[Segment, Segment | No
         upto = log.log_end_offset if following is None else following.base_offset
         if log.high_watermark < upto or (following is None and not segment.size):
             break
-        if not doomed(segment, following):
+        if len(chosen) == MAX_DELETED or not doomed(segment, following):
             break
         chosen.append(segment)
     if not chosen:

@@ -47,7 +47,8 @@ def max_timestamp_job(log: Log) -> Job[TimestampOffset | None]:
         view = max(views, key=lambda each: each.max_timestamp[0])
         return find_max_timestamp(view) if view.max_timestamp[0] >= 0 else None
 
-    largest = max((segment.known_timestamp or -1 for segment in log.segments), default=-1)
+    known = [segment.known_timestamp for segment in log.segments]
+    largest = max((each for each in known if each is not None), default=-1)
     return _job(log, [each for each in log.segments if each.known_timestamp in (None, largest)], find)
 
 

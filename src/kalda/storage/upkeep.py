@@ -19,9 +19,11 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_dirs import LogDirs
-from kalda.storage.retention import delete_old_segments
+from kalda.storage.retention import MAX_DELETED, delete_old_segments
 
 _LOGS_A_POLL = 64
+_LOGS_A_DELETION = 12
+"""How many of them a log of which segments are deleted counts as: a new segment is made, and files are renamed."""
 _REMOVED_AGAIN_MS = 60_000
 _CHECKPOINT_INTERVAL_MS = 1_000
 """Checkpoints that are to be written soon are written together, at most once in that time: each holds all logs."""
@@ -165,22 +167,29 @@ class Upkeep:
         return [dirs.checkpoint_job(directory, job) for directory in dirs if (job := make(directory)) is not None]
 
     def _walk(self, task: _Task, now_ms: int) -> list[Job[None]]:
-        """A bounded number of logs of a walk over all. A log with very many producers is visited several times, in one
-        `poll` each."""
+        """A bounded number of logs of a walk over all. A log with very many producers or segments to delete is visited
+        several times, in one `poll` each."""
         jobs: list[Job[None]] = []
         left = self._walks[task]
         unfinished: list[TopicPartition] = []
+        room = _LOGS_A_POLL
 
         def visit(log: Log) -> None:
+            nonlocal room
             if task is _Task.RETENTION:
-                delete_old_segments(log, now_ms)
+                deleted = delete_old_segments(log, now_ms)
+                if deleted:
+                    room -= _LOGS_A_DELETION
+                if deleted >= MAX_DELETED:
+                    unfinished.append(log.topic_partition)
             elif task is _Task.PRODUCERS:
                 if log.producer_states.expire(now_ms, self.config.producer_expiration_ms) is None:
                     unfinished.append(log.topic_partition)
             elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
                 jobs.append(_flush(log, now_ms))
 
-        for _ in range(min(_LOGS_A_POLL, len(left))):
+        while left and room > 0:
+            room -= 1
             log = self._logs.get(left.popleft())
             if log is not None and not log.offline:
                 self._dirs.guard(log, visit)

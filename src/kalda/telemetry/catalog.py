@@ -123,6 +123,14 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("log-end-offset", "of this node's replica"),
         Metric("log-end-epoch", "of its last record"),
         Metric("number-of-voters", "of the quorum"),
+        Metric("number-of-observers", "replicas of the metadata log beside the voters; counted by its leader"),
+        Metric("uncommitted-voter-change", "1 while a change of the voters is not committed, on the leader"),
+        Metric("commit-latency-avg", "ms from the append of a batch to its commit, on the leader"),
+        Metric("commit-latency-max", "the longest of these"),
+        Metric("election-latency-avg", "ms from standing for election until there is a leader"),
+        Metric("election-latency-max", "the longest of these"),
+        Metric("append-records-rate", "records a second that this node has appended as the leader"),
+        Metric("fetch-records-rate", "records a second that it has fetched as a follower"),
     ),
     "kafka.controller:type=KafkaController": (
         Metric("ActiveControllerCount", "1 on the active controller"),
@@ -146,6 +154,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("ElectionFromEligibleLeaderReplicasPerSec", "leaders out of the eligible replicas (ELR)", "", True),
     ),
     "kafka.controller:type=ControllerEventManager": (
+        Metric("EventQueueTimeMs", "for how long events that were due have waited for the loop", "quantile"),
         Metric("EventQueueProcessingTimeMs", "for how long events hold the active controller", "quantile"),
     ),
     "kafka.coordinator.group:type=GroupMetadataManager": (
@@ -180,7 +189,8 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.log:type=LogManager": (Metric("OfflineLogDirectoryCount", "log directories that have failed"),),
     "kafka.log:type=LogCleaner": (Metric("max-dirty-percent", "of the logs that are to be compacted"),),
     "kafka.log:type=LogCleanerManager": (
-        Metric("uncleanable-partitions-count", "logs that cannot be compacted"),
+        Metric("uncleanable-partitions-count", "logs that cannot be compacted", "logDirectory"),
+        Metric("uncleanable-bytes", "bytes of these logs that would be compacted", "logDirectory"),
         Metric("time-since-last-run-ms", "since the cleaner last searched for a log; -1 before the first time"),
     ),
     "kalda.server:type=EventLoop": (
@@ -206,14 +216,12 @@ ABSENT: Final[dict[str, str]] = {
         "not measured: `kalda reassign status` and `kalda topics describe` show them"
     ),
     "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
-    "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent; uncleanable-bytes": (
+    "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent": (
         "not measured: the log line of each compaction has them"
     ),
-    "ControllerEventManager: EventQueueTimeMs": (
-        "events have no queue of their own: what waits for the loop is in EventLoop MaxDelayMs"
-    ),
-    "raft-metrics: commit-latency, election-latency, poll-idle-ratio, append- and fetch-records-rate": (
-        "not measured; DescribeQuorum has the lag of each replica"
+    "raft-metrics: poll-idle-ratio-avg; current-state; number-unknown-voter-connections": (
+        "the quorum has no thread of its own; a text is no metric, and `kalda quorum` shows it; only known voters are "
+        "connected to"
     ),
     "coordinators: event-queue, thread-idle-ratio, rebalance and offset-commit rates": (
         "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"

@@ -94,11 +94,22 @@ def test_an_empty_bucket_violates_its_quota_only_below_nothing() -> None:
     assert violation(bucket, 200) is None
 
 
-def test_the_fast_check_of_a_rate_is_the_check_of_its_measure() -> None:
-    config = MetricConfig(1_000, 11)
+@pytest.mark.parametrize("bound", [12_000, 13_000, 13_400, 14_000, 1e9])
+def test_what_is_recorded_freely_is_within_the_quota(bound: float) -> None:
+    """Rates that are measured after each record decide the same, whatever was recorded and undone between."""
+    config = MetricConfig(1_000, 11, Quota(bound))
     fast, slow = Rate(config), Rate(config)
-    for now_ms in range(0, 60_000, 37):
-        for rate in (fast, slow):
-            rate.record(now_ms % 977, now_ms)
-        for bound in (12_000, 13_000, 13_400, 14_000, 1e9):
-            assert fast.is_within(bound, now_ms) is (slow.measure(now_ms) <= bound)
+    freely = 0
+    for number, now_ms in enumerate(range(0, 60_000, 37)):
+        value = now_ms % 977
+        slow.record(value, now_ms)
+        is_within = fast.record_freely(value, now_ms)
+        freely += is_within
+        assert (is_within or fast.record_within(value, now_ms)) is (slow.measure(now_ms) <= bound), now_ms
+        if number % 50 == 0:
+            for rate in (fast, slow):
+                rate.record(-value, now_ms)
+        if number == 700:
+            fast.config = slow.config = config._replace(quota=Quota(bound := bound / 2))
+        assert fast.measure(now_ms) == slow.measure(now_ms)
+    assert freely > 500 or bound < 10_000

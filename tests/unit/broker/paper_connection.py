@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kalda.base.pending import Pending
-from kalda.network.connection import ANONYMOUS, AtTurn
+from kalda.network.connection import ANONYMOUS, NO_QUOTA_USE, AtTurn
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_response_header, encode_request
@@ -24,6 +24,7 @@ class PaperConnection:
         self.token_authenticated = False
         self.security_protocol = "PLAINTEXT"
         self.unanswered = 0
+        self.quota_use = NO_QUOTA_USE
         self.id = 1
         self.client_software_name = ""
         self.client_software_version = ""

@@ -53,7 +53,6 @@ class Throttle:
         self.now = 0
         """Nanoseconds; each look at the clock takes a microsecond."""
         self.busy_ns: list[int] = []
-        self.encoding_ns: list[int] = []
         self.sizes: list[int] = []
         self.limited: list[Request] = []
         self.charged: list[tuple[str, QuotaClass, type[Request], Any]] = []
@@ -84,14 +83,14 @@ class Throttle:
         self.sizes.append(size_bytes)
         return 0 if context.forwarded_by is not None else self.throttle_ms
 
-    def charge_at_once(self, quota: QuotaClass) -> Callable[..., int]:
-        return self.charge
+    def quota_of_bytes(self, quota: QuotaClass) -> None:
+        return None
+
+    def now_ms(self) -> int:
+        return self.now // 1_000_000
 
     def note_pause(self, api_key: int, pause_ms: int) -> None:
         self.pauses.append(pause_ms)
-
-    def charge_encoding(self, context: RequestContext, quota: QuotaClass, busy_ns: int) -> None:
-        self.encoding_ns.append(busy_ns)
 
     def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
         return lambda caller, count: self.partitions.append((caller.principal, count))

@@ -338,6 +338,21 @@ def test_a_topic_that_is_wanted_is_in_the_next_request_at_once() -> None:
     assert {topic.name for topic in asked.topics} == {"t", "other"}
 
 
+@pytest.mark.parametrize(("topic", "requests"), [("other", 1), ("t", 2)])
+def test_an_unknown_leader_is_asked_for_once(topic: str, requests: int) -> None:
+    """The first response about a topic has all of its partitions; a cached topic without a leader is out of date."""
+    world = ready_world()
+    metadata = world.core.metadata
+    metadata.want(topic, world.now_ms)
+    metadata.next_request(world.now_ms)
+    metadata.request_leader(topic)
+    answer = world._metadata()
+    answer.topics[0].name = topic
+    metadata.on_response(answer, world.now_ms)
+    world.run(1_000)
+    assert 1 + len([key for _, key, _ in world.requests if key is ApiKey.METADATA]) == requests
+
+
 def test_metadata_is_fetched_again_when_it_is_old() -> None:
     world = ready_world(**{"metadata.max.age.ms": 5_000})
     world.run(4_000)

@@ -10,11 +10,13 @@ import pytest
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.chart import Line, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
+from kalda.pipeline.derive import alone
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import parse_time_ms
 from kalda.pipeline.project import read_project
 from kalda.pipeline.running import Progress
 from kalda.pipeline.session import PipelineError
+from kalda.pipeline.snapshot import SnapshotTable
 from kalda.pipeline.status import statuses
 from kalda.pipeline.values import ValueFormat, schema_text
 
@@ -76,6 +78,24 @@ def test_one_process_loads_a_lake(tmp_path: Path) -> None:
         pass
 
 
+def test_one_process_makes_a_version_of_a_snapshot(tmp_path: Path) -> None:
+    wanted = pytest.raises(PipelineError, match="another process is bringing it up to date")
+    with SnapshotTable(tmp_path).locked(), wanted, SnapshotTable(tmp_path).locked():
+        pass
+
+
+def test_one_process_writes_a_derived_table(tmp_path: Path) -> None:
+    text = '[derived.a]\nsql = "SELECT 1"\npath = "a"\n[derived.b]\nsql = "SELECT 2"\npath = "b"\n'
+    both = read_project(project(tmp_path, text))
+    with alone(both, ["a"]):
+        with alone(both, ["b"]):  # another one of the same project
+            pass
+        with pytest.raises(PipelineError, match=r"\[derived.a\]: another process is running it"), alone(both):
+            pass
+    with pytest.raises(PipelineError, match="nothing of the project is named c: a, b"), alone(both, ["c"]):
+        pass
+
+
 def test_a_report_is_counted_once() -> None:
     progress = Progress()
     source = {"numInputRows": 7, "endOffset": '{"a": {"0": 7}}', "latestOffset": '{"a": {"0": 9}}'}
@@ -93,6 +113,7 @@ def test_a_report_is_counted_once() -> None:
         ("2026-01-31T12:00:00+01:00", 1_769_857_200_000),
         ("1769817600000", 1_769_817_600_000),
         ("yesterday", None),
+        ("2026-02-30", None),
     ],
 )
 def test_times(text: str, expected: int | None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from kalda.cli.pipeline import pipeline
+from kalda.pipeline import session
 from kalda.pipeline.session import batch_limit, packages_of
 
 
@@ -25,3 +28,24 @@ def test_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch) 
         "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
         "org.apache.spark:spark-avro_2.13:4.1.4",
     ]
+
+
+def test_without_java_the_refusal_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setenv("JAVA_HOME", "/none")
+    with pytest.raises(session.PipelineError, match=r"JAVA_HOME is /none, which has no bin/java\. .*apt-get install"):
+        session.make_session("pipeline")
+
+
+def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = pytest.importorskip("pyspark.errors")
+
+    def fail(*_: object) -> None:
+        raise errors.AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/none.\n\tat org.apache.spark.X")
+
+    monkeypatch.setattr(session, "make_session", fail)
+    result = CliRunner().invoke(pipeline, ["replay", "/none", "--to", "t", "--name", "n"])
+    assert (result.exit_code, result.output) == (
+        1,
+        "kalda: Spark: [PATH_NOT_FOUND] Path does not exist: file:/none.\n",
+    )

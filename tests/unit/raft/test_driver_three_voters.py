@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,15 @@ def test_three_elect_and_replicate(tmp_path: Path, newest: dict[int, int]) -> No
         assert replica.failures == []
         assert replica.listener.records == [topic("a"), topic("b"), topic("c")]
         assert replica.listener.leaders[-1] == (leader.driver.config.local.id, epoch)
+    led, observed = (
+        {name.name: metric.measure(network.world.mono_ms()) for name, metric in replica.driver.times.sensors()}
+        for replica in (leader, observer)
+    )
+    assert 2 <= led["commit-latency-avg"] <= led["commit-latency-max"] < 100, "a round trip to a follower"
+    assert led["election-latency-max"] >= 2, "a round trip for the votes"
+    assert led["append-records-rate"] == 3 / 32, "in the two seconds since, and a window that is taken to be over"
+    assert observed["fetch-records-rate"] >= 3 / 32
+    assert isnan(observed["commit-latency-avg"])
 
 
 @pytest.mark.parametrize("damaged", [(), (2,), (0, 4, 9)])

@@ -30,6 +30,9 @@ def test_rows_are_split_by_topic_and_partition_in_their_order() -> None:
     )
     found = [(topic, partition, part.column("value").to_pylist()) for topic, partition, part in parts_of(rows, None)]
     assert found == [("a", 1, ["0", "3"]), ("a", None, ["2"]), ("b", 0, ["1", "4"])]
+    many = pa.RecordBatch.from_pydict({"partition": pa.array([2, 1] * 500, pa.int32()), "value": list(range(1000))})
+    parts = {partition: part.column("value").to_pylist() for _, partition, part in parts_of(many, "x")}
+    assert parts == {1: list(range(1, 1000, 2)), 2: list(range(0, 1000, 2))}
     (whole,) = parts_of(rows.select(["value"]), "x")
     assert (whole.topic, whole.partition, whole.rows.num_rows) == ("x", None, 5)
     with pytest.raises(ValueError, match="null topic present in the data"):

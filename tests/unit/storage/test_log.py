@@ -23,7 +23,7 @@ from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.truncating import start_within, truncate_fully_and_start_at, truncate_to
-from kalda.storage.values import AppendOrigin, FetchInfo, UnexpectedAppendOffset
+from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 
 TP = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -188,6 +188,12 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     latest = max_timestamp_job(log).complete()
     assert latest is not None
     assert latest.offset == 19
+
+
+def test_the_largest_timestamp_is_0(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log, 1, timestamp=0)
+    assert max_timestamp_job(log).complete() == TimestampOffset(0, 0, 0)
 
 
 # Segments

@@ -455,9 +455,24 @@ def test_retention_walks_over_all_logs(node: Node) -> None:
     for partition in range(100):
         append(node.log(partition), 3)
     node.poll(30_000)
-    node.poll()
+    assert sum(log.size_bytes == 0 for log in node.logs) < 10, "the files of few logs are renamed in one call"
+    polls = 1
+    while node.logs.upkeep.next_deadline_ms(node.now_ms) <= node.now_ms:
+        node.poll()
+        polls += 1
     assert all(log.size_bytes == 0 for log in node.logs)
-    assert node.logs.upkeep.next_deadline_ms(node.now_ms) >= node.now_ms
+    assert polls < 30
+
+
+def test_many_segments_of_a_log_are_deleted_in_several_calls(node: Node) -> None:
+    node.config = LogConfig(segment_bytes=200, retention_ms=1000)
+    log = node.log(0)
+    append(log, 120)
+    left = [node.poll(30_000) and len(log.segments)]
+    while node.logs.upkeep.next_deadline_ms(node.now_ms) <= node.now_ms:
+        node.poll()
+        left.append(len(log.segments))
+    assert left[:3] == [70, 20, 1]
 
 
 def test_a_cut_below_the_recovery_point_is_checkpointed_first(node: Node) -> None:

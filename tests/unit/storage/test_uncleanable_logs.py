@@ -68,9 +68,12 @@ def test_a_malformed_record_that_is_stored_ends_the_compaction_of_its_log_alone(
     node, other = _with_two_logs()
     _store(node, _malformed_tombstone())
     _fill(node)
+    directory = node.logs.dir_of(TP)
+    assert directory is not None
     assert node.cleaner.clean(NOW) == 1
     assert len(contents(other)) == 1
     assert node.cleaner.uncleanable.keys() == {TP}
+    assert node.cleaner.uncleanable_bytes(directory, NOW) == node.log.size_bytes, "the active segment is empty"
     assert node.cleaner.clean(NOW) == 0
     (message,) = _errors(caplog)
     assert message.startswith("t-0 is not compacted any more: CORRUPT_MESSAGE: ")

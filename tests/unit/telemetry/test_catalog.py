@@ -12,7 +12,8 @@ from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
 from kalda.client.producer import Producer
 from kalda.protocol.apis import API, response_class
-from kalda.protocol.error_codes import Counts, counting_encoder
+from kalda.protocol.encoder import ErrorCounts
+from kalda.protocol.framing import counting_response_encoder, encode_response
 from kalda.protocol.messages.groups import HeartbeatRequest
 from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -26,7 +27,10 @@ BY_USE = {
     "ThrottleTimeMs",
     "partition-load-time-avg",
     "partition-load-time-max",
+    "EventQueueTimeMs",
     "EventQueueProcessingTimeMs",
+    "election-latency-avg",
+    "election-latency-max",
 }
 """Metrics that exist, or have a value, only after what they measure has happened."""
 
@@ -94,17 +98,17 @@ def test_quantiles_are_of_the_last_windows() -> None:
 
 
 def test_error_codes_are_counted_wherever_a_response_has_them() -> None:
-    counts = Counts(int)
+    counts = ErrorCounts(int)
     partitions = [PartitionProduceResponse(error_code=code) for code in (0, 0, 6)]
     response = ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=partitions)])
-    encode = counting_encoder(ProduceResponse, 9, lambda number, each: (number, each), counts)
-    assert encode(7, response) == (7, response)
+    assert counting_response_encoder(ProduceResponse, 9, counts)(7, response) == encode_response(7, response, 9)
     assert counts == {6: 1}
     unknown = [MetadataResponsePartition(error_code=9)]
     topics = [MetadataResponseTopic(error_code=3), MetadataResponseTopic(partitions=unknown)]
-    counting_encoder(MetadataResponse, 9, lambda *_: None, counts)(1, MetadataResponse(topics=topics))
+    counting_response_encoder(MetadataResponse, 9, counts)(1, MetadataResponse(topics=topics))
     assert counts == {6: 1, 3: 1, 9: 1}
     for api in API.values():
         for version in range(api.lowest, api.highest + 1):
             response_of = response_class(api.key)
-            counting_encoder(response_of, version, lambda *_: None, counts)(1, response_of())
+            encode = counting_response_encoder(response_of, version, counts)
+            assert encode(1, response_of()) == encode_response(1, response_of(), version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -39,6 +40,8 @@ from kalda.replication.waiting import DelayedOperation, OffsetWaiter
 from kalda.storage.job import Job
 from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.values import TimestampOffset
+
+requests_log = logging.getLogger("kalda.requests")
 
 _FIRST_WITH_EPOCHS = 4
 _FIRST_NOT_AVAILABLE = 5
@@ -232,6 +235,9 @@ class OffsetHandlers:
                     result.error_code = failure.code
                 except OSError:
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                except Exception:
+                    requests_log.exception("a search for the offset of partition %d failed", result.partition_index)
+                    result.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
             pending.complete(response)
 
         self._replicas.jobs.run(job, finish)

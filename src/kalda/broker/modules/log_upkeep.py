@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from functools import partial
 
+from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import Gauge, Measurable, SensorName
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
+from kalda.storage.cleaner import LogCleaner
+from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.logs")
@@ -33,7 +37,14 @@ class LogUpkeepModule(Module):
         sensors = context.sensors
         sensors.gauge("kafka.log:type=LogCleaner", "max-dirty-percent", read=lambda: cleaner.max_dirty_ratio * 100)
         manager = "kafka.log:type=LogCleanerManager"
-        sensors.gauge(manager, "uncleanable-partitions-count", read=lambda: len(cleaner.uncleanable))
+        for directory in context.logs.dirs:
+            tags = (("logDirectory", directory.path),)
+            count, size = (
+                partial(_uncleanable, cleaner, directory),
+                partial(_uncleanable_bytes, cleaner, directory, clock),
+            )
+            sensors.gauge(manager, "uncleanable-partitions-count", tags, count)
+            sensors.gauge(manager, "uncleanable-bytes", tags, size)
         sensors.gauge(
             manager,
             "time-since-last-run-ms",
@@ -82,6 +93,14 @@ class LogUpkeepModule(Module):
         """Start no more jobs; those that run are finished by their threads."""
         self._host.disk.when_many_are_open(None)
         self._keeper.close()
+
+
+def _uncleanable(cleaner: LogCleaner, directory: LogDir) -> int:
+    return len(cleaner.uncleanable_in(directory))
+
+
+def _uncleanable_bytes(cleaner: LogCleaner, directory: LogDir, clock: Clock) -> int:
+    return cleaner.uncleanable_bytes(directory, clock.wall_ms())
 
 
 def _log_metrics(logs: LogManager, most: int) -> Iterator[tuple[SensorName, Measurable]]:

@@ -182,7 +182,7 @@ class Fetcher:
                 continue
             leader = self._requests.metadata.leader_of(partition.topic, partition.partition)
             if leader is None:
-                self._requests.metadata.request_update()
+                self._requests.metadata.request_leader(partition.topic)
                 continue
             node_id = leader.node_id
             if state.replica >= 0:

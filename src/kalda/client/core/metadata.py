@@ -2,6 +2,7 @@
 
     want(topic, now)              a topic that the client uses: it is in the requests from now on
     request_update()              what is cached has proved wrong
+    request_leader(topic)         a partition of the topic has no known leader
     next_request_at_ms(now)       when a Metadata request is due, None while one is in flight
     next_request(now)             that request
     on_response(response, now)    its response
@@ -161,6 +162,12 @@ class ClusterMetadata:
     def request_update(self) -> None:
         """Ask again, after the backoff: what is cached has proved wrong."""
         self._update_requested = True
+
+    def request_leader(self, topic: str) -> None:
+        """A partition of the wanted topic has no known leader: ask again, unless the response that is due first is the
+        first one about the topic. Such a response has all of the topic's partitions, and is not asked for twice."""
+        if topic in self.topics or not self._in_flight:
+            self._update_requested = True
 
     def next_request_at_ms(self, now_ms: int) -> int | None:
         """When a request is due; None while one is in flight, and where no topic is wanted."""

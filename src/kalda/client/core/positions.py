@@ -223,7 +223,7 @@ class Positions:
                 continue
             leader = metadata.leader_of(*partition)
             if leader is None:
-                metadata.request_update()
+                metadata.request_leader(partition.topic)
                 continue
             by_node.setdefault(leader.node_id, []).append(state)
         for node_id, states in by_node.items():
@@ -385,7 +385,7 @@ class Positions:
                 continue
             leader = metadata.leader_of(*partition)
             if leader is None:
-                metadata.request_update()
+                metadata.request_leader(partition.topic)
                 continue
             by_node.setdefault(leader.node_id, {})[partition] = timestamp
         for node_id, times in by_node.items():

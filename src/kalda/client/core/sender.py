@@ -103,7 +103,7 @@ class Sender:
         ready = accumulator.ready(now_ms)
         for topic in ready.topics_without_leader:
             self._metadata.want(topic, now_ms)
-            self._metadata.request_update()
+            self._metadata.request_leader(topic)
         if ready.is_any_expired:
             for batch in accumulator.expired(now_ms):
                 self._fail_expired(batch, now_ms)

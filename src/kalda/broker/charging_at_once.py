@@ -1,0 +1,98 @@
+"""The charge stage of most requests of a limited client: Produce and Fetch requests that are answered at once.
+
+Each of them counts against one quota of bytes. What this costs is a part of every request, so it is one function for
+each API. The sensors of a client are kept at its connection, for one generation of the quota's clients; what surely
+stays within the quota is recorded without measuring the rate. Replies that wait or are made in steps, requests without
+an answer, and all requests while time is a quota are charged by `kalda.broker.charging.Charge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kalda.broker.context import RequestContext
+from kalda.network.connection import Buffer
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
+from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
+from kalda.protocol.notation import Request, Response
+from kalda.quota.client_quotas import ClientQuotas, ClientSensors
+
+Handler = Callable[[RequestContext, Any], Any]
+Encode = Callable[[int, Response], list[Buffer]]
+Paused = Callable[[RequestContext, Request, Response, int], Response]
+"""Mutes the connection of a client for so many milliseconds; returns what is sent to it in place of the response."""
+
+
+def charged_produce(handler: Handler, quotas: ClientQuotas, now_ms: Callable[[], int], paused: Paused) -> Handler:
+    """`handler`, whose response is charged by the size of the request's frame."""
+
+    def produce(context: RequestContext, request: ProduceRequest) -> Any:
+        reply = handler(context, request)
+        if type(reply) is not ProduceResponse:
+            return reply
+        now, size = now_ms(), len(context.frame)
+        generation, client_id, sensors = context.connection.quota_use
+        if generation is not quotas.generation or client_id != context.client_id:
+            sensors = _sensors_of(quotas, context, now)
+        if sensors.metric.record_freely(size, now):
+            sensors.last_ms = now
+            sensors.requests += 1
+        elif pause_ms := quotas.record_of(sensors, size, now):
+            sensors.note_pause(pause_ms, now)
+            return paused(context, request, reply, pause_ms)
+        return reply
+
+    return produce
+
+
+def charged_fetch(
+    handler: Handler,
+    quotas: ClientQuotas,
+    now_ms: Callable[[], int],
+    paused: Paused,
+    encode: Encode,
+    encode_again: Encode,
+    header_bytes: int,
+) -> Handler:
+    """`handler`, whose response is encoded, and charged by its size without `header_bytes`. Followers are exempt."""
+    most_s = (quotas.config.samples - 1) * (quotas.config.window_ms / 1000)
+
+    def fetch(context: RequestContext, request: FetchRequest) -> Any:
+        if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
+            return handler(context, request)
+        generation, client_id, sensors = context.connection.quota_use
+        if generation is not quotas.generation or client_id != context.client_id:
+            sensors = _sensors_of(quotas, context, now_ms())
+        if sensors.limit * most_s < request.max_bytes or request.min_bytes > request.max_bytes:
+            limit_fetch(request, sensors.limit * most_s)
+        reply = handler(context, request)
+        if type(reply) is not FetchResponse:
+            return reply
+        buffers = encode(context.header.correlation_id, reply)
+        now, size = now_ms(), sum(map(len, buffers)) - header_bytes
+        if sensors.metric.record_freely(size, now):
+            sensors.last_ms = now
+            sensors.requests += 1
+        elif pause_ms := quotas.record_of(sensors, size, now):
+            quotas.record_unthrottled(context.principal, context.client_id, -size, now)
+            sensors.note_pause(pause_ms, now)
+            return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
+        return buffers
+
+    return fetch
+
+
+def limit_fetch(request: FetchRequest, most_bytes: float) -> None:
+    """Reduce the bytes of a Fetch to what its client may use at once without a pause: it would be throttled for sure
+    otherwise, again and again."""
+    request.max_bytes = int(min(most_bytes, request.max_bytes))
+    request.min_bytes = min(request.min_bytes, request.max_bytes)
+
+
+def _sensors_of(quotas: ClientQuotas, context: RequestContext, now: int) -> ClientSensors:
+    """The sensors of the client, kept at its connection. A class of the operator may choose others each time."""
+    sensors = quotas.sensors_of(context.principal, context.client_id, now)
+    if quotas.callback is None:
+        context.connection.quota_use = quotas.generation, context.client_id, sensors
+    return sensors
