@@ -145,7 +145,8 @@ class ProducerIo(IoThread):
         full turn, as is a `wake`: that remains due."""
         self.sleeps_until_ms = NEVER_MS
         self._turns += 1
-        self._core.send(now_ms)
+        if not self._core.send(now_ms):
+            return
         self._channels.carry_out()
         if not self._core.sender.finished:  # as it has with acks=0
             self.sleeps_until_ms = now_ms + _USUAL_WAIT_MS
