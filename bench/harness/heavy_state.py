@@ -32,6 +32,7 @@ PARTITIONS = 9_999
 """The controller takes at most 10,000 records for a topic, and one of them is its name's."""
 GROUP = "heavy"
 TRANSACTIONAL_ID = "heavy"
+TRANSACTIONAL_IDS = 100_000
 PROPERTIES = """\
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
@@ -169,10 +170,13 @@ def _groups(ask: Ask) -> Iterator[Case]:
 
 def _transactions(ask: Ask) -> Iterator[Case]:
     _await_coordinator(ask, 1, TRANSACTIONAL_ID)
-    names = [f"t-{n}" for n in range(100_000)]
+    names = [f"t-{n}" for n in range(TRANSACTIONAL_IDS)]
     ask([transactions.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000) for name in names])
-    yield "list 100,000 transactions", transactions.ListTransactionsRequest()
-    yield "describe 100,000 transactions", transactions.DescribeTransactionsRequest(transactional_ids=names)
+    yield f"list {TRANSACTIONAL_IDS:,} transactions", transactions.ListTransactionsRequest()
+    yield (
+        f"describe {TRANSACTIONAL_IDS:,} transactions",
+        transactions.DescribeTransactionsRequest(transactional_ids=names),
+    )
     (begun,) = ask(
         [transactions.InitProducerIdRequest(transactional_id=TRANSACTIONAL_ID, transaction_timeout_ms=600_000)]
     )
