@@ -131,7 +131,7 @@ def _configs(_ask: Ask) -> Iterator[Case]:
 
 def _await_coordinator(ask: Ask, key_type: int, key: str) -> None:
     """Have the topic of the coordinators made, and its partitions loaded."""
-    asked = metadata.FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
+    asked = groups.FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
     while ask([asked])[0].coordinators[0].error_code:
         time.sleep(0.2)
     time.sleep(2)
