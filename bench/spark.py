@@ -153,11 +153,13 @@ class Work:
             with Producer({"bootstrap.servers": f"127.0.0.1:{self.node.port}", "linger.ms": 0}) as producer:
                 for is_counted in (False, True):
                     until_s = time.monotonic() + LIVE_S / (1 if is_counted else 2)
-                    while time.monotonic() < until_s or not begun.is_set():
+                    while query.isActive and (time.monotonic() < until_s or not begun.is_set()):
                         producer.send(LIVE, b"%d" % time.time_ns())
                         time.sleep(LIVE_EVERY_S)
                     if not is_counted:
                         times.clear()
+            if error := query.exception():
+                raise error
             query.stop()
         return median(times)
 

@@ -72,7 +72,7 @@ from kalda.spark.batches import (
     with_new,
 )
 from kalda.spark.filters import Narrowing, narrow
-from kalda.spark.options import OptionError, ReadOptions, read_options
+from kalda.spark.options import Edge, OptionError, ReadOptions, read_options
 from kalda.spark.planning import DataLoss, OffsetRange, pack, plan, split, start_offsets
 
 if TYPE_CHECKING:
@@ -224,11 +224,18 @@ class FilteringReader(TopicReader):
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming query's reader: one object in a process of the driver decides on batches, copies of it read.
 
-    Spark calls `latestOffset` once a batch, and `partitions` with what it has written to the checkpoint."""
+    Spark calls `latestOffset` once a batch, and `partitions` with what it has written to the checkpoint. It writes the
+    ends of batches only, and calls `initialOffset` for the start of the first one, again and again until that has
+    ended. So the first batch of a query that starts at the ends of the logs is empty: its end, which is written, is
+    where the query has started."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.columns = [(one.name, one.nullable) for one in schema]
+        self._initial: dict[str, Any] | None = None
+        """Where the query starts; None before Spark has called `initialOffset`, and in a query with ended batches."""
+        self._has_begun = False
+        """Whether the first batch of a query that starts at the ends of the logs was planned."""
         self._rate: Rate | None = None
         """Made at the first batch: it holds a clock."""
         self._latest: dict[TopicPartition, int] | None = None
@@ -240,8 +247,9 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with one_sentence():
-            self._end = to_json(start_offsets(admin(self.options), self.options))
-            return dict(self._end)
+            if self._initial is None:
+                self._end = self._initial = to_json(start_offsets(admin(self.options), self.options))
+            return dict(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self.options
@@ -261,6 +269,11 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with one_sentence():
             given = self._end if start is None else start
             begin = from_json(given)
+            if self.options.start is Edge.LATEST and given == self._initial and not self._has_begun:
+                self._has_begun = True
+                if self._available is not None:  # the logs have grown since it was requested
+                    self._available = self._available | begin
+                return dict(given)
             logs, options = admin(self.options), self.options
             latest = self._available
             if latest is None:
@@ -282,6 +295,9 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with one_sentence():
             self._end = end
             options = self.options
+            if options.start is Edge.LATEST and start == self._initial and not self._has_begun:
+                # The first batch, which was planned before the query was restarted: the start is that of now.
+                return []
             ranges = ranges_between(admin(options), options, from_json(start), from_json(end))
             pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
             return [RangePartition(task) for task in pack(pieces, options)]

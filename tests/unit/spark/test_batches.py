@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -148,3 +149,30 @@ def test_ends_below_what_was_read_are_requested_again_for_a_bounded_number_of_ti
     logs = Logs(stale)
     assert latest_position(logs, given, {A0: 7}, paused.append) == {A0: 4}
     assert (paused, logs.requests) == ([10, 5, 5], 3)
+
+
+def test_a_stream_from_the_ends_of_the_logs_keeps_where_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark calls `initialOffset` more than once, and writes only ends of batches to the checkpoint."""
+    source = pytest.importorskip("kalda.spark.source")
+    logs = Logs(*({A0: (0, end)} for end in (10, 20, 30, 40, 50, 60)))
+    monkeypatch.setattr(source, "admin", lambda _: logs)
+    every = source.ReadAllAvailable()
+
+    def made() -> Any:
+        return source.KaldaSource({"kafka.bootstrap.servers": "h:1", "subscribe": "a"}).streamReader(source.COLUMNS)
+
+    first = made()
+    start = first.initialOffset()
+    end = first.latestOffset(start, every)
+    assert start == first.initialOffset() == end == {"a": {"0": 10}}
+    assert first.partitions(start, end) == []
+    assert first.latestOffset(end, every) == {"a": {"0": 20}}
+    again = made()  # restarted before the first batch has ended
+    assert again.partitions(again.initialOffset(), end) == []
+    then = again.latestOffset(end, every)
+    assert then == {"a": {"0": 40}}
+    assert [each.value for each in again.partitions(end, then)] == [(("a", 0, 10, 40),)]
+    short = made()
+    short.prepareForTriggerAvailableNow()
+    start = short.initialOffset()  # the log has grown meanwhile
+    assert short.latestOffset(start, every) == short.latestOffset(start, every) == start == {"a": {"0": 60}}
