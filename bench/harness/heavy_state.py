@@ -32,6 +32,7 @@ PARTITIONS = 9_999
 """The controller takes at most 10,000 records for a topic, and one of them is its name's."""
 GROUP = "heavy"
 TRANSACTIONAL_ID = "heavy"
+TRANSACTIONAL_IDS = 100_000
 PROPERTIES = """\
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
@@ -128,25 +129,24 @@ def _configs(_ask: Ask) -> Iterator[Case]:
     yield "replace 4,900 configs", configs.AlterConfigsRequest(resources=whole)
 
 
-def _await_coordinator(ask: Ask, key_type: int, key: str) -> None:
-    """Have the topic of the coordinators made, and its partitions loaded."""
-    asked = metadata.FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
-    while ask([asked])[0].coordinators[0].error_code:
-        time.sleep(0.2)
-    time.sleep(2)
+def _fill(ask: Ask, key_type: int, requests: Sequence[Request], error_of: Callable[[Any], int]) -> None:
+    """Have the topic of the coordinators made, and send the requests until its partitions are loaded."""
+    ask([groups.FindCoordinatorRequest(key_type=key_type, coordinator_keys=["any"])])
+    while any(error_of(response) for response in ask(requests)):
+        time.sleep(1)
 
 
 def _groups(ask: Ask) -> Iterator[Case]:
-    _await_coordinator(ask, 0, GROUP)
+    names = [f"g-{n}" for n in range(10_000)]
+    one = [offsets.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+    rows = [_topic(offsets.OffsetCommitRequestTopic, one)]
+    commits = [offsets.OffsetCommitRequest(group_id=name, topics=rows) for name in names]
+    _fill(ask, 0, commits, lambda response: response.topics[0].partitions[0].error_code)
     own = [offsets.OffsetCommitRequestPartition(partition_index=n, committed_offset=1) for n in range(PARTITIONS)]
     yield (
         "commit 9,999 offsets",
         offsets.OffsetCommitRequest(group_id=GROUP, topics=[_topic(offsets.OffsetCommitRequestTopic, own)]),
     )
-    names = [f"g-{n}" for n in range(10_000)]
-    one = [offsets.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
-    rows = [_topic(offsets.OffsetCommitRequestTopic, one)]
-    ask([offsets.OffsetCommitRequest(group_id=name, topics=rows) for name in names])
     yield (
         "fetch all offsets",
         offsets.OffsetFetchRequest(groups=[offsets.OffsetFetchRequestGroup(group_id=GROUP, topics=None)]),
@@ -168,19 +168,22 @@ def _groups(ask: Ask) -> Iterator[Case]:
 
 
 def _transactions(ask: Ask) -> Iterator[Case]:
-    _await_coordinator(ask, 1, TRANSACTIONAL_ID)
-    names = [f"t-{n}" for n in range(100_000)]
-    ask([transactions.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000) for name in names])
-    yield "list 100,000 transactions", transactions.ListTransactionsRequest()
-    yield "describe 100,000 transactions", transactions.DescribeTransactionsRequest(transactional_ids=names)
-    (begun,) = ask(
+    names = [f"t-{n}" for n in range(TRANSACTIONAL_IDS)]
+    begun = [transactions.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000) for name in names]
+    _fill(ask, 1, begun, lambda response: response.error_code)
+    yield f"list {TRANSACTIONAL_IDS:,} transactions", transactions.ListTransactionsRequest()
+    yield (
+        f"describe {TRANSACTIONAL_IDS:,} transactions",
+        transactions.DescribeTransactionsRequest(transactional_ids=names),
+    )
+    (wide,) = ask(
         [transactions.InitProducerIdRequest(transactional_id=TRANSACTIONAL_ID, transaction_timeout_ms=600_000)]
     )
     added = transactions.AddPartitionsToTxnTopic(name=WIDE, partitions=list(range(PARTITIONS)))
     named = transactions.AddPartitionsToTxnTransaction(
         transactional_id=TRANSACTIONAL_ID,
-        producer_id=begun.producer_id,
-        producer_epoch=begun.producer_epoch,
+        producer_id=wide.producer_id,
+        producer_epoch=wide.producer_epoch,
         topics=[added],
     )
     yield "add 9,999 partitions", transactions.AddPartitionsToTxnRequest(transactions=[named])
@@ -189,8 +192,8 @@ def _transactions(ask: Ask) -> Iterator[Case]:
         "end a wide transaction",
         transactions.EndTxnRequest(
             transactional_id=TRANSACTIONAL_ID,
-            producer_id=begun.producer_id,
-            producer_epoch=begun.producer_epoch,
+            producer_id=wide.producer_id,
+            producer_epoch=wide.producer_epoch,
             committed=True,
         ),
     )
