@@ -31,7 +31,7 @@ from kalda.protocol.messages.admin import (
 
 _LIMIT = 1e12
 _OTHERS = 100_000
-_AT_ONCE = 5_000
+_AT_ONCE = 2_000
 WORKLOADS = ("requests", "fetches")
 _BYTES = ("producer_byte_rate", "consumer_byte_rate")
 Entity = dict[str, str | None]

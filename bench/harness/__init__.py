@@ -7,6 +7,7 @@
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
 - `transacting`: its workloads of transactions
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
+- `heavy_state`: requests that are heavy because of what a node holds
 - `worst_requests`: what a client can send that makes a node work longest, for each API
 - `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read

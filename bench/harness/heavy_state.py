@@ -6,6 +6,7 @@ which is measured as well, and the next ones read and alter it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -127,7 +128,16 @@ def _configs(_ask: Ask) -> Iterator[Case]:
     yield "replace 4,900 configs", configs.AlterConfigsRequest(resources=whole)
 
 
+def _await_coordinator(ask: Ask, key_type: int, key: str) -> None:
+    """Have the topic of the coordinators made, and its partitions loaded."""
+    asked = metadata.FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
+    while ask([asked])[0].coordinators[0].error_code:
+        time.sleep(0.2)
+    time.sleep(2)
+
+
 def _groups(ask: Ask) -> Iterator[Case]:
+    _await_coordinator(ask, 0, GROUP)
     own = [offsets.OffsetCommitRequestPartition(partition_index=n, committed_offset=1) for n in range(PARTITIONS)]
     yield (
         "commit 9,999 offsets",
@@ -158,6 +168,7 @@ def _groups(ask: Ask) -> Iterator[Case]:
 
 
 def _transactions(ask: Ask) -> Iterator[Case]:
+    _await_coordinator(ask, 1, TRANSACTIONAL_ID)
     names = [f"t-{n}" for n in range(100_000)]
     ask([transactions.InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000) for name in names])
     yield "list 100,000 transactions", transactions.ListTransactionsRequest()

@@ -280,3 +280,29 @@ def test_too_large_a_record_is_refused(node: LoneNode, admin: AdminClient, fresh
     out.produce(name, b"x" * 5000, on_delivery=lambda error, _: refused.append(error))
     assert out.flush(WAIT_S) == 0
     assert refused[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+@pytest.mark.parametrize("client_id", ["a-client", "__admin_client"])
+def test_topics_of_coordinators_take_records_of_kafkas_admin_client_alone(
+    node: LoneNode, admin: AdminClient, fresh: Fresh, consumers: Callable[..., Consumer], client_id: str
+) -> None:
+    """What it writes, a coordinator cannot read, and it goes on behind that."""
+    group, mine = consumers(fresh("group")), TopicPartition(fresh("nothing"), 0, 7)
+    group.committed([mine], timeout=WAIT_S)
+    producer(node, **{"transactional.id": fresh("id")}).init_transactions(WAIT_S)
+    written: list[tuple[str, KafkaError | None]] = []
+    out = producer(node, **{"client.id": client_id})
+    topics = admin.list_topics(timeout=WAIT_S).topics
+    for name in ("__consumer_offsets", "__transaction_state"):
+        for partition in topics[name].partitions:
+            out.produce(
+                name, b"v", b"\x7f\xff", partition, on_delivery=lambda error, m: written.append((m.topic(), error))
+            )
+    assert out.flush(WAIT_S) == 0
+    codes = {(topic, error and error.code()) for topic, error in written}
+    refusal = None if client_id == "__admin_client" else KafkaError.TOPIC_EXCEPTION
+    assert codes == {("__consumer_offsets", refusal), ("__transaction_state", refusal)}
+    (committed,) = group.commit(offsets=[mine], asynchronous=False)
+    assert committed.error is None
+    assert group.committed([mine], timeout=WAIT_S)[0].offset == 7
+    producer(node, **{"transactional.id": fresh("id")}).init_transactions(WAIT_S)

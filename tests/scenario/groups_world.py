@@ -25,6 +25,7 @@ from kalda.protocol.messages.groups import (
     JoinGroupRequestProtocol,
     LeaveGroupRequest,
     ListGroupsRequest,
+    ListGroupsResponse,
     MemberIdentity,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
@@ -480,5 +481,6 @@ def describe(world: World, *groups: str, version: int = 6) -> list[tuple[str, st
 
 
 def list_groups(world: World, version: int = 5, **filters: list[str]) -> list[str]:
-    answer = Answer(world.coordinator.list_groups(Context(version), ListGroupsRequest(**filters), world.now), version)
+    listed = list(world.coordinator.list_groups(ListGroupsRequest(**filters), world.now))
+    answer = Answer(ListGroupsResponse(groups=listed), version)
     return [f"{each.group_id} {each.protocol_type} {each.group_state}" for each in answer.value.groups]

@@ -156,6 +156,12 @@ def test_groups_are_described_listed_and_deleted() -> None:
         ("Dead", "", "GROUP_ID_NOT_FOUND", 0),
     ]
     assert describe(world, "none", version=5) == [("Dead", "", "NONE", 0)]
+    for version in (5, 6):
+        again = describe(world, "live", "live", version=version)
+        assert again == [("Stable", "range", "NONE", 1), ("", "", "INVALID_REQUEST", 0)]
+    twice = OffsetFetchRequest(groups=2 * [OffsetFetchRequestGroup(group_id="simple", topics=None)])
+    fetched = Answer(world.coordinator.offset_fetch(Context(9), twice, world.now), 9).value.groups
+    assert [(group.error_code, len(group.topics)) for group in fetched] == [(0, 1), (ErrorCode.INVALID_REQUEST, 0)]
     assert sorted(list_groups(world)) == ["live consumer Stable", "simple  Empty"]
     assert list_groups(world, states_filter=["stable"]) == ["live consumer Stable"]
     assert list_groups(world, states_filter=["EMPTY", "dead"]) == ["simple  Empty"]

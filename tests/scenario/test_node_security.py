@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import json
@@ -26,6 +27,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
+from kalda.client.admin.access import create_token
 from kalda.client.admin.configs import Resource, describe_configs
 from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
@@ -183,15 +185,33 @@ def test_a_large_frame_before_the_login_closes_the_connection(cluster: Cluster) 
             assert peer.recv(100) == b""
 
 
-def test_old_clients_send_bare_tokens(cluster: Cluster) -> None:
-    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, an empty frame accepts."""
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+def test_old_clients_send_bare_tokens(cluster: Cluster, mechanism: str) -> None:
+    """SaslHandshake v0, as kafkajs does: tokens in frames of their own, of which an empty one accepts. A refusal closes
+    the connection without an answer."""
+
+    def log_in(connection: BlockingConnection, **who: Any) -> bool:
+        security = ClientSecurity.of(cluster.client_config("alice", mechanism, **who))
+        assert security is not None
+        exchange, stream = security._exchange(mechanism, "localhost"), connection._socket
+        assert connection.request(SaslHandshakeRequest(mechanism=mechanism), 0).error_code == 0
+        token: bytes | None = exchange.first()
+        while token is not None:
+            stream.sendall(len(token).to_bytes(4, "big") + token)
+            size = stream.recv(4)
+            if not size:
+                return False
+            length = int.from_bytes(size, "big")
+            token = exchange.on_challenge(stream.recv(length) if length else b"")
+        return True
+
     with bare(cluster) as connection:
-        assert connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
-        token = b"\0alice\0alice-secret"
-        connection._socket.sendall(len(token).to_bytes(4, "big") + token)
-        assert connection._socket.recv(4) == bytes(4)
+        assert log_in(connection)
         assert serves(connection)
         assert principal_of(cluster, connection) == "User:alice"
+    if mechanism != "OAUTHBEARER":
+        with bare(cluster) as connection:
+            assert not log_in(connection, password="wrong")
 
 
 def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None:
@@ -584,7 +604,14 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
     """What a node logs at its most talkative, and what it answers about its configs, has no password, key or token."""
     caplog.set_level(logging.DEBUG)
     users = {"admin": "Pl4nted-admin", "eve": "Pl4nted-eve"}
-    with Cluster(security="SASL_SSL", users=users, directory=tmp_path) as cluster:
+    config = {
+        "delegation.token.secret.key": "Pl4nted-master",
+        "listener.name.unused.gssapi.sasl.jaas.config": 'com.sun.Krb5LoginModule required password="Pl4nted-kerberos";',
+        "listener.name.unused.ssl.key.password": "Pl4nted-key",
+        "sasl.oauthbearer.assertion.private.key.passphrase": "Pl4nted-phrase",
+        "sasl.oauthbearer.client.credentials.client.secret": "Pl4nted-client",
+    }
+    with Cluster(security="SASL_SSL", users=users, config=config, directory=tmp_path) as cluster:
         cluster.create_topic("t")
         for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"):
             connect(cluster, user="eve", mechanism=mechanism).close()
@@ -599,13 +626,15 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
         node: Node = cluster.nodes[1]
         with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
             described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
+            hmac = create_token(client).hmac
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
-    for planted in ("Pl4nted", "node-secret", key):
+    for planted in ("Pl4nted", "node-secret", key, base64.b64encode(hmac).decode(), hmac.hex(), repr(hmac)[2:-1]):
         assert planted not in written
         files = [each for each in cluster.directory(1).rglob("*") if each.is_file()]
         assert any(each.suffix == ".log" for each in files)
         assert [each for each in files if planted.encode() in each.read_bytes()] == []
+    assert [each for each in files if hmac in each.read_bytes()] == []
 
 
 def test_a_plaintext_node_imports_nothing_of_it() -> None:

@@ -252,8 +252,9 @@ def test_description_hides_what_the_caller_may_not_see() -> None:
     broker.world.begin(producer, 0, 2)
     broker.world.begin(producer, 0, topic="secret")
     broker.world.producer("hidden")
-    response = broker.ask(DescribeTransactionsRequest(transactional_ids=["t", "hidden", "nope", ""]), 0)
-    shown, hidden, unknown, empty = response.transaction_states
+    response = broker.ask(DescribeTransactionsRequest(transactional_ids=["t", "hidden", "nope", "", "t"]), 0)
+    shown, hidden, unknown, empty, again = response.transaction_states
+    assert (ErrorCode(again.error_code), again.topics) == (ErrorCode.INVALID_REQUEST, [])
     assert [(topic.topic, topic.partitions) for topic in shown.topics] == [("orders", [0, 2])]
     assert (shown.transaction_state, shown.producer_id, shown.transaction_timeout_ms) == ("Ongoing", 1000, 60_000)
     assert ErrorCode(hidden.error_code) is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

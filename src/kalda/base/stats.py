@@ -262,18 +262,18 @@ class Min(SampledStat):
 class Rate(WindowedSum):
     """What was recorded, a second."""
 
-    __slots__ = ("_free", "_free_until_ms")
+    __slots__ = ("_free_until_ms", "_most")
 
     def __init__(self, config: MetricConfig | None = None) -> None:
         super().__init__(config)
-        self._free: float
-        """So much more may be recorded before `_free_until_ms`, and the rate is surely within the quota of the config.
-        Until then no sample becomes too old to count, and values are recorded in the current sample."""
+        self._most: float
+        """With so much in the current sample the rate is surely within the quota of the config, before
+        `_free_until_ms`: until then values are recorded in that sample, and none becomes too old to count."""
         self._free_until_ms: int
 
     def _forget(self) -> None:
         super()._forget()
-        self._free, self._free_until_ms = 0.0, 0
+        self._most, self._free_until_ms = 0.0, 0
 
     def record(self, value: float, now_ms: int) -> None:
         """Count `value` at this moment."""
@@ -283,16 +283,17 @@ class Rate(WindowedSum):
             self._free_until_ms = 0
         sample.value += value
         sample.last_event_ms = now_ms
-        self._free -= value
 
     def record_freely(self, value: float, now_ms: int) -> bool:
         """Count `value` where the rate is surely within the quota of the config with it; otherwise nothing is counted,
         and False is returned. This is what most requests of a limited client cost."""
-        if now_ms >= self._free_until_ms or value > self._free:
+        if now_ms >= self._free_until_ms:
             return False
-        self._free -= value
         sample = self._samples[self._current]
-        sample.value += value
+        total = sample.value + value
+        if total > self._most:
+            return False
+        sample.value = total
         sample.last_event_ms = now_ms
         return True
 
@@ -302,10 +303,12 @@ class Rate(WindowedSum):
         config = self._config
         assert config.quota is not None, "the rate has a quota"
         bound, total = config.quota.bound, self.total(now_ms)
+        sample = self._samples[self._current]
         # The divisor of the rate is `samples - 1` windows at least.
-        self._free = bound * (config.samples - 1) * config.window_ms / 1000.0 * _SURELY_BELOW - total
-        self._free_until_ms = min(self._drop_ms, self._samples[self._current].start_ms + config.window_ms)
-        return self._free >= 0 or total / (self.window_size_ms(now_ms) / 1000.0) <= bound
+        free = bound * (config.samples - 1) * config.window_ms / 1000.0 * _SURELY_BELOW - total
+        self._most = sample.value + free
+        self._free_until_ms = min(self._drop_ms, sample.start_ms + config.window_ms)
+        return free >= 0 or total / (self.window_size_ms(now_ms) / 1000.0) <= bound
 
     def total(self, now_ms: int) -> float:
         """The sum of the samples that count."""

@@ -31,7 +31,8 @@ def charged_produce(handler: Handler, quotas: ClientQuotas, now_ms: Callable[[],
         reply = handler(context, request)
         if type(reply) is not ProduceResponse:
             return reply
-        now, size = now_ms(), len(context.frame)
+        now = now_ms()
+        size = len(context.frame)
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now)
@@ -64,13 +65,14 @@ def charged_fetch(
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now_ms())
-        if sensors.limit * most_s < request.max_bytes or request.min_bytes > request.max_bytes:
+        if sensors.limit * most_s < request.max_bytes:
             limit_fetch(request, sensors.limit * most_s)
         reply = handler(context, request)
         if type(reply) is not FetchResponse:
             return reply
         buffers = encode(context.header.correlation_id, reply)
-        now, size = now_ms(), sum(map(len, buffers)) - header_bytes
+        now = now_ms()
+        size = sum(map(len, buffers)) - header_bytes
         if sensors.metric.record_freely(size, now):
             sensors.last_ms = now
             sensors.requests += 1

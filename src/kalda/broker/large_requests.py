@@ -39,12 +39,15 @@ SMALL_ELEMENTS = 4_000
 with an answer of its own."""
 SMALL_OPERATION_ELEMENTS = 500
 """The same for operations of the controller: the response may be a hundred times as large, as that of CreateTopics."""
+SMALL_PRODUCE_ELEMENTS = 2_000
+"""The same for Produce. Each partition is an append, which opens the files of a log that has long not been written."""
 MAX_REQUEST_ELEMENTS = 250_000
 """No client names as many things in one request. A request with more closes its connection."""
 MAX_OPERATIONS = 10_000
 """Items of one operation of the controller: `MAX_RECORDS_PER_USER_OP` of Apache Kafka."""
 PART_ITEMS = 1_000
 """Items that are handled in one step: about ten milliseconds."""
+PRODUCE_PART_ITEMS = 300
 MAX_FETCHED_AT_ONCE = 10_000
 """Partitions of a consumer's fetch that is handled whole. A fetch in parts waits for `min_bytes` in each part, so that
 records of one part may wait for those of another, at most for `max_wait_ms`."""
@@ -59,6 +62,8 @@ class Cut(NamedTuple):
     answered: tuple[str, ...]
     is_one_operation: bool = False
     """An operation of the controller, which is not cut here."""
+    part_items: int = PART_ITEMS
+    """Items of one part."""
 
 
 def _partitions(asked: str = "topics", answered: str = "topics") -> tuple[Cut, ...]:
@@ -70,7 +75,9 @@ def _operation(*asked: str, answered: tuple[str, ...]) -> tuple[Cut, ...]:
 
 
 CUTS: Mapping[int, tuple[Cut, ...]] = {
-    ApiKey.PRODUCE: (Cut(("topic_data", "partition_data"), ("responses", "partition_responses")),),
+    ApiKey.PRODUCE: (
+        Cut(("topic_data", "partition_data"), ("responses", "partition_responses"), part_items=PRODUCE_PART_ITEMS),
+    ),
     ApiKey.LIST_OFFSETS: _partitions(),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _partitions(),
     ApiKey.DELETE_RECORDS: _partitions(),
@@ -114,6 +121,8 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
 def small_elements(key: int) -> int:
     """How many elements a request of that API has at most that is not large."""
     cuts = CUTS.get(key, ())
+    if key == ApiKey.PRODUCE:
+        return SMALL_PRODUCE_ELEMENTS
     return SMALL_OPERATION_ELEMENTS if cuts and cuts[0].is_one_operation else SMALL_ELEMENTS
 
 
@@ -191,8 +200,8 @@ def cut_items(items: list[Any], inner: tuple[str, ...], size: int) -> Iterator[P
         yield Part(part, size_so_far, joins)
 
 
-def requests_of(request: Request, cut: Cut, size: int = PART_ITEMS) -> Iterator[tuple[Request, int]]:
-    """The request in parts, and the `joins` of each. Its other lists are in the first part."""
+def requests_of(request: Request, cut: Cut, size: int) -> Iterator[tuple[Request, int]]:
+    """The request in parts of about `size` items, and the `joins` of each. Its other lists are in the first part."""
     top, *inner = cut.asked
     others = [name for name in type(request).declared if name != top and isinstance(getattr(request, name), list)]
     for number, part in enumerate(cut_items(getattr(request, top), tuple(inner), size)):
@@ -363,11 +372,11 @@ def _handled(
     if cut is not None and cut.is_one_operation:
         if has_more_items(getattr(request, cut.asked[0]), cut.asked[1:], MAX_OPERATIONS):
             refusal = ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
-            parts = requests_of(request, cut)
+            parts = requests_of(request, cut, cut.part_items)
     elif cut is not None:
         if isinstance(request, FetchRequest):
             _end_session(request)
-        parts = requests_of(request, cut)
+        parts = requests_of(request, cut, cut.part_items)
     replies: list[_Reply] = []
     del request
     for part, joins in parts:  # made one in each step, too

@@ -147,13 +147,14 @@ class NodeSecurity:
                         f"listener.name.{listener.lower()}.{mechanism.lower()}.sasl.jaas.config is not set: this node "
                         f"needs it to log in to the listener {listener} of other nodes by {mechanism_key}={mechanism}"
                     )
-            allowed = config["kalda.sasl.oauthbearer.allowed.urls"]
+            urls = config["kalda.sasl.oauthbearer.allowed.urls"]
+            files = config["kalda.sasl.oauthbearer.allowed.files"]
             of_mechanism = mechanism or ""
 
             def value_of(key: str) -> Any:
                 return self._value(self._config, listener, of_mechanism, key)
 
-            self._clients[listener] = ClientSecurity(tls, mechanism, jaas, value_of, allowed, config.properties)
+            self._clients[listener] = ClientSecurity(tls, mechanism, jaas, value_of, urls, config.properties, files)
         return self._clients[listener]
 
     def start(self) -> None:
@@ -222,7 +223,8 @@ class NodeSecurity:
         )
 
     def _tokens(self, config: ServerConfig, listener: str, entry: JaasEntry | None, signed: bool) -> TokenValidator:
-        from kalda.network.oauth import SignedTokens, UnsecuredTokens, check_url
+        from kalda.network.oauth import UnsecuredTokens, signed_tokens
+        from kalda.network.token_checks import BROKER, DEFAULT, VALIDATOR
 
         options = {} if entry is None else entry.options
         value = partial(config.for_listener, listener)
@@ -239,18 +241,13 @@ class NodeSecurity:
                 listener,
             )
             return UnsecuredTokens(unsecured)
-        key = "sasl.oauthbearer.jwks.endpoint.url"
-        if not value(key):
-            raise ValueError(f"{key} is not set: the validation of signed tokens needs their keys")
-        url = check_url(key, value(key), config["kalda.sasl.oauthbearer.allowed.urls"])
-        rules = ClaimRules(
-            value("sasl.oauthbearer.sub.claim.name"),
-            value("sasl.oauthbearer.scope.claim.name"),
-            value("sasl.oauthbearer.clock.skew.seconds"),
-            value("sasl.oauthbearer.expected.audience") or (),
-            value("sasl.oauthbearer.expected.issuer"),
-        )
-        return SignedTokens(url, rules, value("sasl.oauthbearer.jwks.endpoint.refresh.ms"))
+        validator = value(VALIDATOR)
+        if validator not in (DEFAULT, BROKER):
+            raise ValueError(
+                f"{VALIDATOR}={validator}: a listener validates tokens by {DEFAULT}; set "
+                "sasl.server.callback.handler.class for an own class"
+            )
+        return signed_tokens(value, config["kalda.sasl.oauthbearer.allowed.urls"])
 
     @staticmethod
     def _kerberos(listener: str, entry: JaasEntry | None) -> Kerberos:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.metrics_pages import addresses, node_option, read
-from kalda.cli.output import print_json, print_table
+from kalda.cli.output import print_json, print_table, shortened
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _print(rows: list[dict[str, Any]], before: dict[Key, float], watch_s: float 
     lines: list[tuple[object, ...]] = []
     for row in rows:
         name = _name(row)
-        line = (row["node"], name, None if row["value"] is None else f"{row['value']:.10g}")
+        line = (row["node"], shortened(name), None if row["value"] is None else f"{row['value']:.10g}")
         if watch_s is None:
             lines.append(line)
             continue

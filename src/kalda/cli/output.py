@@ -19,6 +19,7 @@ from kalda.base.printable import printable, printable_json
 
 _PROGRESS_S: Final = 0.2
 NOTHING: Final = "-"
+_LONGEST_NAME: Final = 400
 _WIDEST: Final = 1 << 20
 """More columns of characters than any table has."""
 
@@ -53,6 +54,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         click.echo("  ".join(cells).rstrip())
+
+
+def shortened(name: str) -> str:
+    """A name that a client made up, cut where it would be most of what is on the screen."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
 def _is_numeric(column: list[object]) -> bool:

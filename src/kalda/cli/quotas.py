@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.metrics_pages import addresses, node_option, read
-from kalda.cli.output import print_json, print_table
+from kalda.cli.output import print_json, print_table, shortened
 from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def quotas() -> None:
 def _entity_options(command: Any) -> Any:
     for name, what in (("--ip", "address"), ("--client-id", "client id"), ("--user", "user")):
         default = f"{name}-default"
-        command = click.option(default, is_flag=True, help=f"The default of all {what}s without one of their own.")(
-            command
-        )
+        command = click.option(default, is_flag=True, help=f"The default, for every {what} without its own.")(command)
         command = click.option(name, metavar="NAME", help=f"The {what} with this name.")(command)
     return command
 
@@ -175,7 +173,7 @@ def _print_top(rows: list[dict[str, Any]]) -> None:
         [
             (
                 row["node"],
-                ", ".join(f"{kind} {name}" for kind, name in row["tags"].items() if name),
+                ", ".join(f"{kind} {shortened(name)}" for kind, name in row["tags"].items() if name),
                 row["quota"],
                 f"{row['observed']:.6g}" if "observed" in row else f"{row['tokens']:.6g} tokens left",
                 f"{row['limit']:.15g}",

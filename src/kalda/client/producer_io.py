@@ -3,7 +3,7 @@
 A thread that waits for a record runs the turns itself where no other thread does, so that its round trips need no
 other thread. The producer's thread then pauses for `_GRACE_S` behind each such wait: a batch that is sent meanwhile, by
 a thread that does not wait for it, leaves that much later at most. Where several threads wait, the producer's thread
-runs all turns.
+runs all turns. Soon after a full turn, the first one of a wait is short: it sends, and waits for the answer.
 
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
 records fail, as where the producer's own thread fails. An exception of a signal handler (Ctrl-C) that comes while the
@@ -122,10 +122,10 @@ class ProducerIo(IoThread):
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
         try:
-            is_short = limit_ms is not None and limit_ms <= monotonic_ms() + 1
-            longest_wait_ms = None if is_short else _USUAL_WAIT_MS
             now_ms = monotonic_ms()
-            if now_ms - self._full_turn_ms < _FULL_TURN_EVERY_MS and not is_short and not self.has_ended:
+            may_wait = limit_ms is None or limit_ms > now_ms + _USUAL_WAIT_MS
+            longest_wait_ms = _USUAL_WAIT_MS if may_wait else None
+            if may_wait and not self.has_ended and now_ms - self._full_turn_ms < _FULL_TURN_EVERY_MS:
                 self._short_turn(now_ms)
             while not awaited.is_done and not self.has_ended and not self._driven.is_over():
                 self._turn(awaited, limit_ms, longest_wait_ms)
@@ -145,7 +145,8 @@ class ProducerIo(IoThread):
         full turn, as is a `wake`: that remains due."""
         self.sleeps_until_ms = NEVER_MS
         self._turns += 1
-        self._core.send(now_ms)
+        if not self._core.send(now_ms):
+            return
         self._channels.carry_out()
         if not self._core.sender.finished:  # as it has with acks=0
             self.sleeps_until_ms = now_ms + _USUAL_WAIT_MS

@@ -18,7 +18,10 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `certificate_files`: certificates of a test cluster, as files
 - `kerberos`: the SASL mechanism GSSAPI on both sides, over the system's Kerberos library
 - `jaas_file`: the login lines of a JAAS file that `KAFKA_OPTS` names
-- `oauth`: OAuth tokens: validation of signed ones, and where clients get theirs
+- `oauth`: OAuth tokens: validation of signed ones, and which URLs may be used
+- `token_endpoint`: where the OAuth tokens of a client come from
+- `token_checks`: checks of such a token before it is used
+- `assertions`: signed tokens by which a client asks for a token
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read
 - `python_classes`: classes of the operator that the properties name

@@ -4,9 +4,9 @@ Three keys may name a Python class, as `package.module:Class`. Its optional meth
 with the configuration. For OAUTHBEARER its method `token()` returns a token (a signed JWT, as text); for PLAIN and
 SCRAM `credentials()` returns user name and password.
 
-- `sasl.login.callback.handler.class`, of OAUTHBEARER alone: a token is requested when one is needed, and is used for
-  all connections until the time that the keys `sasl.login.refresh.*` determine. Where no new token can be got then, the
-  former one is used while it is valid.
+- `sasl.login.callback.handler.class`, of OAUTHBEARER alone: a token is requested when the first one is needed, and is
+  used for all connections until the time that the keys `sasl.login.refresh.*` determine. Then a thread requests a new
+  one. Where none can be got, the former one is used while it is valid, and the request is repeated.
 - `sasl.login.class` and `sasl.client.callback.handler.class`: called for each login, and renew what they return by
   themselves. The second counts where both are set.
 
@@ -21,7 +21,9 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.network.python_classes import make
@@ -49,7 +51,9 @@ _DEFAULTS = (
     _KAFKA + "oauthbearer.internals.OAuthBearerSaslClientCallbackHandler",
 )
 _RETRY_S = 10.0
-"""A token that could not be renewed while the former one is valid is requested again after this time."""
+"""After this time a token is requested again that could not be renewed, or was no longer valid when it came."""
+_MIN_PERIOD_S = 1.0
+"""Tokens that are valid for less must not make an endpoint be called without end."""
 
 
 def own_at_each_login(
@@ -139,7 +143,7 @@ class RefreshWindow(NamedTuple):
 
 
 class KeptToken:
-    """The token of all logins of a client, requested anew when it is due. Used by several threads."""
+    """The token of all logins of a client, requested anew in the background when it is due. Used by several threads."""
 
     def __init__(
         self,
@@ -148,53 +152,80 @@ class KeptToken:
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         random_share: Callable[[], float] = random.random,
+        timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
     ) -> None:
-        """`request()` returns a token, and raises `OSError`, `ValueError`, `SaslFailed` or `ApiError`."""
+        """`request()` returns a token, and raises `OSError`, `ValueError`, `SaslFailed` or `ApiError`. `timer` makes a
+        thread that calls a function after so many seconds, once it is started."""
         self._request = request
         self._window = window
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._random_share = random_share
+        self._timer = timer
         self._lock = threading.Lock()
         self._token: str | None = None
-        self._refresh_at_s = 0.0
-        """When the token is requested anew, by the monotonic clock."""
         self._expires_at_s = 0.0
         """By the monotonic clock."""
+        self._end_of_timer: weakref.finalize[[], KeptToken] | None = None
+        """Cancels the timer for the next request, when this object is not in use any more. None before the first."""
 
     @property
-    def is_due(self) -> bool:
-        """Whether `token` requests one."""
-        return self._token is None or self._monotonic_s() >= self._refresh_at_s
+    def is_missing(self) -> bool:
+        """Whether `token` has to wait for one."""
+        return self._token is None or self._monotonic_s() >= self._expires_at_s
 
     def token(self) -> str:
-        """The token; requests one where that is due. Raises `ApiError`."""
+        """The token; requests one where there is none that is valid. Raises `ApiError`."""
         with self._lock:
-            if self.is_due:
-                self._refresh()
+            if self.is_missing:
+                try:
+                    self._renew()
+                except Exception as error:
+                    raise authentication_failed(f"no OAuth token could be got: {_why(error)}") from error
             assert self._token is not None
             return self._token
 
-    def _refresh(self) -> None:
-        try:
-            token = self._request()
-            claims = split_token(token)[1]
-            expires_s, issued_s = float(claims.get("exp") or 0.0), claims.get("iat")
-        except Exception as error:
-            now_s = self._monotonic_s()
-            why = f"{type(error).__name__}: {error}"
-            if self._token is not None and now_s < self._expires_at_s:
-                log.warning(
-                    "no new OAuth token could be got (%s): the former one is used, which is valid for %d s more",
-                    why,
-                    self._expires_at_s - now_s,
-                )
-                self._refresh_at_s = min(now_s + _RETRY_S, self._expires_at_s)
-                return
-            raise authentication_failed(f"no OAuth token could be got: {why}") from error
+    def _renew(self) -> None:
+        """Request a token, and begin the time after which the next one is requested."""
+        token = self._request()
+        claims = split_token(token)[1]
+        expires_s, issued_s = float(claims.get("exp") or 0.0), claims.get("iat")
         now_s, wall_s = self._monotonic_s(), self._wall_s()
         left_s = max(0.0, expires_s - wall_s)
         age_s = max(0.0, wall_s - issued_s) if isinstance(issued_s, int | float) else 0.0
         self._token = token
         self._expires_at_s = now_s + left_s
-        self._refresh_at_s = now_s + self._window().refresh_after_s(age_s, left_s, self._random_share())
+        after_s = self._window().refresh_after_s(age_s, left_s, self._random_share()) if left_s > 0 else _RETRY_S
+        self._renew_after(max(_MIN_PERIOD_S, min(after_s, threading.TIMEOUT_MAX)))
+
+    def _renew_after(self, delay_s: float) -> None:
+        if self._end_of_timer is not None:
+            self._end_of_timer()
+        # The thread of the timer must not keep this object, and with it a client that was closed, in use.
+        timer = self._timer(delay_s, partial(_renew_in_background, weakref.ref(self)))
+        timer.daemon = True
+        self._end_of_timer = weakref.finalize(self, timer.cancel)
+        timer.start()
+
+    def renew_in_background(self) -> None:
+        """Called by the timer: where no token is got, the former one is used while it is valid."""
+        with self._lock:
+            try:
+                self._renew()
+            except Exception as error:
+                log.warning(
+                    "no new OAuth token could be got (%s): the former one is used, which is valid for %d s more",
+                    _why(error),
+                    max(0.0, self._expires_at_s - self._monotonic_s()),
+                )
+                self._renew_after(_RETRY_S)
+
+
+def _renew_in_background(reference: weakref.ref[KeptToken]) -> None:
+    kept = reference()
+    if kept is not None:
+        kept.renew_in_background()
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kalda.network.kerberos import Kerberos
 
 _ALLOWED_URLS = "kalda.sasl.oauthbearer.allowed.urls"
+_ALLOWED_FILES = "kalda.sasl.oauthbearer.allowed.files"
 _TICKET_SHARE = 0.8
 """Credentials of Kerberos are used until this share of their life has passed."""
 
@@ -54,6 +55,7 @@ class ClientSecurity:
         value_of: Callable[[str], Any],
         allowed_urls: Collection[str],
         configs: Mapping[str, Any] | None = None,
+        allowed_files: Collection[str] = (),
     ) -> None:
         """`mechanism` and `jaas`: None without SASL. `value_of(key)` is the value of a `sasl.*` key, called whenever it
         is needed. `configs` is what the operator's classes are configured with. Raises `ValueError`."""
@@ -63,6 +65,7 @@ class ClientSecurity:
         self._options: Mapping[str, str] = {} if jaas is None else jaas.options
         self._value_of = value_of
         self._allowed_urls = tuple(allowed_urls)
+        self._allowed_files = tuple(allowed_files)
         self._lock = threading.Lock()
         self._kerberos: Kerberos | None = None
         """For GSSAPI."""
@@ -97,15 +100,15 @@ class ClientSecurity:
             jaas = find_entry((CLIENT_SECTION,), mechanism) if line is None else parse_jaas(str(line), mechanism)
             if jaas is None:
                 raise BadJaas(f"sasl.jaas.config is not set: security.protocol={protocol} needs it")
-        allowed = values.get(_ALLOWED_URLS) or ()
-        return cls(tls, mechanism, jaas, values.get, [allowed] if isinstance(allowed, str) else allowed, values)
+        urls, files = _listed(values.get(_ALLOWED_URLS)), _listed(values.get(_ALLOWED_FILES))
+        return cls(tls, mechanism, jaas, values.get, urls, values, files)
 
     @property
     def blocks(self) -> bool:
         """Whether `login` may have to wait for the network, a file, or a class of the operator."""
         if self.mechanism == "GSSAPI" or self._own is not None:
             return True
-        return self._kept is not None and self._kept.is_due
+        return self._kept is not None and self._kept.is_missing
 
     def login(self, host: str) -> ClientLogin | None:
         """The login of a new connection to that host, or of one to be renewed; None without SASL. Raises `ApiError`."""
@@ -138,8 +141,7 @@ class ClientSecurity:
             elif self._is_unsecured:
                 return
             else:
-                self._endpoint()
-                request = self._request_token
+                request = self._requests(configs)
             RefreshWindow.of(self._value_of)
             self._kept = KeptToken(request, partial(RefreshWindow.of, self._value_of))
             return
@@ -223,29 +225,26 @@ class ClientSecurity:
             raise BadJaas("sasl.jaas.config has no option unsecuredLoginStringClaim_sub")
         return unsecured_token(claims)
 
-    def _endpoint(self) -> str:
-        """Where tokens come from. Raises `ValueError`."""
-        from kalda.network.oauth import check_url
+    def _requests(self, configs: Mapping[str, Any]) -> Callable[[], str]:
+        """What requests a token, and checks it before it is used. Raises `ValueError`."""
+        from kalda.network.token_checks import check_of
+        from kalda.network.token_endpoint import TokenSettings, retriever_of
 
-        key = "sasl.oauthbearer.token.endpoint.url"
-        url = self._value_of(key)
-        if not url:
-            raise BadJaas(f"OAUTHBEARER needs {key}, or unsecuredLoginStringClaim_sub in sasl.jaas.config")
-        return check_url(key, str(url), self._allowed_urls)
+        settings = TokenSettings(self._value_of, self._options, self._allowed_urls, self._allowed_files)
+        retrieve, check = retriever_of(settings, configs), check_of(settings, configs)
 
-    def _request_token(self) -> str:
-        """Raises `OSError`, `ValueError`."""
-        from kalda.network.oauth import fetch_token
+        def request() -> str:
+            token = retrieve()
+            check(token)
+            return token
 
-        def value(key: str, option: str) -> str:
-            return str(self._value_of(key) or self._options.get(option) or "")
+        return request
 
-        return fetch_token(
-            self._endpoint(),
-            value("sasl.oauthbearer.client.credentials.client.id", "clientId"),
-            value("sasl.oauthbearer.client.credentials.client.secret", "clientSecret"),
-            value("sasl.oauthbearer.scope", "scope") or None,
-        )
+
+def _listed(value: Any) -> list[str]:
+    """The items of a list in a configuration, where it may be text."""
+    items = value.split(",") if isinstance(value, str) else value or ()
+    return [item.strip() for item in items if item.strip()]
 
 
 def _require_known(mechanism: str) -> None:

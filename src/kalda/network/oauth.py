@@ -1,4 +1,4 @@
-"""OAuth tokens: the validation of signed ones with a set of keys (JWKS), and where clients get theirs.
+"""OAuth tokens: the validation of signed ones with a set of keys (JWKS), and which URLs may be used.
 
 A URL is used only where `kalda.sasl.oauthbearer.allowed.urls` (for nodes) or the system property of the same meaning in
 Apache Kafka allows it: a configuration that a client may set must not make this process read any file or address
@@ -7,19 +7,21 @@ Apache Kafka allows it: a configuration that a client may set must not make this
 
 from __future__ import annotations
 
-import base64
-import json
+import logging
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kalda.security.jwt import ClaimRules, split_token, unsecured_claims, validate
 from kalda.security.oauthbearer import InvalidToken, ValidToken
+
+log = logging.getLogger("kalda.authentication")
+T = TypeVar("T")
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Signatures by asymmetric keys. A shared secret in a set of public keys would be no secret."""
@@ -34,6 +36,10 @@ _MAX_BYTES = 1024 * 1024
 _TIMEOUT_S = 10.0
 _MIN_REFRESH_S = 10.0
 """A token with an unknown key makes the keys be read again, not more often than this."""
+
+
+class Refused(OSError):
+    """A failure that another attempt would not change."""
 
 
 class NotAllowed(ValueError):
@@ -62,9 +68,61 @@ def read_url(url: str, request: urllib.request.Request | None = None) -> bytes:
         return content
 
 
+def retrying(
+    action: Callable[[], T],
+    first_ms: int,
+    max_ms: int,
+    monotonic_s: Callable[[], float] = time.monotonic,
+    sleep_s: Callable[[float], None] = time.sleep,
+) -> T:
+    """The result of `action`, which is repeated while it raises an `OSError` that is not `Refused`: after `first_ms`,
+    then after twice as long each time, until `max_ms` have passed. Raises the first `OSError`."""
+    end_s = monotonic_s() + max_ms / 1000
+    first: OSError | None = None
+    attempts = 0
+    while True:
+        try:
+            return action()
+        except Refused:
+            raise
+        except OSError as error:
+            first = first or error
+        wait_s = min(first_ms / 1000 * 2**attempts, end_s - monotonic_s())
+        attempts += 1
+        if wait_s <= 0:
+            raise first
+        sleep_s(wait_s)
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
+
+
+def signed_tokens(value_of: Callable[[str], Any], allowed: Collection[str]) -> SignedTokens:
+    """By the keys `sasl.oauthbearer.*`. Raises `ValueError`."""
+    key = "sasl.oauthbearer.jwks.endpoint.url"
+    if not value_of(key):
+        raise ValueError(f"{key} is not set: the validation of signed tokens needs their keys")
+
+    def or_default(name: str, default: Any) -> Any:
+        value = value_of(name)
+        return default if value in (None, "") else value
+
+    audience = or_default("sasl.oauthbearer.expected.audience", ())
+    rules = ClaimRules(
+        or_default("sasl.oauthbearer.sub.claim.name", "sub"),
+        or_default("sasl.oauthbearer.scope.claim.name", "scope"),
+        int(or_default("sasl.oauthbearer.clock.skew.seconds", 30)),
+        tuple(audience.split(",") if isinstance(audience, str) else audience),
+        or_default("sasl.oauthbearer.expected.issuer", None),
+    )
+    retry_ms = (
+        int(or_default("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", 100)),
+        int(or_default("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", 10_000)),
+    )
+    refresh_ms = int(or_default("sasl.oauthbearer.jwks.endpoint.refresh.ms", 3_600_000))
+    return SignedTokens(check_url(key, str(value_of(key)), allowed), rules, refresh_ms, retry_ms)
 
 
 class UnsecuredTokens:
@@ -85,8 +143,9 @@ class SignedTokens:
 
     is_quick = False
 
-    def __init__(self, url: str, rules: ClaimRules, refresh_ms: int) -> None:
-        """Raises `ValueError` where PyJWT is missing."""
+    def __init__(self, url: str, rules: ClaimRules, refresh_ms: int, retry_ms: tuple[int, int]) -> None:
+        """The keys are read anew every `refresh_ms`, with attempts by `retrying`. Raises `ValueError` where PyJWT is
+        missing."""
         try:
             import jwt  # noqa: F401
         except ImportError:
@@ -94,11 +153,12 @@ class SignedTokens:
         self._url = url
         self._rules = rules
         self._refresh_s = refresh_ms / 1000
+        self._retry_ms = retry_ms
         self._lock = threading.Lock()
         self._keys: dict[str | None, Any] = {}
         """By key id."""
         self._read_at_s = -1e9
-        """When the keys were last read, by the monotonic clock."""
+        """When the keys were last read, or began to be, by the monotonic clock."""
 
     def validate(self, token: str) -> ValidToken:
         """Raises `InvalidToken`."""
@@ -121,45 +181,49 @@ class SignedTokens:
         return validate(claims, self._rules, time.time())
 
     def _key(self, key_id: object) -> Any:
+        """The key of a token. Those that are old are used while a thread reads them anew; for an unknown key they are
+        read at once."""
         with self._lock:
-            age_s = time.monotonic() - self._read_at_s
+            now_s = time.monotonic()
+            age_s = now_s - self._read_at_s
             known = key_id if isinstance(key_id, str) else None
-            if age_s >= self._refresh_s or (known not in self._keys and age_s >= _MIN_REFRESH_S):
-                self._read()
-            if known in self._keys:
-                return self._keys[known]
-            if known is None and len(self._keys) == 1:
-                return next(iter(self._keys.values()))
-        raise InvalidToken("the token was signed by a key that is not in the set of keys")
+            found = self._find(known)
+            if found is None and age_s >= _MIN_REFRESH_S:
+                self._read_at_s = now_s
+                try:
+                    self._keys = self._read()
+                except OSError as error:
+                    if not self._keys:
+                        raise InvalidToken(str(error)) from error
+                    log.warning("%s: those that are known stay in use", error)
+                found = self._find(known)
+            elif age_s >= self._refresh_s:
+                self._read_at_s = now_s
+                threading.Thread(target=self._refresh, name="oauth-keys", daemon=True).start()
+        if found is None:
+            raise InvalidToken("the token was signed by a key that is not in the set of keys")
+        return found
 
-    def _read(self) -> None:
+    def _find(self, key_id: str | None) -> Any:
+        if key_id is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(key_id)
+
+    def _refresh(self) -> None:
+        try:
+            keys = retrying(self._read, *self._retry_ms)
+        except OSError as error:
+            log.warning("%s: those that are known stay in use", error)
+            return
+        with self._lock:
+            self._keys = keys
+
+    def _read(self) -> dict[str | None, Any]:
+        """Raises `OSError`."""
         import jwt
 
-        self._read_at_s = time.monotonic()
         try:
             keys = jwt.PyJWKSet.from_json(read_url(self._url).decode())
         except (OSError, ValueError, jwt.PyJWTError) as error:
-            if self._keys:
-                return
-            raise InvalidToken(f"the keys for tokens cannot be read: {type(error).__name__}") from error
-        self._keys = {each.key_id: each for each in keys.keys if each.public_key_use in (None, "sig")}
-
-
-def fetch_token(url: str, client_id: str, client_secret: str, scope: str | None) -> str:
-    """A token for client credentials (RFC 6749, section 4.4); the content of the file for a file URL. Raises
-    `OSError`, `ValueError`."""
-    if urllib.parse.urlsplit(url).scheme == "file":
-        return read_url(url).decode().strip()
-    form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
-    credentials = base64.b64encode(f"{client_id}:{client_secret}".encode()).decode()
-    request = urllib.request.Request(
-        url,
-        urllib.parse.urlencode(form).encode(),
-        {"Authorization": f"Basic {credentials}", "Accept": "application/json"},
-        method="POST",
-    )
-    answer: Mapping[str, Any] = json.loads(read_url(url, request))
-    token = answer.get("access_token")
-    if not isinstance(token, str) or not token:
-        raise ValueError("the answer of the token endpoint has no access_token")
-    return token
+            raise OSError(f"the keys for tokens cannot be read: {type(error).__name__}") from error
+        return {each.key_id: each for each in keys.keys if each.public_key_use in (None, "sig")}

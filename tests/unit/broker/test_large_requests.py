@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from all_rows import rows_of_brokers, rows_of_controllers
@@ -13,10 +14,15 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker import large_requests
 from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
+from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.handlers.groups import GroupHandlers
+from kalda.broker.handlers.markers import MarkerHandlers
+from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.large_requests import CUTS, MAX_REQUEST_ELEMENTS, PART_ITEMS, Cut, cut_of, free, requests_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
+from kalda.broker.steps import run_to_end
+from kalda.metadata.delegation_tokens import DelegationToken
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.framing import encode_response
@@ -28,6 +34,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
+from kalda.protocol.messages.groups import ListedGroup, ListGroupsRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
@@ -35,6 +42,8 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestTopics,
 )
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.protocol.messages.security import DescribeDelegationTokenOwner, DescribeDelegationTokenRequest
+from kalda.protocol.messages.transactions import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 from kalda.protocol.notation import Request
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
 
@@ -145,7 +154,7 @@ def test_others_are_served_between_the_steps_of_a_large_request(key: int, cut: C
     turns = bench.settle(answer, serve_another)
     assert served == turns
     assert turns > len(sizes) >= 5
-    assert max(sizes) <= PART_ITEMS + len(cut.asked)
+    assert max(sizes) <= cut.part_items + len(cut.asked)
     whole = row.failed(request, version, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
     assert whole is not None
     expected = read_answer(encode_response(77, whole, version), request, version)
@@ -336,6 +345,39 @@ def test_an_item_in_several_parts_is_joined_at_every_depth() -> None:
         assert named == [
             (group, topic.name, index) for group in ("a", "b") for topic in topics for index in topic.partition_indexes
         ]
+
+
+def test_a_long_list_of_groups_is_made_in_steps() -> None:
+    names = [f"group-{number}" for number in range(9_000)]
+    coordinator = Mock()
+    coordinator.list_groups.return_value = (ListedGroup(group_id=name) for name in names)
+    [row] = [each for each in GroupHandlers(coordinator, Mock(), Mock()).rows() if each.key is ApiKey.LIST_GROUPS]
+    bench = Bench(row)
+    request = ListGroupsRequest()
+    answer = bench.send(request, 5)
+    assert isinstance(answer, Pending)
+    assert bench.settle(answer, lambda: None) > len(names) // 2_000
+    assert [group.group_id for group in read_answer(answer, request, 5).groups] == names
+
+
+def test_tokens_are_described_in_steps() -> None:
+    tokens = [DelegationToken(str(n), f"User:{n}", "User:r", ("User:a", "User:b"), 0, 1, 1) for n in range(1_200)]
+    handlers = TokenHandlers(Mock(), "secret", lambda: tokens)
+    context = Mock(api_version=3, header=Mock(correlation_id=1))
+    owners = [DescribeDelegationTokenOwner(principal_type="User", principal_name=name) for name in ("7", "no", "b")]
+    for wanted, count in (([], 0), (owners[:2], 1), (owners, 1_200)):
+        request = DescribeDelegationTokenRequest(owners=wanted)
+        assert len(list(handlers._describe(context, request))) >= 2, "turns"
+        reply = run_to_end(handlers._describe(context, request))
+        assert isinstance(reply, Encoded) if count > 500 else len(reply.tokens) == count
+
+
+def test_a_partition_that_is_named_again_is_not_described_again() -> None:
+    replicas = MagicMock()  # of logs without producers
+    topic = DescribeProducersRequestTopicRequest(name="t", partition_indexes=[0, 0, 1])
+    steps = MarkerHandlers(replicas, Mock()).describe_producers(Mock(), DescribeProducersRequest(topics=[topic]))
+    partitions = run_to_end(steps).topics[0].partitions
+    assert [each.error_code for each in partitions] == [0, ErrorCode.INVALID_REQUEST, 0]
 
 
 def test_objects_are_dropped_in_steps() -> None:

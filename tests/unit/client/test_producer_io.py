@@ -142,6 +142,18 @@ def test_a_round_trip_soon_after_another_takes_a_short_turn(broker: Broker, prod
     assert runs
 
 
+def test_where_only_a_full_turn_can_send_a_short_one_does_not_wait(producer: Producer) -> None:
+    io = producer._thread
+    io._is_driven = True  # its own thread takes no turn
+    io.wake()
+    with io._baton:
+        producer._core.metadata.version += 1
+        wait, io._wait = io._wait, pytest.fail  # type: ignore[method-assign]
+        io._short_turn(monotonic_ms())
+        io._wait = wait  # type: ignore[method-assign]
+    io._is_driven = False
+
+
 def test_a_short_turn_does_not_wait_for_a_request_without_a_response(broker: Broker) -> None:
     with Producer(bootstrap_servers=broker.address, linger_ms=0, acks=0, enable_idempotence=False) as made:
         made.send("t", b"first").result(TIMEOUT_S)

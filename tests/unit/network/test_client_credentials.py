@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -71,34 +73,78 @@ def test_when_a_token_is_requested_anew(age_s: float, left_s: float, random_shar
     assert DEFAULT.refresh_after_s(age_s, left_s, random_share) == pytest.approx(after_s)
 
 
-def test_a_token_is_kept_and_the_former_one_outlasts_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+class Timer:
+    """A timer that the test runs by hand."""
+
+    def __init__(self, delay_s: float, function: Callable[[], None]) -> None:
+        self.delay_s = delay_s
+        self.function = function
+        self.is_cancelled = False
+
+    def start(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_a_token_is_renewed_in_the_background_and_the_former_one_outlasts_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now_s, made = 1_000.0, 0
+    timers: list[Timer] = []
 
     def request() -> str:
         nonlocal made
         made += 1
-        if made in (2, 3, 5):
+        if made in (2, 3, 5, 6):
             raise OSError("the endpoint is down")
         return unsecured_token({"sub": f"alice-{made}", "iat": now_s, "exp": now_s + 1_000})
 
-    kept = KeptToken(request, lambda: DEFAULT, lambda: now_s, lambda: now_s, lambda: 0.0)
-    assert kept.is_due
+    def timer(delay_s: float, function: Callable[[], None]) -> Any:
+        timers.append(Timer(delay_s, function))
+        return timers[-1]
+
+    kept = KeptToken(request, lambda: DEFAULT, lambda: now_s, lambda: now_s, lambda: 0.0, timer)
+    assert kept.is_missing
     first = kept.token()
-    now_s += 699
-    assert not kept.is_due
-    assert kept.token() is first
-    for _ in range(2):  # at 700 s, and 10 s later
-        now_s += 11
-        assert kept.is_due
-        assert kept.token() is first
-        assert not kept.is_due
-    assert "the former one is used" in caplog.text
-    now_s += 11
+    for delay_s in (700, 10, 10):  # the second and the third after a failure
+        assert timers[-1].delay_s == delay_s
+        now_s += delay_s
+        assert (kept.token(), kept.is_missing) == (first, False)
+        timers[-1].function()
+    assert "the former one is used, which is valid for 290 s more" in caplog.text
     second = kept.token()
-    assert (second != first, made) == (True, 4)
+    assert (second != first, made, timers[-1].delay_s) == (True, 4, 700)
     now_s += 1_001
+    timers[-1].function()
+    assert (kept.is_missing, timers[-1].delay_s) == (True, 10)
     with pytest.raises(ApiError, match="no OAuth token could be got: OSError: the endpoint is down"):
         kept.token()
+    assert kept.token() not in (first, second)
+    assert [each.is_cancelled for each in timers] == [True] * (len(timers) - 1) + [False]
+    last = timers[-1]
+    del kept
+    gc.collect()
+    assert last.is_cancelled
+    last.function()  # of an object that is not in use any more
+
+
+@pytest.mark.parametrize(
+    ("left_s", "after_s"), [(0, 10), (-5, 10), (0.1, 1), (100, 80), (2**60, threading.TIMEOUT_MAX)]
+)
+def test_a_token_of_any_life_is_renewed_after_a_time_that_a_timer_can_wait(left_s: float, after_s: float) -> None:
+    delays: list[float] = []
+
+    def timer(delay_s: float, function: Callable[[], None]) -> Any:
+        delays.append(delay_s)
+        return Timer(delay_s, function)
+
+    def request() -> str:
+        return unsecured_token({"sub": "alice", "exp": 1_000 + left_s})
+
+    KeptToken(request, lambda: DEFAULT, lambda: 5.0, lambda: 1_000.0, lambda: 0.0, timer).token()
+    assert delays == [pytest.approx(after_s)]
 
 
 def security_of(mechanism: str, jaas: str, **keys: str) -> ClientSecurity:

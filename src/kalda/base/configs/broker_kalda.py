@@ -18,6 +18,7 @@ KALDA_KEYS = (
     Key("kalda.metrics.otlp.endpoint", STRING, ""),
     Key("kalda.metrics.otlp.interval.ms", INT, 60_000, AtLeast(1_000)),
     Key("kalda.producer.ids.max", INT, 2_000_000, AtLeast(1)),
+    Key("kalda.sasl.oauthbearer.allowed.files", LIST, (), Items()),
     Key("kalda.sasl.oauthbearer.allowed.urls", LIST, (), Items()),
     Key("kalda.ssl.reload.interval.ms", INT, 60_000, AtLeast(0)),
     Key("kalda.validate.records", STRING, "all", OneOf("all", "uncompressed", "none")),

@@ -15,34 +15,6 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
         "sasl.kerberos.min.time.before.relogin",
         "sasl.kerberos.ticket.renew.jitter",
     ),
-    "No effect: no class of Java is loaded.": (
-        "sasl.oauthbearer.jwt.retriever.class",
-        "sasl.oauthbearer.jwt.validator.class",
-    ),
-    "No effect: tokens are requested with a client id and a secret, or read from a file.": (
-        "sasl.oauthbearer.assertion.algorithm",
-        "sasl.oauthbearer.assertion.claim.aud",
-        "sasl.oauthbearer.assertion.claim.exp.seconds",
-        "sasl.oauthbearer.assertion.claim.iss",
-        "sasl.oauthbearer.assertion.claim.jti.include",
-        "sasl.oauthbearer.assertion.claim.nbf.seconds",
-        "sasl.oauthbearer.assertion.claim.sub",
-        "sasl.oauthbearer.assertion.file",
-        "sasl.oauthbearer.assertion.private.key.file",
-        "sasl.oauthbearer.assertion.private.key.passphrase",
-        "sasl.oauthbearer.assertion.template.file",
-    ),
-    "No effect on clients: brokers check tokens.": (
-        "sasl.oauthbearer.clock.skew.seconds",
-        "sasl.oauthbearer.expected.audience",
-        "sasl.oauthbearer.expected.issuer",
-        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
-        "sasl.oauthbearer.jwks.endpoint.url",
-        "sasl.oauthbearer.scope.claim.name",
-        "sasl.oauthbearer.sub.claim.name",
-    ),
 }
 
 CLIENT: dict[str, str] = {
@@ -94,6 +66,7 @@ CLIENT: dict[str, str] = {
         "Objects of producers and consumers that see, and may change, each record before it is sent or returned."
     ),
     "isolation.level": "`read_committed` returns no records of open and aborted transactions.",
+    "kalda.sasl.oauthbearer.allowed.files": "Files that `sasl.oauthbearer.assertion.*` may name; no other one is read.",
     "kalda.sasl.oauthbearer.allowed.urls": "URLs of token endpoints and token files that may be used; no other one is.",
     "key.deserializer": (
         "What bytes of keys become: `bytes`, `str`, `int`, `float`, `uuid`, `json`, or an object or function of "
@@ -164,8 +137,8 @@ CLIENT: dict[str, str] = {
     "sasl.login.class": (
         "Python class like that of `sasl.client.callback.handler.class`, which counts where both are set."
     ),
-    "sasl.login.connect.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
-    "sasl.login.read.timeout.ms": "No effect: a token endpoint has a fixed time to answer.",
+    "sasl.login.connect.timeout.ms": "Time for connecting to a token endpoint; 10 s where it is not set.",
+    "sasl.login.read.timeout.ms": "Time for which a token endpoint may send nothing; 10 s where it is not set.",
     "sasl.login.refresh.buffer.seconds": "Time before its end at which a token is got anew at the latest.",
     "sasl.login.refresh.min.period.seconds": (
         "Time that a token is used at least. This and `sasl.login.refresh.buffer.seconds` have no effect on a token "
@@ -175,15 +148,44 @@ CLIENT: dict[str, str] = {
     "sasl.login.refresh.window.jitter": (
         "Largest share of the life of a token that is added to `sasl.login.refresh.window.factor`, at random."
     ),
-    "sasl.login.retry.backoff.max.ms": (
-        "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`."
-    ),
-    "sasl.login.retry.backoff.ms": "No effect: a login is repeated with the connection, behind `reconnect.backoff.ms`.",
+    "sasl.login.retry.backoff.max.ms": "Time for which a request to a token endpoint is repeated.",
+    "sasl.login.retry.backoff.ms": "Time before the first repetition; then twice as long each time.",
     "sasl.mechanism": ("Mechanism of the login: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER` or `GSSAPI`."),
+    "sasl.oauthbearer.assertion.algorithm": "Signature of assertions: `RS256` or `ES256`.",
+    "sasl.oauthbearer.assertion.claim.aud": "Claim `aud` of assertions.",
+    "sasl.oauthbearer.assertion.claim.exp.seconds": "Time for which an assertion is valid.",
+    "sasl.oauthbearer.assertion.claim.iss": (
+        "Claim `iss` of assertions. Where it is set, an assertion takes the place of the client secret."
+    ),
+    "sasl.oauthbearer.assertion.claim.jti.include": "Whether each assertion has an id of its own, the claim `jti`.",
+    "sasl.oauthbearer.assertion.claim.nbf.seconds": "Time before it is made from which an assertion is valid.",
+    "sasl.oauthbearer.assertion.claim.sub": "Claim `sub` of assertions.",
+    "sasl.oauthbearer.assertion.file": "File with an assertion, which is sent in place of the client secret.",
+    "sasl.oauthbearer.assertion.private.key.file": "File with the key that signs assertions, as PEM (PKCS #8).",
+    "sasl.oauthbearer.assertion.private.key.passphrase": "Passphrase of the key that signs assertions.",
+    "sasl.oauthbearer.assertion.template.file": "JSON file whose objects `header` and `payload` assertions begin with.",
     "sasl.oauthbearer.client.credentials.client.id": "Client id with which a token is requested.",
     "sasl.oauthbearer.client.credentials.client.secret": "Secret with which a token is requested.",
-    "sasl.oauthbearer.header.urlencode": "No effect: client id and secret are sent as they are.",
+    "sasl.oauthbearer.clock.skew.seconds": "Seconds by which the clocks may differ, where a client checks signatures.",
+    "sasl.oauthbearer.expected.audience": "Audiences, one of which a token names, where a client checks signatures.",
+    "sasl.oauthbearer.expected.issuer": "Issuer of tokens, where a client checks signatures.",
+    "sasl.oauthbearer.header.urlencode": "Whether client id and secret are encoded as in a URL before they are sent.",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "Time after which the keys of signatures are read anew.",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "Time for which reading the keys of signatures is repeated.",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "Time before that is repeated; then twice as long each time.",
+    "sasl.oauthbearer.jwks.endpoint.url": "Keys of signatures. Where it is set, a client checks its tokens by them.",
+    "sasl.oauthbearer.jwt.retriever.class": (
+        "How tokens are got: the default by a client id and a secret or an assertion, or from a file; Kafka's "
+        "`JwtBearerJwtRetriever` by an assertion alone (RFC 7523); or a Python class with a method `retrieve()`."
+    ),
+    "sasl.oauthbearer.jwt.validator.class": (
+        "How a token is checked before it is used: by its claims, where the default finds no "
+        "`sasl.oauthbearer.jwks.endpoint.url`, else by its signature too; or a Python class with a method "
+        "`validate(token)`."
+    ),
     "sasl.oauthbearer.scope": "Scope of the requested token.",
+    "sasl.oauthbearer.scope.claim.name": "Claim with the scope of a token, where a client checks signatures.",
+    "sasl.oauthbearer.sub.claim.name": "Claim with the name of the principal.",
     "sasl.oauthbearer.token.endpoint.url": "Where tokens are requested, or read (`file:`).",
     "security.protocol": (
         "Whether connections are encrypted (`SSL`), authenticated by SASL (`SASL_PLAINTEXT`), both (`SASL_SSL`) "

@@ -1,4 +1,4 @@
-"""The keys of TLS and SASL that all clients have: Kafka's, and one of our own."""
+"""The keys of TLS and SASL that all clients have: Kafka's, and two of our own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kalda.base.configs.definition import (
 from kalda.base.configs.oauthbearer import OAUTHBEARER_KEYS
 
 CLIENT_SECURITY_KEYS = (
+    Key("kalda.sasl.oauthbearer.allowed.files", LIST, (), Items()),
     Key("kalda.sasl.oauthbearer.allowed.urls", LIST, (), Items()),
     Key("sasl.client.callback.handler.class", CLASS, None),
     Key("sasl.jaas.config", PASSWORD, None),

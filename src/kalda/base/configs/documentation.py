@@ -73,6 +73,10 @@ BROKER: dict[str, str] = {
         "Connections of all listeners with TLS or SASL that may be in their handshake or login at a time. One more "
         "closes the oldest of them."
     ),
+    "kalda.sasl.oauthbearer.allowed.files": (
+        "Files that sasl.oauthbearer.assertion.* may name. Empty allows none. The system property "
+        "org.apache.kafka.sasl.oauthbearer.allowed.files of Apache Kafka."
+    ),
     "kalda.sasl.oauthbearer.allowed.urls": (
         "URLs that sasl.oauthbearer.jwks.endpoint.url and sasl.oauthbearer.token.endpoint.url may have. Empty allows "
         "none. The system property org.apache.kafka.sasl.oauthbearer.allowed.urls of Apache Kafka."

@@ -15,8 +15,6 @@ from kalda.base.configs.topic import TOPIC
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
 _KERBEROS = "tickets are got by the key table, or from the cache that kinit fills, when a connection needs one"
-_LOGIN = "a login of this node is repeated with the connection, and a token endpoint has a fixed time to answer"
-_ASSERTION = "tokens are requested with a client id and a secret, or read from a file"
 _GROUPS = "this release coordinates classic groups only"
 _METRICS = "kalda.metrics.listener serves metrics, over windows of fixed length; reporters of Java cannot be loaded"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
@@ -46,14 +44,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "sasl.kerberos.min.time.before.relogin",
         "sasl.kerberos.ticket.renew.jitter",
     ),
-    _LOGIN: (
-        "sasl.login.connect.timeout.ms",
-        "sasl.login.read.timeout.ms",
-        "sasl.login.retry.",
-        "sasl.oauthbearer.jwks.endpoint.retry.",
-        "sasl.oauthbearer.jwt.",
-    ),
-    _ASSERTION: ("sasl.oauthbearer.assertion.",),
     _GROUPS: (
         "group.consumer.",
         "group.coordinator.rebalance.protocols",

@@ -9,7 +9,7 @@ functions that make the response to a request which failed as a whole.
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, passed to the coordinator
-- `visible_groups`: what of groups and their offsets a caller may see
+- `visible_offsets`: what of the offsets of groups a caller may see
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
 - `markers`: WriteTxnMarkers, DescribeProducers

@@ -6,7 +6,7 @@ JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -14,8 +14,8 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
-from kalda.broker.context import RequestContext
-from kalda.broker.handlers.visible_groups import only_visible_groups, only_visible_offsets
+from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
@@ -28,7 +28,8 @@ from kalda.protocol.access import (
     operations_on,
 )
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.caller import Caller
+from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
+from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -42,6 +43,7 @@ from kalda.protocol.messages.groups import (
     JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
+    ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
     SyncGroupRequest,
@@ -62,7 +64,7 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
-from kalda.protocol.messages.security import AclResourceType
+from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -83,6 +85,7 @@ _FIRST_JOIN_WITHOUT_NAME = 7
 _FIRST_DESCRIBE_WITH_MESSAGE = 6
 _FIRST_FETCH_ERROR_ON_TOP = 2
 _FIRST_FETCH_OF_GROUPS = 8
+_STEP_ITEMS = 2_000
 
 
 class GroupHandlers:
@@ -127,13 +130,7 @@ class GroupHandlers:
                 per_item,
                 items=described.stage,
             ),
-            Row(
-                ApiKey.LIST_GROUPS,
-                timed(coordinator.list_groups),
-                list_groups_failed,
-                per_item,
-                items=only_visible_groups,
-            ),
+            Row(ApiKey.LIST_GROUPS, timed(self._list_groups), list_groups_failed, per_item),
             Row(
                 ApiKey.DELETE_GROUPS,
                 timed(coordinator.delete_groups),
@@ -204,6 +201,28 @@ class GroupHandlers:
                 if not group.error_code:
                     group.authorized_operations = operations_on(context, AclResourceType.GROUP, group.group_id)
         return response
+
+    def _list_groups(
+        self, context: RequestContext, request: ListGroupsRequest, now_ms: int
+    ) -> Steps[ListGroupsResponse | Encoded]:
+        """In steps: a coordinator may have very many groups. Who may describe the cluster sees all, others those that
+        they may describe."""
+        sees_all = context.allows(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False)
+        return _listed_groups(context, self._coordinator.list_groups(request, now_ms), sees_all)
+
+
+def _listed_groups(
+    context: RequestContext, every: Iterable[ListedGroup], sees_all: bool
+) -> Steps[ListGroupsResponse | Encoded]:
+    response = ListGroupsResponse()
+    for count, group in enumerate(every, 1):
+        if count % _STEP_ITEMS == 0:
+            yield
+        if sees_all or DESCRIBE_GROUP.holds_quietly(context, group.group_id):
+            response.groups.append(group)
+    if len(response.groups) <= _STEP_ITEMS:
+        return response
+    return Encoded((yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version)))
 
 
 def _may_commit_in_transaction(caller: Caller, request: TxnOffsetCommitRequest) -> ApiError | None:

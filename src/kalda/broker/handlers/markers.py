@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import is_topic_name, validate_topic_name
 from kalda.broker.context import RequestContext, Steps
@@ -78,8 +78,11 @@ class MarkerHandlers:
     def describe_producers(
         self, context: RequestContext, request: DescribeProducersRequest
     ) -> Steps[DescribeProducersResponse]:
-        """The state of every producer in the log of each partition (KIP-664). A log may have millions: in steps."""
+        """The state of every producer in the log of each partition (KIP-664). A log may have millions: in steps, and a
+        partition that is named again is refused."""
         response = DescribeProducersResponse()
+        described: set[tuple[str, int]] = set()
+        in_step = 0
         for topic in request.topics:
             answer = TopicResponse(name=topic.name)
             response.topics.append(answer)
@@ -88,6 +91,9 @@ class MarkerHandlers:
                 answer.partitions.append(result)
                 try:
                     validate_topic_name(topic.name)
+                    if (topic.name, index) in described:
+                        raise ApiError(ErrorCode.INVALID_REQUEST, f"{topic.name}-{index} is named more than once")
+                    described.add((topic.name, index))
                     log = self._replicas.get(topic.name, index).log
                     log.check_online()
                 except ApiError as error:
@@ -109,7 +115,9 @@ class MarkerHandlers:
                         for state in states
                         if state is not None
                     ]
-                    if len(batch) == _PRODUCERS_A_STEP:
+                    in_step += len(batch)
+                    if in_step >= _PRODUCERS_A_STEP:
+                        in_step = 0
                         yield
         return response
 

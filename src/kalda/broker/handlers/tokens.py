@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import Encoded, RequestContext, Steps
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.rows import Authorization, Row
 from kalda.controller.delegation_tokens import created
@@ -19,6 +19,7 @@ from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
 from kalda.protocol.access import DESCRIBE_TOKEN, DESCRIBE_TOKENS
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import ANONYMOUS
+from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.security import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
@@ -35,6 +36,7 @@ from kalda.protocol.notation import Request, Response
 
 _NO_TIME = -1
 _FIRST_WITH_REQUESTER = 3
+_STEP_TOKENS = 500
 
 
 class TokenHandlers:
@@ -65,8 +67,8 @@ class TokenHandlers:
 
     def _describe(
         self, context: RequestContext, request: DescribeDelegationTokenRequest
-    ) -> DescribeDelegationTokenResponse:
-        """The tokens of some owners, or of all, that the caller may see."""
+    ) -> Steps[DescribeDelegationTokenResponse | Encoded]:
+        """The tokens of some owners, or of all, that the caller may see. There may be very many: in steps."""
         if not context.may_request_tokens:
             raise ApiError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
         if self._secret is None:
@@ -74,12 +76,16 @@ class TokenHandlers:
         owners: set[str] | None = None
         if request.owners is not None:
             owners = {f"{each.principal_type}:{each.principal_name}" for each in request.owners}
-        return DescribeDelegationTokenResponse(
-            tokens=[
-                _described(token, self._secret, context.api_version)
-                for token in self._tokens()
-                if _is_wanted(token, owners) and _may_see(context, token)
-            ]
+        response = DescribeDelegationTokenResponse()
+        for count, token in enumerate(self._tokens(), 1):
+            if count % _STEP_TOKENS == 0:
+                yield
+            if _is_wanted(token, owners) and _may_see(context, token):
+                response.tokens.append(_described(token, self._secret, context.api_version))
+        if len(response.tokens) <= _STEP_TOKENS:
+            return response
+        return Encoded(
+            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
         )
 
 
@@ -97,7 +103,10 @@ def _not_allowed(context: RequestContext, request: Request) -> Response:
 
 
 def _is_wanted(token: DelegationToken, owners: set[str] | None) -> bool:
-    return owners is None or any(token.concerns(owner) for owner in owners)
+    """Whether the token `concerns` one of the owners, without a look at each of them."""
+    if owners is None or token.owner in owners or token.requester in owners:
+        return True
+    return not owners.isdisjoint(token.renewers)
 
 
 def _may_see(context: RequestContext, token: DelegationToken) -> bool:

@@ -253,10 +253,20 @@ class TransactionHandlers:
     def _describe(
         self, context: RequestContext, request: DescribeTransactionsRequest, now_ms: int
     ) -> DescribeTransactionsResponse:
+        """An id that is named again is refused: each may have very many partitions."""
         self._coordinator.runtime.advance(now_ms)
-        return DescribeTransactionsResponse(
-            transaction_states=[self._described(context, each) for each in request.transactional_ids]
-        )
+        described: set[str] = set()
+        response = DescribeTransactionsResponse()
+        for transactional_id in request.transactional_ids:
+            if transactional_id in described:
+                state = DescribeTransactionsResponseTransactionState(
+                    transactional_id=transactional_id, error_code=int(ErrorCode.INVALID_REQUEST)
+                )
+            else:
+                described.add(transactional_id)
+                state = self._described(context, transactional_id)
+            response.transaction_states.append(state)
+        return response
 
     def _described(
         self, context: RequestContext, transactional_id: str

@@ -103,14 +103,16 @@ class ProducerCore:
 
     # -- turns
 
-    def send(self, now_ms: int) -> None:
-        """Send the batches that can be sent now, and nothing else. `run` has to be called within a few ms."""
+    def send(self, now_ms: int) -> bool:
+        """Send the batches that can be sent now, and nothing else; `run` has to be called within a few ms. False: it
+        has to be called at once."""
         if self._seen_version != self.metadata.version or self.transactions is not None:
-            return
+            return False
         self._now_ms = now_ms
         if self.idempotence is not None:
             self.idempotence.run()
         self.sender.run(now_ms)
+        return True
 
     def run(self, now_ms: int) -> None:
         """Do all that can be done now."""

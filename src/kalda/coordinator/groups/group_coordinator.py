@@ -9,7 +9,8 @@ The coordinator has no clock. Every call brings `now_ms`; after it the runtime's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
@@ -42,7 +43,6 @@ from kalda.protocol.messages.groups import (
     LeaveGroupResponse,
     ListedGroup,
     ListGroupsRequest,
-    ListGroupsResponse,
     SyncGroupRequest,
     SyncGroupResponse,
 )
@@ -170,11 +170,20 @@ class GroupCoordinator:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def describe_groups(self, caller: Caller, request: DescribeGroupsRequest, now_ms: int) -> DescribeGroupsResponse:
-        """DescribeGroups. The caller fills in the authorized operations."""
+        """DescribeGroups. The caller fills in the authorized operations. A group that is named again is refused: each
+        description may be very long."""
         self.runtime.advance(now_ms)
-        return DescribeGroupsResponse(
-            groups=[self._describe(group_id, caller.api_version) for group_id in request.groups]
-        )
+        described: set[str] = set()
+        groups: list[DescribeGroupsResponseDescribedGroup] = []
+        for group_id in request.groups:
+            if group_id in described:
+                refused = DescribeGroupsResponseDescribedGroup(group_id=group_id)
+                refused.error_code = int(ErrorCode.INVALID_REQUEST)
+                groups.append(refused)
+            else:
+                described.add(group_id)
+                groups.append(self._describe(group_id, caller.api_version))
+        return DescribeGroupsResponse(groups=groups)
 
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
         """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
@@ -198,28 +207,28 @@ class GroupCoordinator:
             members=[member.describe(protocol) for member in group.members.values()],
         )
 
-    def list_groups(self, caller: Caller, request: ListGroupsRequest, now_ms: int) -> ListGroupsResponse:
-        """ListGroups, of all partitions that this node coordinates; filters ignore case."""
+    def list_groups(self, request: ListGroupsRequest, now_ms: int) -> Iterator[ListedGroup]:
+        """ListGroups: the groups of all partitions that this node coordinates, one after the other: there may be very
+        many. Filters ignore case. Raises COORDINATOR_LOAD_IN_PROGRESS."""
         self.runtime.advance(now_ms)
+        if self.runtime.is_loading:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         states = {state.strip().lower() for state in request.states_filter}
         types = {group_type.strip().lower() for group_type in request.types_filter}
-        groups: list[ListedGroup] = []
-        if self.runtime.is_loading:
-            return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
-        for shard in self.runtime.active_shards():
-            if types and GROUP_TYPE not in types:
-                continue
-            groups.extend(
-                ListedGroup(
-                    group_id=group_id,
-                    protocol_type=group.protocol_type or "",
-                    group_state=group.state.value,
-                    group_type=GROUP_TYPE,
-                )
-                for group_id, group in shard.groups.items(shard.partition.committed_epoch())
-                if not states or group.state.value.lower() in states
+        if types and GROUP_TYPE not in types:
+            return iter(())
+        shards = list(self.runtime.active_shards())
+        every = chain.from_iterable(list(shard.groups.items(shard.partition.committed_epoch())) for shard in shards)
+        return (
+            ListedGroup(
+                group_id=group_id,
+                protocol_type=group.protocol_type or "",
+                group_state=group.state.value,
+                group_type=GROUP_TYPE,
             )
-        return ListGroupsResponse(groups=groups)
+            for group_id, group in every
+            if not states or group.state.value.lower() in states
+        )
 
     def delete_groups(
         self, caller: Caller, request: DeleteGroupsRequest, now_ms: int
@@ -390,11 +399,19 @@ class GroupCoordinator:
     ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
         """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
         does so without, while some of these are the former leader's: it may have answered them, so they must not seem
-        undone."""
+        undone. A group all of whose offsets are requested again is refused: there may be very many."""
         self.runtime.advance(now_ms)
         version = caller.api_version
         groups = group_requests(request, version)
-        results = [self._fetch(group, version, request.require_stable) for group in groups]
+        whole: set[str] = set()
+        results: list[OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]] = []
+        for group in groups:
+            if group.topics is None and group.group_id in whole:
+                results.append(fetch_failed(group, ErrorCode.INVALID_REQUEST))
+                continue
+            if group.topics is None:
+                whole.add(group.group_id)
+            results.append(self._fetch(group, version, request.require_stable))
 
         def finish() -> OffsetFetchResponse:
             settled = [_settled(group, result) for group, result in zip(groups, results, strict=True)]

@@ -1,6 +1,6 @@
-"""What a caller may see of groups: ListGroups (16) and OffsetFetch (9) leave out, or refuse, the rest.
+"""What a caller may see of offsets: OffsetFetch (9) leaves out, or refuses, the rest.
 
-These stages are in front of the handlers only where the node has an authorizer.
+This stage is in front of the handler only where the node has an authorizer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from kalda.broker.context import Reply, RequestContext
 from kalda.broker.item_checks import Handler, mapped
 from kalda.coordinator.groups.offset_fetch import group_requests, to_response
 from kalda.protocol.access import DESCRIBE_GROUP, DESCRIBE_TOPIC
-from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
-from kalda.protocol.messages.groups import ListGroupsRequest, ListGroupsResponse
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -25,27 +23,9 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopics,
 )
-from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.notation import shallow_copy
 
 _FIRST_FETCH_OF_GROUPS = 8
-
-
-def only_visible_groups(handler: Handler) -> Handler:
-    """Who may describe the cluster sees all groups, others those that they may describe."""
-
-    def handle(context: RequestContext, request: ListGroupsRequest) -> Reply[Any]:
-        reply = handler(context, request)
-        if context.allows(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False):
-            return reply
-
-        def leave_out(response: ListGroupsResponse) -> ListGroupsResponse:
-            response.groups = [each for each in response.groups if DESCRIBE_GROUP.holds_quietly(context, each.group_id)]
-            return response
-
-        return mapped(reply, leave_out)
-
-    return handle
 
 
 def only_visible_offsets(name_of: Callable[[Any], str | None], handler: Handler) -> Handler:
