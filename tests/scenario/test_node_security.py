@@ -529,6 +529,17 @@ def test_the_operators_classes() -> None:
             },
             r"jwks.endpoint.url=file:///etc/passwd is not allowed",
         ),
+        (
+            {
+                f"{SASL_LISTENER}oauthbearer.sasl.server.callback.handler.class": (
+                    "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+                ),
+                "sasl.oauthbearer.jwt.validator.class": (
+                    "org.apache.kafka.common.security.oauthbearer.ClientJwtValidator"
+                ),
+            },
+            r"ClientJwtValidator: a listener validates tokens by",
+        ),
     ],
 )
 def test_what_stops_a_start(keys: dict[str, str], why: str) -> None:
