@@ -194,7 +194,10 @@ def consume_java(address: str, topic: str, client_id: str, meter: Meter) -> None
         with subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True) as process:
             seen = 0
             for line in process.stdout or ():
-                total = int(line.split(",")[4])
+                fields = line.split(",")
+                if len(fields) < 5:
+                    continue  # a warning
+                total = int(fields[4])
                 if not meter.add((total - seen) * len(_RECORD)):
                     break
                 seen = total

@@ -53,11 +53,11 @@ def flood(port: int, frame: bytes, until: float) -> int:
     """Send the frame, and read the answers as they come. Returns the bytes of the answers."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.setblocking(False)
-        burst = frame * max(1, 65_536 // len(frame))
+        burst = left = memoryview(frame * max(1, 65_536 // len(frame)))
         got = 0
         while time.monotonic() < until:
             with contextlib.suppress(BlockingIOError):
-                peer.send(burst)
+                left = left[peer.send(left) :] or burst
             with contextlib.suppress(BlockingIOError):
                 got += len(peer.recv(1 << 20))
             time.sleep(0.0005)

@@ -21,6 +21,7 @@ CONTROLLER = "kafka.controller:type=KafkaController"
 STATS = "kafka.controller:type=ControllerStats"
 EVENTS = "kafka.controller:type=ControllerEventManager"
 LOADER = "kafka.server:type=MetadataLoader"
+_FENCED, _SHUTTING_DOWN, _ACTIVE = 10, 20, 30
 
 
 def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> None:
@@ -63,6 +64,7 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
             "last-applied-record-offset": lambda: loader.image.offset,
             "last-applied-record-timestamp": lambda: loader.image.provenance.last_contained_log_time_ms,
             "last-applied-record-lag-ms": lambda: _lag_ms(loader.image, clock),
+            "ignored-static-voters": lambda: raft.kraft_version > 0,
         },
     )
 
@@ -118,6 +120,10 @@ def add_controller_gauges(
             "LastCommittedRecordOffset": lambda: machine.high_watermark - 1,
             "ActiveBrokerCount": lambda: brokers(False),
             "FencedBrokerCount": lambda: brokers(True),
+            "ControlledShutdownBrokerCount": lambda: sum(
+                broker.in_controlled_shutdown for broker in image().cluster.brokers.values()
+            ),
+            "IgnoredStaticVoters": lambda: quorum.raft.kraft_version > 0,
             "GlobalTopicCount": lambda: len(image().topics.by_id),
             "GlobalPartitionCount": lambda: sum(len(topic.partitions) for topic in image().topics.by_id.values()),
             "OfflinePartitionsCount": lambda: partitions(lambda leader, _: leader < 0),
@@ -125,6 +131,7 @@ def add_controller_gauges(
         },
     )
     sensors.add_source(lambda: _heartbeats(controller, clock))
+    sensors.add_source(lambda: _registrations(image()))
     elected = controller.partitions
     sensors.add_source(
         lambda: (
@@ -146,6 +153,14 @@ def _heartbeats(controller: QuorumController, clock: Clock) -> Iterator[tuple[Se
         gauge = Gauge()
         gauge.value = max(0, now_ms - contact_ms)
         yield SensorName(CONTROLLER, "TimeSinceLastHeartbeatReceivedMs", (("broker", str(broker_id)),)), gauge
+
+
+def _registrations(image: MetadataImage) -> Iterator[tuple[SensorName, Measurable]]:
+    """Of each broker, by Kafka's numbers."""
+    for broker_id, broker in image.cluster.brokers.items():
+        gauge = Gauge()
+        gauge.value = _FENCED if broker.fenced else _SHUTTING_DOWN if broker.in_controlled_shutdown else _ACTIVE
+        yield SensorName(CONTROLLER, "BrokerRegistrationState", (("broker", str(broker_id)),)), gauge
 
 
 def _add(sensors: Sensors, group: str, gauges: dict[str, Callable[[], float]]) -> None:

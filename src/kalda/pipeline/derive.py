@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.pipeline.checkpoints import Checkpoint
@@ -94,9 +95,14 @@ def _call(project: Project, name: str) -> Callable[[SparkSession], DataFrame]:
     if str(project.directory) not in sys.path:
         sys.path.insert(0, str(project.directory))
     try:
-        found: Callable[[SparkSession], DataFrame] = getattr(importlib.import_module(module), function)
+        imported = importlib.import_module(module)
+        found: Callable[[SparkSession], DataFrame] = getattr(imported, function)
     except (ImportError, AttributeError) as error:
         raise PipelineError(f"python = {name!r}: {error}") from error
+    if Path(imported.__file__ or "").is_relative_to(project.directory):
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(imported)  # type: ignore[no-untyped-call]  # tasks cannot import it
     return found
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
+FETCH_SESSIONS = "kafka.server:type=FetchSessionCache"
 PURGATORY = "kafka.server:type=DelayedOperationPurgatory"
 
 _OF_TOPICS = {

@@ -168,6 +168,11 @@ class FetchSessionCache:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def partition_count(self) -> int:
+        """Partitions of all sessions. Visits every session."""
+        return sum(len(session.entries) for session in self._sessions.values())
+
     def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.id]
         self.size_bytes -= session.size_bytes

@@ -94,14 +94,14 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("mutation-rate", "partitions created and deleted a second", "user,client-id"),
         Metric("throttle-time", "mean of the pauses of throttled clients, in ms", "user,client-id"),
     ),
-    "kafka.server:type=ClientMetrics": (
-        Metric("ClientMetricsInstanceCount", "clients that push metrics, or have read what they are to push"),
-        Metric("ClientMetricsUnknownSubscriptionRequestCount", "pushes under an id that is not the client's"),
-        Metric("ClientMetricsThrottleCount", "requests of telemetry that came too early"),
-        Metric("ClientMetricsPluginExportCount", "pushes whose metrics were handed to the sinks"),
-        Metric("ClientMetricsPluginErrorCount", "pushes that could not be read, or that a plugin lost"),
-        Metric("TopicRecordCount", "Kalda's own: records appended to __client_metrics"),
-        Metric("TopicDroppedCount", "Kalda's own: records for it that were lost"),
+    "kafka.server:type=client-metrics": (
+        Metric("instance-count", "clients that push metrics, or have read what they are to push"),
+        Metric("unknown-subscription-request-count", "pushes under an id that is not the client's"),
+        Metric("throttle-count", "requests of telemetry that came too early"),
+        Metric("plugin-export-count", "pushes whose metrics were handed to the sinks"),
+        Metric("plugin-error-count", "pushes that could not be read, or that a plugin lost"),
+        Metric("topic-record-count", "Kalda's own: records appended to __client_metrics"),
+        Metric("topic-dropped-count", "Kalda's own: records for it that were lost"),
     ),
     "kafka.server:type=KafkaServer": (Metric("BrokerState", "1 starting, 2 recovery, 3 running, 6, 7 shutting down"),),
     "kafka.server:type=MetadataLoader": (
@@ -114,6 +114,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("last-applied-record-timestamp", "its time"),
         Metric("last-applied-record-lag-ms", "how old it is"),
         Metric("metadata-apply-error-count", "faults while metadata was applied"),
+        Metric("ignored-static-voters", "1 where the voters are in the metadata log, not in the configuration"),
     ),
     "kafka.server:type=raft-metrics": (
         Metric("current-leader", "of the metadata quorum, -1 where there is none"),
@@ -136,6 +137,9 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("ActiveControllerCount", "1 on the active controller"),
         Metric("ActiveBrokerCount", "brokers that are not fenced"),
         Metric("FencedBrokerCount", "brokers that are"),
+        Metric("ControlledShutdownBrokerCount", "brokers that are shutting down"),
+        Metric("BrokerRegistrationState", "10 fenced, 20 shutting down, 30 active", "broker"),
+        Metric("IgnoredStaticVoters", "as ignored-static-voters"),
         Metric("GlobalTopicCount", "topics"),
         Metric("GlobalPartitionCount", "partitions"),
         Metric("OfflinePartitionsCount", "partitions without a leader"),
@@ -186,9 +190,18 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=AssignmentsManager": (
         Metric("QueuedReplicaToDirAssignments", "directories of replicas that the controller is to record"),
     ),
-    "kafka.log:type=LogManager": (Metric("OfflineLogDirectoryCount", "log directories that have failed"),),
-    "kafka.log:type=LogCleaner": (Metric("max-dirty-percent", "of the logs that are to be compacted"),),
+    "kafka.server:type=FetchSessionCache": (
+        Metric("NumIncrementalFetchSessions", "fetch sessions that this broker holds"),
+        Metric("NumIncrementalFetchPartitionsCached", "partitions in them"),
+    ),
+    "kafka.log:type=LogManager": (
+        Metric("OfflineLogDirectoryCount", "log directories that have failed"),
+        Metric("LogDirectoryOffline", "1 where this one has", "logDirectory"),
+        Metric("CordonedLogDirectoryCount", "log directories that get no new replica (cordoned.log.dirs)"),
+        Metric("LogDirectoryCordoned", "1 where this one gets none", "logDirectory"),
+    ),
     "kafka.log:type=LogCleanerManager": (
+        Metric("max-dirty-percent", "of the logs that are to be compacted"),
         Metric("uncleanable-partitions-count", "logs that cannot be compacted", "logDirectory"),
         Metric("uncleanable-bytes", "bytes of these logs that would be compacted", "logDirectory"),
         Metric("time-since-last-run-ms", "since the cleaner last searched for a log; -1 before the first time"),
@@ -209,27 +222,43 @@ ABSENT: Final[dict[str, str]] = {
     "RequestChannel, SocketServer: queue sizes, NetworkProcessorAvgIdlePercent, RequestHandlerAvgIdlePercent": (
         "there are no such threads; request-time of all clients and exempt-request-time add up to the busy part"
     ),
-    "BrokerTopicMetrics: ...MessageConversionsPerSec, Invalid...RecordsPerSec, ReassignmentBytes...PerSec, Remote...": (
-        "old formats are not written and nothing is converted; there is no tiered storage; the others are not counted"
+    "BrokerTopicMetrics: ...MessageConversionsPerSec, Invalid...PerSec, Bytes- and NoKey...PerSec, Reassignment...": (
+        "old formats are not written and nothing is converted; the others are not counted, their error codes are"
     ),
-    "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager": (
-        "not measured: `kalda reassign status` and `kalda topics describe` show them"
+    "BrokerTopicMetrics: Remote..., ...Share...; ShareGroupMetrics, ShareSessionCache, share-coordinator-metrics": (
+        "there are no tiered storage and no share groups"
+    ),
+    "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager, "
+    "ReplicaAlterLogDirsManager": "not measured: `kalda reassign status` and `kalda topics describe` show them",
+    "Produce, Fetch, Request, ControllerMutation: queue-size": (
+        "a muted connection stands in no queue; `kalda quotas top` shows who pauses"
+    ),
+    "FetchSessionCache: IncrementalFetchSessionEvictionsPerSec; SnapshotEmitter; EventQueueOperations...": (
+        "not counted: snapshots, and operations that time out, are logged"
+    ),
+    "...-channel-metrics, alter-partition-, directory-assignments-, forwarding-, heartbeat-, registration-metrics": (
+        "of Kafka's own network clients between nodes; RequestMetrics has their requests at the node that answers"
+    ),
+    "socket-server-metrics by networkProcessor; Acceptor, Processor; ForwardingManager; BrokerMetadataListener": (
+        "one event loop has no such threads and queues; connections are counted by listener"
+    ),
+    "AvgIdleRatio; node-metrics, app-info, kafka-metrics-count, linux-disk-...-bytes, ClusterId; FinalizedLevel": (
+        "`kalda features` and `kalda cluster` show versions and levels; the machine's own exporter has its disks"
     ),
     "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
-    "LogCleaner: cleaner-recopy-percent, max-clean-time-secs, max-buffer-utilization-percent": (
-        "not measured: the log line of each compaction has them"
-    ),
-    "raft-metrics: poll-idle-ratio-avg; current-state; number-unknown-voter-connections": (
+    "LogCleaner: cleaner-recopy-, max-buffer-utilization-percent, max-clean-time-, max-compaction-delay-secs, "
+    "DeadThreadCount; Log: RetentionSizeInPercent": "not measured: the log line of each compaction has its figures",
+    "raft-metrics: poll-idle-ratio-avg; current-state, current-vote-directory-id; number-unknown-voter-connections": (
         "the quorum has no thread of its own; a text is no metric, and `kalda quorum` shows it; only known voters are "
         "connected to"
     ),
-    "coordinators: event-queue, thread-idle-ratio, rebalance and offset-commit rates": (
+    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates, NumOffsets": (
         "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"
     ),
     "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
         "ZooKeeper, the pool of handler threads and the JVM do not exist here"
     ),
-    "ClientMetrics: counts by client_instance_id": (
+    "client-metrics: counts by client_instance_id, rates, plugin-export-time": (
         "clients make these ids up, so a node has the sums; the topic __client_metrics has each client"
     ),
 }

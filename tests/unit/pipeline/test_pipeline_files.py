@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.chart import Line, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
-from kalda.pipeline.derive import alone
+from kalda.pipeline.derive import alone, make_views
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import parse_time_ms
 from kalda.pipeline.project import read_project
@@ -94,6 +96,23 @@ def test_one_process_writes_a_derived_table(tmp_path: Path) -> None:
             pass
     with pytest.raises(PipelineError, match="nothing of the project is named c: a, b"), alone(both, ["c"]):
         pass
+
+
+def test_tasks_get_what_a_projects_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's Python cannot import a module that is beside the project file."""
+    cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+    name = f"beside_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "class Frame:\n    def createOrReplaceTempView(self, name):\n        self.view = name\n"
+        "def made(spark):\n    return Frame()\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = project(tmp_path, f'[derived.d]\npython = "{name}:made"\npath = "d"\n')
+    spark: Any = None
+    pickled = cloudpickle.dumps(make_views(spark, read_project(path))["d"])
+    monkeypatch.delitem(sys.modules, name)
+    sys.path.remove(str(tmp_path))
+    assert cloudpickle.loads(pickled).view == "d"
 
 
 def test_a_report_is_counted_once() -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kalda.client_metrics")
 
 _APIS: Final = frozenset((ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY))
-_GROUP: Final = "kafka.server:type=ClientMetrics"
+_GROUP: Final = "kafka.server:type=client-metrics"
 _EXPIRY_INTERVAL_MS: Final = 5_000
 _EVICTIONS_LOGGED_EVERY_MS: Final = 300_000
 _ADMIN_CLIENT_ID: Final = "__admin_client"
@@ -87,18 +87,18 @@ class ClientMetricsModule(Module):
         self._logged_ms = -_EVICTIONS_LOGGED_EVERY_MS
         self._closed = False
         gauges = {
-            "ClientMetricsInstanceCount": lambda: len(self.instances),
-            "ClientMetricsUnknownSubscriptionRequestCount": lambda: self.instances.unknown_subscriptions,
-            "ClientMetricsThrottleCount": lambda: self.instances.throttled,
-            "ClientMetricsPluginExportCount": lambda: self._handlers.exported,
-            "ClientMetricsPluginErrorCount": lambda: (
+            "instance-count": lambda: len(self.instances),
+            "unknown-subscription-request-count": lambda: self.instances.unknown_subscriptions,
+            "throttle-count": lambda: self.instances.throttled,
+            "plugin-export-count": lambda: self._handlers.exported,
+            "plugin-error-count": lambda: (
                 self._handlers.unreadable + sum(each.failures + each.dropped for each in self._plugins)
             ),
         }
         for name, read in gauges.items():
             context.sensors.gauge(_GROUP, name, read=read)
-        context.sensors.gauge(_GROUP, "TopicRecordCount", read=lambda: self._topic.written if self._topic else 0)
-        context.sensors.gauge(_GROUP, "TopicDroppedCount", read=lambda: self._topic.dropped if self._topic else 0)
+        context.sensors.gauge(_GROUP, "topic-record-count", read=lambda: self._topic.written if self._topic else 0)
+        context.sensors.gauge(_GROUP, "topic-dropped-count", read=lambda: self._topic.dropped if self._topic else 0)
 
     def rows(self) -> list[Row]:
         """Both APIs of telemetry."""

@@ -19,6 +19,7 @@ from kalda.storage.log_manager import LogManager
 
 log = logging.getLogger("kalda.logs")
 
+_LOG_MANAGER = "kafka.log:type=LogManager"
 _RELEASE_INTERVAL_MS = 100
 """At least so long lies between two walks over all logs that close files."""
 
@@ -35,10 +36,12 @@ class LogUpkeepModule(Module):
         """Files are being closed, or were a moment ago."""
         cleaner, clock = self._cleaner, context.host.clock
         sensors = context.sensors
-        sensors.gauge("kafka.log:type=LogCleaner", "max-dirty-percent", read=lambda: cleaner.max_dirty_ratio * 100)
         manager = "kafka.log:type=LogCleanerManager"
+        sensors.gauge(manager, "max-dirty-percent", read=lambda: cleaner.max_dirty_ratio * 100)
         for directory in context.logs.dirs:
             tags = (("logDirectory", directory.path),)
+            sensors.gauge(_LOG_MANAGER, "LogDirectoryOffline", tags, partial(_is_offline, directory))
+            sensors.gauge(_LOG_MANAGER, "LogDirectoryCordoned", tags, partial(getattr, directory, "cordoned"))
             count, size = (
                 partial(_uncleanable, cleaner, directory),
                 partial(_uncleanable_bytes, cleaner, directory, clock),
@@ -52,9 +55,14 @@ class LogUpkeepModule(Module):
         )
         logs = context.logs
         sensors.gauge(
-            "kafka.log:type=LogManager",
+            _LOG_MANAGER,
             "OfflineLogDirectoryCount",
             read=lambda: sum(not directory.online for directory in logs.dirs),
+        )
+        sensors.gauge(
+            _LOG_MANAGER,
+            "CordonedLogDirectoryCount",
+            read=lambda: sum(directory.cordoned for directory in logs.dirs),
         )
         most: int = context.config["kalda.metrics.logs.max"]
         sensors.add_source(lambda: _log_metrics(logs, most))
@@ -93,6 +101,10 @@ class LogUpkeepModule(Module):
         """Start no more jobs; those that run are finished by their threads."""
         self._host.disk.when_many_are_open(None)
         self._keeper.close()
+
+
+def _is_offline(directory: LogDir) -> bool:
+    return not directory.online
 
 
 def _uncleanable(cleaner: LogCleaner, directory: LogDir) -> int:

@@ -23,7 +23,7 @@ from kalda.broker.rows import Row
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
-from kalda.replication.counters import REPLICA_MANAGER
+from kalda.replication.counters import FETCH_SESSIONS, REPLICA_MANAGER
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -69,6 +69,10 @@ class ReplicationModule(Module):
             config["max.incremental.fetch.session.cache.slots"],
             host.rng.randint,
             config["kalda.fetch.session.cache.bytes"],
+        )
+        context.sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
+        context.sensors.gauge(
+            FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count
         )
         context.sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
         self._clock = host.clock
