@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
+from kalda.network.connection import NO_QUOTA_USE, Buffer, Connection, FrameHandler
 from kalda.network.connection import Answer as NetworkAnswer
-from kalda.network.connection import Buffer, Connection, FrameHandler
 from kalda.network.limits import MIN_REQUEST_BYTES
 from kalda.network.server import Listener
 from kalda.protocol.apis import ApiKey
@@ -242,6 +242,7 @@ class PeerSession:
         connection, listener = self._connection, self._listener
         self.authenticated, self._login = done, None
         connection.principal = done.principal
+        connection.quota_use = NO_QUOTA_USE  # requests before the login were charged to another principal
         connection.token_authenticated = done.outcome.is_by_token
         limits = listener.limits
         handler: FrameHandler = self._security.handler
