@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import threading
 from typing import Any
 
@@ -131,6 +132,19 @@ def test_an_interrupted_wake_prevents_no_later_one() -> None:
     thread.wake()
     thread.join(TIMEOUT_S)
     assert driven.has_ended.is_set()
+
+
+def test_a_descriptor_that_was_closed_is_waited_for_no_longer() -> None:
+    thread = IoThread("test", UntilTold(), None, 1024, 1024)
+    watched, peer = socket.socketpair()
+    thread.watch(1, watched, True)
+    watched.close()
+    peer.close()
+    thread.unwatch(watched)
+    thread._wait(0)
+    assert not thread._watched
+    assert not thread._select(0)
+    thread._close_sockets()
 
 
 def test_a_wake_during_a_turn_ends_its_waiting() -> None:
