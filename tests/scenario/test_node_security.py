@@ -166,6 +166,16 @@ def serves(connection: BlockingConnection) -> bool:
 # -- before and after the login
 
 
+def test_connections_made_after_the_start_do_not_pass_the_gate(cluster: Cluster) -> None:
+    node = cluster.nodes[1]
+    with connect(cluster) as connection:
+        assert serves(connection)
+        port = connection._socket.getsockname()[1]
+        assert node._server is not None
+        [made] = [each for each in list(node._server.connections.values()) if each.peer_port == port]
+        assert made._handler not in node._gates.values()
+
+
 def test_nothing_but_the_login_is_answered_before_it(cluster: Cluster) -> None:
     with bare(cluster) as connection, pytest.raises(ApiError) as raised:
         connection.request(MetadataRequest(topics=None))
