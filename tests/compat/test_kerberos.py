@@ -18,6 +18,7 @@ from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.security import SaslHandshakeRequest
 from kalda.security.jaas import KERBEROS_MODULE
 from kalda.testing import Cluster
 
@@ -124,6 +125,26 @@ def test_a_ticket_logs_in(cluster: Cluster, kdc: Path) -> None:
         server = cluster.nodes[1]._server
         assert server is not None
         assert "User:krb-alice" in [each.principal for each in list(server.connections.values())]
+
+
+def test_old_clients_send_bare_tokens(cluster: Cluster, kdc: Path) -> None:
+    """SaslHandshake v0: the client's last token has no answer, so the next frame is that of its first request."""
+    config = keys(cluster, kdc)
+    security = ClientSecurity.of(config)
+    assert security is not None
+    with BlockingConnection("localhost", int(config["bootstrap.servers"].rpartition(":")[2]), timeout_ms=10_000) as old:
+        assert old.request(SaslHandshakeRequest(mechanism="GSSAPI"), 0).error_code == 0
+        exchange, stream = security._exchange("GSSAPI", "localhost"), old._socket.makefile("rwb")
+        token = exchange.first()
+        for _ in range(2):
+            stream.write(len(token).to_bytes(4, "big") + token)
+            stream.flush()
+            answer = exchange.on_challenge(stream.read(int.from_bytes(stream.read(4), "big")))
+            assert answer is not None
+            token = answer
+        stream.write(len(token).to_bytes(4, "big") + token)
+        stream.flush()
+        assert old.request(MetadataRequest(topics=None)).brokers
 
 
 def test_a_login_that_fails(cluster: Cluster, kdc: Path) -> None:

@@ -29,6 +29,7 @@ from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
 from kalda.client.admin.access import create_token
 from kalda.client.admin.configs import Resource, describe_configs
+from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
@@ -165,6 +166,16 @@ def serves(connection: BlockingConnection) -> bool:
 # -- before and after the login
 
 
+def test_connections_made_after_the_start_do_not_pass_the_gate(cluster: Cluster) -> None:
+    node = cluster.nodes[1]
+    with connect(cluster) as connection:
+        assert serves(connection)
+        port = connection._socket.getsockname()[1]
+        assert node._server is not None
+        [made] = [each for each in list(node._server.connections.values()) if each.peer_port == port]
+        assert made._handler not in node._gates.values()
+
+
 def test_nothing_but_the_login_is_answered_before_it(cluster: Cluster) -> None:
     with bare(cluster) as connection, pytest.raises(ApiError) as raised:
         connection.request(MetadataRequest(topics=None))
@@ -228,6 +239,25 @@ def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None
             assert renewed.error_code == 0
         assert first.error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert serves(connection)
+
+
+def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Cluster) -> None:
+    """ApiVersions before it, over the same connection, is charged to ANONYMOUS."""
+    quotas = cluster.nodes[1]._quotas
+    assert quotas is not None
+    times = quotas.managers.request
+    with cluster._client() as client:
+        alter_quotas(client, {"user": None}, {"request_percentage": 1e9})
+        give_up_at = time.monotonic() + 60
+        while not times.is_enabled and time.monotonic() < give_up_at:
+            PAUSE.wait(0.01)
+        try:
+            with connect(cluster, user="alice") as connection:
+                connection.negotiate()
+            requests = {dict(each.tags)["user"]: each.requests for each in times.each_sensors()}
+        finally:
+            alter_quotas(client, {"user": None}, {"request_percentage": None})
+    assert requests.get("alice", 0) >= 1, requests
 
 
 # -- sessions

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from struct import pack_into, unpack_from
 from typing import Any, TypeVar, cast
 
-from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produce
+from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produce, charged_time
 from kalda.broker.context import Encoded, RequestContext, Stopwatch
 from kalda.broker.rows import QuotaClass, Row, Throttle
 from kalda.network.connection import AtTurn, Buffer
@@ -42,6 +42,8 @@ class Charge:
         "_has_throttle_time",
         "_header_bytes",
         "_quota_of_bytes",
+        "_quota_of_time",
+        "_response",
         "_throttle",
         "_throttle_time_at",
         "_waits_alone",
@@ -70,7 +72,9 @@ class Charge:
         """Whether a stopwatch runs for the requests of this route."""
         self._quota_of_bytes = throttle.quota_of_bytes(row.quota)
         """The only quota that requests count against; None where there are others."""
-        response = response_class(row.key)
+        self._quota_of_time = None if self._waits_alone else throttle.quota_of_time(row.quota)
+        """As `_quota_of_bytes`. None, too, for requests that wait for the controller."""
+        self._response = response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
         self._has_throttle_time = any(each.name == _THROTTLE_TIME for each in layout.fields + layout.tagged)
         self._header_bytes = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
@@ -124,16 +128,20 @@ class Charge:
     def returned_at_once(self) -> type | None:
         """What `handler_at_once` returns of a charged response: itself, or the buffers that it was encoded into. None
         where there is no `handler_at_once`."""
+        if self._quota_of_time is not None:
+            return list
         if self._quota_of_bytes is None:
             return None
-        return response_class(self.row.key) if self.row.throttled is None else list
+        return self._response if self.row.throttled is None else list
 
     def handler_at_once(self, handler: Handler) -> Handler:
         """`handler` with what the throttle does before it; a response that waits for nothing is charged already when it
         is returned, and must not be passed to `answer`."""
-        if self._quota_of_bytes is None:
+        now_ms = self._throttle.now_ms
+        if (quotas := self._quota_of_time) is not None:
+            return charged_time(handler, quotas, now_ms, self._paused, self._encode, self._encode_again, self._response)
+        if (quotas := self._quota_of_bytes) is None:
             return self.handler(handler)
-        quotas, now_ms = self._quota_of_bytes, self._throttle.now_ms
         if self.row.quota is QuotaClass.PRODUCE:
             return charged_produce(handler, quotas, now_ms, self._paused)
         return charged_fetch(

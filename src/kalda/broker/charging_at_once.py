@@ -1,9 +1,10 @@
-"""The charge stage of most requests of a limited client: Produce and Fetch requests that are answered at once.
+"""The charge stage of most requests of a limited client: those that are answered at once and count against one quota.
 
-Each of them counts against one quota of bytes. What this costs is a part of every request, so it is one function for
-each API. The sensors of a client are kept at its connection, for one generation of the quota's clients; what surely
-stays within the quota is recorded without measuring the rate. Replies that wait or are made in steps, requests without
-an answer, and all requests while time is a quota are charged by `kalda.broker.charging.Charge`.
+This is one quota of bytes of a Produce or Fetch, or the quota of time of any request. What this costs is a part of
+every request, so it is one function for each. The sensors of a client are kept at its connection, for one generation of
+the quota's clients; what surely stays within the quota is recorded without measuring the rate. Replies that wait or are
+made in steps, requests without an answer, and those that count against two quotas are charged by
+`kalda.broker.charging.Charge`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kalda.network.connection import Buffer
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
 from kalda.protocol.notation import Request, Response
-from kalda.quota.client_quotas import ClientQuotas, ClientSensors
+from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas, ClientSensors
 
 Handler = Callable[[RequestContext, Any], Any]
 Encode = Callable[[int, Response], list[Buffer]]
@@ -72,7 +73,9 @@ def charged_fetch(
             return reply
         buffers = encode(context.header.correlation_id, reply)
         now = now_ms()
-        size = sum(map(len, buffers)) - header_bytes
+        size = -header_bytes
+        for buffer in buffers:  # of two or three buffers sum() takes twice as long
+            size += len(buffer)
         if sensors.metric.record_freely(size, now):
             sensors.last_ms = now
             sensors.requests += 1
@@ -83,6 +86,50 @@ def charged_fetch(
         return buffers
 
     return fetch
+
+
+def charged_time(
+    handler: Handler,
+    quotas: ClientQuotas,
+    now_ms: Callable[[], int],
+    paused: Paused,
+    encode: Encode,
+    encode_again: Encode,
+    response: type[Response],
+) -> Handler:
+    """`handler`, whose `response` is encoded, and charged by the time on the request's stopwatch."""
+
+    def timed(context: RequestContext, request: Any) -> Any:
+        reply = handler(context, request)
+        if type(reply) is not response or is_exempt(request):
+            return reply
+        buffers = encode(context.header.correlation_id, reply)
+        time, now = context.stopwatch.read() * NANOS_TO_PERCENT, now_ms()
+        generation, client_id, sensors = context.connection.quota_use
+        if generation is not quotas.generation or client_id != context.client_id:
+            sensors = _sensors_of(quotas, context, now)
+        if sensors.metric.record_freely(time, now):
+            sensors.last_ms = now
+            sensors.requests += 1
+        elif pause_ms := quotas.record_of(sensors, time, now):
+            sensors.note_pause(pause_ms, now)
+            return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
+        return buffers
+
+    return timed
+
+
+def is_exempt(request: Request) -> bool:
+    """Whether the time of a request counts for no quota of a client: the Fetch of a follower, and a Produce with
+    acks=0, since no answer could carry the pause."""
+    if type(request) is FetchRequest:
+        return is_follower(request)
+    return type(request) is ProduceRequest and request.acks == 0
+
+
+def is_follower(request: FetchRequest) -> bool:
+    """Whether a Fetch is that of a follower."""
+    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
 
 
 def limit_fetch(request: FetchRequest, most_bytes: float) -> None:

@@ -2,6 +2,7 @@
 
 A listener accepts connections before the node can answer requests. These wait here, and are answered in order when the
 gate opens. Their number is bounded by the network, which limits connections and the unanswered requests of each.
+Afterwards only the requests of connections that were made before it opened pass it.
 """
 
 from __future__ import annotations

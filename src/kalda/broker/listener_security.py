@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
+from kalda.network.connection import NO_QUOTA_USE, Buffer, Connection, FrameHandler
 from kalda.network.connection import Answer as NetworkAnswer
-from kalda.network.connection import Buffer, Connection, FrameHandler
 from kalda.network.limits import MIN_REQUEST_BYTES
 from kalda.network.server import Listener
 from kalda.protocol.apis import ApiKey
@@ -65,17 +65,15 @@ class ListenerSecurity:
         self,
         security_protocol: str,
         listener_name: str,
-        handler: FrameHandler,
         tls: ssl.SSLContext | None,
         sasl: SaslSettings | None,
         principals: PrincipalBuilder,
         failure_delay_ms: int,
         wall_ms: Callable[[], int],
     ) -> None:
-        """`handler` answers the requests of authenticated connections; `wall_ms` is the wall clock."""
+        """`wall_ms` is the wall clock."""
         self.security_protocol = security_protocol
         self.listener_name = listener_name
-        self.handler = handler
         self.tls = tls
         self.sasl = sasl
         """None without SASL."""
@@ -199,7 +197,7 @@ class PeerSession:
 
     def _react(self, reaction: Reaction, frame: memoryview) -> NetworkAnswer:
         if isinstance(reaction, PassOn):
-            return self._security.handler(self._connection, frame)
+            return self._listener.handler(self._connection, frame)
         while isinstance(reaction, Ask):
             sasl = self._security.sasl
             assert sasl is not None
@@ -242,9 +240,10 @@ class PeerSession:
         connection, listener = self._connection, self._listener
         self.authenticated, self._login = done, None
         connection.principal = done.principal
+        connection.quota_use = NO_QUOTA_USE  # requests before the login were charged to another principal
         connection.token_authenticated = done.outcome.is_by_token
         limits = listener.limits
-        handler: FrameHandler = self._security.handler
+        handler = listener.handler
         self._expires_at_ms = None
         if done.session_lifetime_ms > 0:
             self._expires_at_ms = listener.now_ms() + done.session_lifetime_ms

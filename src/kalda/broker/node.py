@@ -253,7 +253,7 @@ class Node:
             await self._broker.start(self._accept)
             on_frame = self._measured(self._broker.services.pipeline)
             for endpoint in config.broker_listeners:
-                self._gates[endpoint.listener].open(on_frame)
+                self._open_gate(endpoint.listener, on_frame)
         # Test suites of other clients wait for exactly this line.
         log.info("[KafkaRaftServer nodeId=%d] Kafka Server started", config.node_id)
         log.info("node %d of cluster %s serves after %d ms", config.node_id, cluster_id, started_ms_ago())
@@ -330,7 +330,7 @@ class Node:
             security = None
             if endpoint.security_protocol != "PLAINTEXT":
                 assert self._security is not None, "made where a listener needs it"
-                security = self._security.of_listener(endpoint, gate)
+                security = self._security.of_listener(endpoint)
             is_controller = endpoint.listener in config.controller_listener_names
             protected = is_controller or endpoint.listener == config.inter_broker_listener_name
             listener = await self._server.listen(
@@ -347,6 +347,12 @@ class Node:
             )
             self._ports[endpoint.listener] = listener.port
             log.info("listening on %s://%s:%d", endpoint.listener, endpoint.host or "*", listener.port)
+
+    def _open_gate(self, listener: str, on_frame: FrameHandler) -> None:
+        """Answer the requests that wait; those of connections that are made from now on do not pass the gate."""
+        assert self._server is not None
+        self._gates[listener].open(on_frame)
+        self._server.listeners[listener].handler = on_frame
 
     def _address(self, endpoint: Endpoint) -> tuple[str, int]:
         """The advertised host and port. Port 0 in the properties stands for the port that was bound."""
@@ -458,7 +464,7 @@ class Node:
         on_frame = self._measured(pipeline)
         early = self.config.early_start_listeners
         for name in self.config.controller_listener_names:
-            open_gate = partial(self._gates[name].open, on_frame)
+            open_gate = partial(self._open_gate, name, on_frame)
             if self._authorizer is None or name in early:
                 open_gate()
             else:

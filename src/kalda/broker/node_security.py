@@ -27,7 +27,6 @@ from kalda.broker.sasl_answers import ListenerAnswers, ScramSecrets, TokenValida
 from kalda.broker.shell import Host, JobPool
 from kalda.metadata.image import MetadataImage
 from kalda.network.client_security import ClientSecurity
-from kalda.network.connection import FrameHandler
 from kalda.network.jaas_file import find_entry, server_sections
 from kalda.network.kerberos import GssapiServer, Kerberos, default_realm
 from kalda.network.python_classes import make
@@ -106,14 +105,13 @@ class NodeSecurity:
 
     # -- made at the start
 
-    def of_listener(self, endpoint: Endpoint, handler: FrameHandler) -> ListenerSecurity:
-        """The security of a listener whose requests `handler` answers. Raises `ValueError`."""
+    def of_listener(self, endpoint: Endpoint) -> ListenerSecurity:
+        """The security of a listener. Raises `ValueError`."""
         config, name, protocol = self._config, endpoint.listener, endpoint.security_protocol
         tls = self._load(config, name, is_server=True).context if protocol.endswith("SSL") else None
         security = self._listeners[name] = ListenerSecurity(
             protocol,
             name,
-            handler,
             tls,
             self._sasl(config, name) if protocol.startswith("SASL") else None,
             self._principals(config, name),

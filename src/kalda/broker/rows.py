@@ -92,6 +92,10 @@ class Throttle(Protocol):
         """The quota of bytes that requests of this class count against, where it is the only one."""
         ...
 
+    def quota_of_time(self, quota: QuotaClass) -> ClientQuotas | None:
+        """The quota of time, where it is the only one that requests of this class count against."""
+        ...
+
     def now_ms(self) -> int:
         """The clock of the quotas."""
         ...

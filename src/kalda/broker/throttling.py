@@ -21,13 +21,12 @@ from typing import Any, Final, cast
 
 from kalda.base.durations import Durations, quantile_sensors
 from kalda.base.sensors import Measurable, SensorName, Tags
-from kalda.broker.charging_at_once import limit_fetch
+from kalda.broker.charging_at_once import is_exempt, is_follower, limit_fetch
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
-from kalda.protocol.messages.produce import ProduceRequest
 from kalda.protocol.notation import Request, Response
 from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas, ClientSensors
 from kalda.quota.decisions import Decision
@@ -79,7 +78,7 @@ class ClientThrottle:
     def limit_fetch(self, context: RequestContext, request: Request) -> None:
         """Reduce the bytes of a Fetch to what its client may get without a pause."""
         fetch = self.managers.fetch
-        if not fetch.is_enabled or not isinstance(request, FetchRequest) or _is_follower(request):
+        if not fetch.is_enabled or not isinstance(request, FetchRequest) or is_follower(request):
             return
         limit_fetch(request, fetch.max_value(context.principal, context.client_id, self.now_ms()))
 
@@ -96,7 +95,7 @@ class ClientThrottle:
         managers, now_ms = self.managers, self.now_ms()
         if context.forwarded_by is not None:
             return self._mutation_pause(context, now_ms)
-        if quota is QuotaClass.EXEMPT or (quota is QuotaClass.FETCH and _is_follower(cast(FetchRequest, request))):
+        if quota is QuotaClass.EXEMPT or (quota is QuotaClass.FETCH and is_follower(cast(FetchRequest, request))):
             if managers.request.is_enabled:
                 managers.request.exempt.record(busy_ns * NANOS_TO_PERCENT, now_ms)
             return 0
@@ -132,10 +131,20 @@ class ClientThrottle:
             return None
         return {QuotaClass.PRODUCE: self.managers.produce, QuotaClass.FETCH: self.managers.fetch}.get(quota)
 
+    def quota_of_time(self, quota: QuotaClass) -> ClientQuotas | None:
+        """The quota of time, where it is the only one that requests of this class count against."""
+        managers = self.managers
+        bytes_limited = {
+            QuotaClass.REQUEST: False,
+            QuotaClass.PRODUCE: managers.produce.is_enabled,
+            QuotaClass.FETCH: managers.fetch.is_enabled,
+        }
+        return managers.request if self.measures_time and not bytes_limited.get(quota, True) else None
+
     def _charge_time(self, context: RequestContext, request: Request, busy_ns: int, now_ms: int) -> int:
         """Account for the time of a request. With acks=0 it counts for no quota: no answer could carry the pause."""
         quotas, time = self.managers.request, busy_ns * NANOS_TO_PERCENT
-        if isinstance(request, ProduceRequest) and request.acks == 0:
+        if is_exempt(request):
             quotas.exempt.record(time, now_ms)
             return 0
         return quotas.record(context.principal, context.client_id, time, now_ms)
@@ -205,10 +214,6 @@ class _Mutations:
     def pause_ms(self, now_ms: int) -> int:
         """For how long the client has to pause."""
         return 0 if self._charge is None else self._charge.throttle_ms(now_ms)
-
-
-def _is_follower(request: FetchRequest) -> bool:
-    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
 
 
 def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:

@@ -216,7 +216,8 @@ class Channels:
             connections.on_connected(connection_id, now_ms)
         for frame in frames:
             connections.on_frame(connection_id, frame, now_ms)
-        if writable and channel.is_open and not channel.has_unwritten:
+        may_have_written = writable or self._security is not None  # as when a login was renewed by what was read
+        if may_have_written and channel.is_open and not channel.has_unwritten:
             connections.on_written(connection_id)
         return writable or bool(frames) or not was_open
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda.client.core.outgoing import OnDelivery, Outgoing
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
+from kalda.client.core.producer_errors import made_by_parent
 from kalda.records.appending import Ticket
 
 if TYPE_CHECKING:
@@ -134,6 +136,8 @@ def wait_until_done(batch: ProducerBatch, timeout: float | None) -> bool:
         return _wait_for_others(batch, timeout)
     if io.run_until(batch, timeout):
         return _is_done(batch)
+    if io.was_forked:
+        raise made_by_parent()
     if io.is_current:
         raise _cannot_wait()
     io.begin_waiting()
@@ -230,3 +234,12 @@ def _call(function: Any, metadata: RecordMetadata | None, error: Exception | Non
         function(metadata, error)
     except Exception:
         log.exception("a delivery callback failed")
+
+
+def _renew_lock() -> None:
+    """In a forked child, no thread of which can release what one of the parent holds."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

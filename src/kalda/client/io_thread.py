@@ -156,6 +156,9 @@ class IoThread(threading.Thread):
                 # Errors are both, as with `selectors`.
                 if self._channels.on_event(connection_id, mask & ~select.POLLOUT != 0, mask & ~select.POLLIN != 0):
                     goes_on = True
+                elif mask & select.POLLNVAL:  # TLS has closed the descriptor, and failed then
+                    del self._watched[descriptor]
+                    self._poll.unregister(descriptor)
             elif descriptor == self._wakened.fileno():
                 self._wakened.recv(4096)
                 goes_on = True

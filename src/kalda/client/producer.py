@@ -37,7 +37,7 @@ from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
-from kalda.client.core.producer_errors import ProducerClosed
+from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
@@ -73,7 +73,6 @@ class _Driven:
         self.unacknowledged = 0
         """Records that failed because the producer ended."""
         self.failure: ApiError | None = None
-        self.was_forked = False
         self.waits_for_transaction = 0
         """Threads that wait for a request of a transaction."""
         self._seen_version = -1
@@ -233,7 +232,7 @@ class Producer(ProducerCalls):
         timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
         future = DeliveryFuture(None, 0, 0, callback)
         key, value, tail, _ = prepared
-        now_ms = int(began_s * 1000)
+        now_ms = monotonic_ms()  # what was waited for the topic is no part of `delivery.timeout.ms`
         appended, buffer = accumulator.append(topic, partition, timestamp_ms, key, value, tail, future, now_ms, None)
         while not appended:
             buffer = self._wait_for_memory(topic, prepared, began_s)
@@ -365,8 +364,8 @@ class Producer(ProducerCalls):
 
     def _check_open(self) -> None:
         driven = self._driven
-        if driven.was_forked:
-            raise ProducerClosed("the producer was made in the parent process: make one in this process")
+        if self._thread.was_forked:
+            raise made_by_parent()
         if driven.failure is not None:
             raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
         if driven.is_closing or driven.is_ended:
@@ -455,8 +454,8 @@ class Producer(ProducerCalls):
         `TimeoutError` after `timeout` seconds. Cannot be called from a callback."""
         if self._thread.is_current:
             raise RuntimeError("flush cannot be called from a callback: it would wait for itself")
-        if self._driven.was_forked:
-            self._check_open()
+        if self._thread.was_forked:
+            raise made_by_parent()
         accumulator = self._core.accumulator
         deadline_s = None if timeout is None else time.monotonic() + timeout
         began_ns = time.perf_counter_ns()
@@ -481,7 +480,7 @@ class Producer(ProducerCalls):
         """Send what is left, and end. After `timeout` seconds, records that are not acknowledged fail. From a callback
         it does not wait. May be called again."""
         self._finalizer.detach()
-        if not self._driven.was_forked:
+        if not self._thread.was_forked:
             self._driven.close(timeout)
 
     def partitions_for(self, topic: str) -> tuple[Partition, ...]:
@@ -520,7 +519,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     """In the child: the parent's producers have no thread here, and their sockets are the parent's."""
     for driven in list(_open):
-        driven.was_forked = driven.thread.has_ended = True
+        driven.thread.was_forked = driven.thread.has_ended = True
         driven.appenders.clear()
     _open.clear()
 

@@ -56,8 +56,10 @@ class ProducerIo(IoThread):
         self._entry = threading.Lock()
         """Held by the thread of the application that runs turns, or is about to."""
         self._count_lock = threading.Lock()
+        self.was_forked = False
+        """The thread is one of the process from which this one was forked."""
         self.has_ended = False
-        """The thread has ended, or is one of the process from which this one was forked."""
+        """The thread has ended, or `was_forked`."""
         self._full_turn_ms = 0
         """When the last full turn began."""
         self._is_driven = False
@@ -90,8 +92,12 @@ class ProducerIo(IoThread):
 
     def _end(self, failure: ApiError | None) -> None:
         with self._baton:
-            super()._end(failure)
-            self.has_ended = True
+            self._driver = threading.get_ident()  # callbacks are called
+            try:
+                super()._end(failure)
+            finally:
+                self._driver = 0
+                self.has_ended = True
 
     def run_until(self, awaited: Awaited, timeout_s: float | None) -> bool:
         """Run turns on the calling thread until it is done, or the time is over. False: other threads wait too, and the

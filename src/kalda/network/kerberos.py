@@ -9,7 +9,9 @@ offers more than authentication: with TLS the connection is encrypted, without i
     empty                         ->
                                   <-    wrapped: security layers that are offered, here none
     wrapped: no layer             ->
-                                  <-    empty
+
+The login is complete with the client's last token. The server has no token after it: a SaslAuthenticate is answered
+with an empty one, a bare token (after SaslHandshake v0) with nothing.
 
 Each step may read a key table, and a client's first step may send requests to the KDC, so all run on threads.
 """
@@ -125,7 +127,7 @@ class GssapiServer:
             chosen = bytes(self._context.unwrap(token).message)
             if len(chosen) < 4 or chosen[0] != _NO_LAYER:
                 raise SaslFailed("the client has chosen a security layer that was not offered")
-            return Outcome(str(self._context.initiator_name))
+            return Outcome(str(self._context.initiator_name), None)
         except gssapi.exceptions.GSSError as error:
             raise SaslFailed(f"GSSAPI: {_text_of(error)}") from error
         except ValueError as error:

@@ -69,6 +69,7 @@ class Listener:
     ) -> None:
         self.name = name
         self.handler = handler
+        """Answers the frames of the connections that are made from now on."""
         self.limits = limits
         self.security_protocol = security_protocol
         self.security = security

@@ -30,8 +30,8 @@ class Outcome(NamedTuple):
     """The end of a successful exchange."""
 
     authorization_id: str
-    token: bytes = b""
-    """The server's last token."""
+    token: bytes | None = b""
+    """The server's last token; None where the mechanism has none after the client's last one."""
     expires_at_ms: int | None = None
     """When what the client has presented expires, in wall-clock time; None: never."""
     extensions: tuple[tuple[str, str], ...] = ()

@@ -247,10 +247,11 @@ def _out_of_place(header: RequestHeader) -> list[Buffer]:
     return []
 
 
-def _token_answer(token: bytes, header: RequestHeader | None, lifetime_ms: int = 0) -> list[Buffer]:
+def _token_answer(token: bytes | None, header: RequestHeader | None, lifetime_ms: int = 0) -> list[Buffer]:
+    """`token`: None for none. Only a SaslAuthenticate is answered then."""
     if header is None:
-        return [token]
-    response = SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms)
+        return [] if token is None else [token]
+    response = SaslAuthenticateResponse(auth_bytes=token or b"", session_lifetime_ms=lifetime_ms)
     return encode_response(header.correlation_id, response, header.api_version)
 
 

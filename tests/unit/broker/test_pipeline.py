@@ -83,6 +83,9 @@ class Throttle:
         self.sizes.append(size_bytes)
         return 0 if context.forwarded_by is not None else self.throttle_ms
 
+    def quota_of_time(self, quota: QuotaClass) -> None:
+        return None
+
     def quota_of_bytes(self, quota: QuotaClass) -> None:
         return None
 

@@ -222,6 +222,26 @@ def test_followers_are_exempt() -> None:
     assert (world.connection.mutes, world.managers.fetch.sensors) == ([], {})
 
 
+def test_the_time_of_a_fetch_pauses_its_client_unless_it_is_a_follower() -> None:
+    def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse:
+        world.work(2_000)
+        return fetched(100)
+
+    row = Row(ApiKey.FETCH, fetch, fetch_failed, ANYONE, QuotaClass.FETCH, throttled=lambda *_: FetchResponse())
+    world = World(row)
+    world.set("request_percentage", 10.0)
+    assert world.ask(FetchRequest(replica_id=2), 11).throttle_time_ms == 0
+    assert (world.connection.mutes, world.managers.request.sensors) == ([], {})
+    assert world.managers.request.exempt.total(world.now_ms) == pytest.approx(200.0)
+    response = world.ask(FetchRequest(), 11)
+    assert (response.throttle_time_ms, response.responses) == (1_000, []), "one window at most, without records"
+    assert world.connection.mutes == [1_000]
+    [sensors] = world.managers.request.sensors.values()
+    assert sensors.requests == 1
+    assert sensors.metric.total(world.now_ms) == pytest.approx(200.0)
+    assert sensors.made_pauses().throttle_time.measure(world.now_ms) == 1_000
+
+
 # -- mutations
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kalda.base.errors import ApiError
 from kalda.client import io_thread
+from kalda.client.channels import Channels
 from kalda.client.core.connections import Action
 from kalda.client.io_loop import IoLoop
 from kalda.client.io_thread import IoThread
@@ -131,6 +134,41 @@ def test_an_interrupted_wake_prevents_no_later_one() -> None:
     thread.wake()
     thread.join(TIMEOUT_S)
     assert driven.has_ended.is_set()
+
+
+def test_a_descriptor_that_was_closed_is_waited_for_no_longer() -> None:
+    thread = IoThread("test", UntilTold(), None, 1024, 1024)
+    watched, peer = socket.socketpair()
+    thread.watch(1, watched, True)
+    watched.close()
+    peer.close()
+    thread.unwatch(watched)
+    thread._wait(0)
+    assert not thread._watched
+    assert not thread._select(0)
+    thread._close_sockets()
+
+
+class Renewed:
+    """An open channel whose login is renewed by what it receives: then it writes what it has held."""
+
+    socket = None
+    wants_write = False
+    is_open = has_unwritten = True
+
+    def receive(self) -> list[memoryview]:
+        self.has_unwritten = False
+        return []
+
+
+def test_what_waited_for_a_login_is_reported_as_written() -> None:
+    written: list[int] = []
+    driven, security = Mock(), Mock()
+    driven.at.return_value.on_written = written.append
+    channels = Channels(driven, Mock(), security, 1024, 1024)
+    channels._channels[7] = Renewed()  # type: ignore[assignment]
+    channels.on_event(7, True, False)
+    assert written == [7]
 
 
 def test_a_wake_during_a_turn_ends_its_waiting() -> None:

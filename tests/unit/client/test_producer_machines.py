@@ -139,6 +139,21 @@ def test_acks_0_does_not_wait_where_all_requests_in_flight_were_written() -> Non
     assert len(world.done) == 21
 
 
+def test_acks_0_does_not_wait_for_the_response_of_another_request() -> None:
+    world = World(acks="0", brokers=1, **{"enable.idempotence": False, "linger.ms": 0})
+    world.send(b"first", 0)
+    world.run_until_idle()
+    answer = world._answer
+    world._answer = lambda _node, key, *_: None if key is ApiKey.METADATA else answer(_node, key, *_)  # type: ignore[method-assign]
+    world.core.metadata.request_update()
+    world.run(200)
+    assert world.requests[-1][1] is ApiKey.METADATA
+    world.send(b"v", 0)
+    world.run(100)
+    assert world.requests[-1][1] is ApiKey.PRODUCE
+    assert len(world.done) == 2
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -171,6 +171,23 @@ def test_bare_tokens_after_a_handshake_of_version_0() -> None:
     assert failed == Answer([], Failed("Authentication failed: Invalid username or password"))
 
 
+@pytest.mark.parametrize(("version", "buffers"), [(0, 0), (1, 1)])
+def test_a_mechanism_without_a_last_token(version: int, buffers: int) -> None:
+    """As GSSAPI: a client of bare tokens reads nothing after its last one."""
+
+    class Mechanism:
+        def on_token(self, token: bytes) -> Outcome:
+            return Outcome("alice", None)
+
+    login = ServerLogin(rules()._replace(mechanisms={"GSSAPI": Mechanism}))
+    login.on_frame(handshake("GSSAPI", version))
+    done = answered(login, login.on_frame(authenticate(b"x") if version else b"x"))
+    assert isinstance(done.end, Authenticated)
+    assert len(done.buffers) == buffers
+    if version:
+        assert response_of(ApiKey.SASL_AUTHENTICATE, done, 2).auth_bytes == b""
+
+
 def test_versions_may_be_listed_before_the_handshake_and_not_after_it() -> None:
     login = ServerLogin(rules())
     versions = frame_of(ApiVersionsRequest(client_software_name="x", client_software_version="1"), 3)

@@ -120,7 +120,7 @@ class _Peer:
 
     __slots__ = (
         "address", "chosen_versions", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms",
-        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "throttled_until_ms", "versions",
+        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "throttled_until_ms", "versions", "without_response",
     )  # fmt: skip
 
     def __init__(self, node_id: int, address: Address) -> None:
@@ -133,6 +133,8 @@ class _Peer:
         """By API and the highest version that callers of `send` allow: the version that was chosen."""
         self.in_flight: deque[_InFlight] = deque()
         """In the order of sending."""
+        self.without_response = 0
+        """How many of them get no response."""
         self.failures = 0
         """Attempts to connect, and connections lost before a response, in a row."""
         self.retry_at_ms = 0
@@ -388,11 +390,17 @@ class Connections:
             self._give_up(peer, disconnected(f"the connection to {peer.address} was lost: {why}"), now_ms, lost=True)
 
     def on_written(self, connection_id: int) -> None:
-        """All that `Write` named has been written: requests without a response are done."""
+        """All that `Write` named has been written: requests without a response are done, also behind those that wait
+        for one."""
         peer = self._by_connection.get(connection_id)
-        while peer is not None and peer.in_flight and not peer.in_flight[0].expects_response:
-            self._has_written = True
-            peer.in_flight.popleft().on_done(None, None)
+        if peer is None or not peer.without_response:
+            return
+        self._has_written = True
+        peer.without_response = 0
+        written = [each for each in peer.in_flight if not each.expects_response]
+        peer.in_flight = deque(each for each in peer.in_flight if each.expects_response)
+        for each in written:
+            each.on_done(None, None)
 
     def on_frame(self, connection_id: int, frame: memoryview, now_ms: int) -> None:
         """A response has come. One that is not due, or not valid, closes the connection."""
@@ -471,6 +479,8 @@ class Connections:
             timeout_ms = self._config.request_timeout_ms
         peer.last_used_ms = now_ms
         peer.in_flight.append(_InFlight(call, on_done, now_ms + timeout_ms, timeout_ms, expects_response, read))
+        if not expects_response:
+            peer.without_response += 1
         return call
 
     def _on_versions(self, peer: _Peer, answer: Any, error: ApiError | None, now_ms: int) -> None:
@@ -528,6 +538,7 @@ class Connections:
         peer.throttled_until_ms = 0
         peer.versions = None
         peer.chosen_versions.clear()
+        peer.without_response = 0
         in_flight, peer.in_flight = peer.in_flight, deque()
         return in_flight
 

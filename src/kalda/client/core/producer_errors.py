@@ -46,3 +46,8 @@ class SerializationError(ValueError):
 
 class ProducerClosed(RuntimeError):
     """The producer has been closed."""
+
+
+def made_by_parent() -> ProducerClosed:
+    """A forked child uses the producer, and the futures, of its parent."""
+    return ProducerClosed("the producer was made in the parent process: make one in this process")
