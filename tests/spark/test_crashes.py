@@ -1,4 +1,5 @@
-"""kill -9 of a streaming job, of its Python worker and of a broker, restarted from the checkpoint: row for row.
+"""SIGKILL of a streaming job, of its Python worker and of each of three nodes in turn; the job continues from its
+checkpoint: row for row. Nodes are processes of their own, as `kalda cluster up` starts them.
 
 `KALDA_SPARK_ROUNDS` is the number of kills of each kind. Without it the tests are left out: a round takes a minute.
 `KALDA_SPARK_SEED` chooses other moments.
@@ -14,21 +15,46 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from kalda import Consumer, Producer
+from kalda import Admin, Consumer, Producer
+from kalda.cli.local import layout as layouts
+from kalda.cli.local import starting
+from kalda.cli.local.process import NodeProcess, wait_until_ended
+from kalda.client.admin.topics import NewTopic
 from kalda.pipeline.lake import Lake
-from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
 JOB = Path(__file__).with_name("crashing_job.py")
 ROUNDS = int(os.environ.get("KALDA_SPARK_ROUNDS", "0"))
 SEED = int(os.environ.get("KALDA_SPARK_SEED", "7"))
-ROWS_A_ROUND = 20_000
+ROWS_A_ROUND = 10_000
+
+
+class Nodes:
+    """Three nodes, each a broker and a controller."""
+
+    def __init__(self, directory: Path) -> None:
+        self._layout = layouts.make(directory, 3, 3, host="127.0.0.1", rack="one", overrides={})
+        self._layout.save()
+        self.servers = self._layout.bootstrap_servers
+
+    def start(self) -> None:
+        """Start those that are not running, and wait until all serve."""
+        starting.start_missing(self._layout, [])
+        starting.wait_until_all_serve(self._layout, 60, lambda _: None)
+
+    def kill(self, *node_ids: int) -> None:
+        killed: list[NodeProcess] = []
+        for node_id in node_ids:
+            killed.append(starting.process_of(self._layout, self._layout.place(node_id)))
+            killed[-1].send(signal.SIGKILL)
+        assert not wait_until_ended(killed, 30)
 
 
 class Job:
@@ -58,10 +84,16 @@ class Job:
                 assert self.starts < 10 * ROUNDS + 10, self._log.read_text()[-5_000:]
                 self.start()
 
-    def workers(self) -> list[psutil.Process]:
-        """Python processes that run tasks."""
-        found = psutil.Process(self._process.pid).children(recursive=True)
-        return [each for each in found if any("pyspark.daemon" in part for part in _command(each))]
+    def kill_worker(self, randomly: random.Random) -> None:
+        """One of the Python processes that run tasks, or the daemon that forks them."""
+        while True:
+            with suppress(psutil.NoSuchProcess):  # the job or the worker has just ended
+                family = psutil.Process(self._process.pid).children(recursive=True)
+                found = [each for each in family if any("pyspark.daemon" in part for part in _command(each))]
+                if found:
+                    randomly.choice(found).send_signal(signal.SIGKILL)
+                    return
+            self.wait_for_batches(1)
 
     def kill(self) -> None:
         """As a machine that is switched off: the driver, its JVM and all workers."""
@@ -104,11 +136,15 @@ def fill(servers: str, first: int, count: int) -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as one:
-        one.create_topic("in", partitions=3)
-        one.create_topic("out", partitions=3)
-        yield one
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    three = Nodes(tmp_path / "nodes")
+    try:
+        three.start()
+        with Admin({"bootstrap.servers": three.servers}) as admin:
+            admin.create_topics([NewTopic("in", 3), NewTopic("out", 3)]).check()
+        yield three
+    finally:
+        three.kill(1, 2, 3)
 
 
 def stored(checkpoint: Path) -> Counter[bytes]:
@@ -127,11 +163,11 @@ def loaded(checkpoint: Path) -> Counter[bytes]:
 
 @pytest.mark.skipif(not ROUNDS, reason="takes minutes: set KALDA_SPARK_ROUNDS to the number of kills of each kind")
 @pytest.mark.parametrize("mode", ["once", "plain", "foreach", "load"])
-def test_every_row_whatever_is_killed(cluster: Cluster, tmp_path: Path, mode: str) -> None:
-    """The driver, a worker and a broker are killed in turn, at a random moment of a batch. Each row is there once; with
+def test_every_row_whatever_is_killed(nodes: Nodes, tmp_path: Path, mode: str) -> None:
+    """The driver, a worker and a node are killed in turn, at a random moment of a batch. Each row is there once; with
     the plain sink at least once."""
     randomly = random.Random(SEED)
-    servers, checkpoint, total = cluster.bootstrap_servers, tmp_path / "job", 0
+    servers, checkpoint, total = nodes.servers, tmp_path / "job", 0
     outcome: Callable[[], Counter[bytes]] = {
         "foreach": lambda: stored(checkpoint),
         "load": lambda: loaded(checkpoint),
@@ -146,12 +182,11 @@ def test_every_row_whatever_is_killed(cluster: Cluster, tmp_path: Path, mode: st
                 job.kill()
                 job.start()
             elif number % 3 == 1:
-                for worker in job.workers()[:1]:
-                    worker.send_signal(signal.SIGKILL)
+                job.kill_worker(randomly)
             else:
-                node = 1 + number // 3 % 3
-                cluster.kill_node(node)
-                cluster.start_node(node)
+                node = 1 + (SEED + number // 3) % 3
+                nodes.kill(node)
+                nodes.start()
         for _ in range(120):
             job.wait_for_batches(1)
             found = outcome()
