@@ -7,6 +7,7 @@ that fails, the message names the jars.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,8 @@ PACKAGES: Final[dict[str, str]] = {
     "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
 }
 """Maven coordinates of what is not part of PySpark."""
+_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?(\S.*)")
+"""The line of each traceback in Spark's text that names the exception, without the name of a class of Kalda's."""
 _SCALA: Final = "2.13"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {
@@ -123,7 +126,10 @@ def batch_limit(rows: int, *, to_the_end: bool) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of Spark says, without the Java stack."""
+    """What an exception of Spark says, without the Java stack; where Python raised it in a worker, what that says."""
+    raised = _RAISED.findall(str(error))
+    if raised:
+        return str(raised[-1])[:500]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("at ", "Caused by", "Traceback", "File "))]
     return (said or lines or [type(error).__name__])[0][:500]

@@ -1,4 +1,4 @@
-"""What a pipeline's session is made with, by the version of Spark."""
+"""What a pipeline's session is made with, by the version of Spark; what its exceptions say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from kalda.cli.pipeline import pipeline
 from kalda.pipeline import session
-from kalda.pipeline.session import batch_limit, packages_of
+from kalda.pipeline.session import batch_limit, first_line, packages_of
 
 
 def test_a_query_to_the_end_has_no_limit_where_spark_would_end_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +49,21 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         1,
         "kalda: Spark: [PATH_NOT_FOUND] Path does not exist: file:/none.\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "w.py", line 1, in main\n    write()\n    ^^^^^^^\nOSError: away\n\n'
+            "During handling of the above exception, another exception occurred:\n\n"
+            'Traceback (most recent call last):\n  File "w.py", line 2, in main\n    end()\n'
+            "kalda.base.errors.ApiError: PRODUCER_FENCED: a newer producer\n\n\tat org.apache.spark.X(Y.scala:1)\n",
+            "PRODUCER_FENCED: a newer producer",
+        ),
+        ("[STREAM_FAILED] it failed\n=== Streaming Query ===\n", "[STREAM_FAILED] it failed"),
+    ],
+)
+def test_what_an_exception_of_spark_says(text: str, said: str) -> None:
+    assert first_line(RuntimeError(text)) == said
