@@ -23,22 +23,13 @@ import psutil
 import kalda
 from kalda.cli.storage import storage
 from kalda.network.blocking import BlockingConnection
+from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 SERVES = r"node \d+ of cluster \S+ serves"
 _START_S = 60
 _SOURCES = str(Path(kalda.__file__).parents[1])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports without a listener."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in held]
-    finally:
-        for each in held:
-            each.close()
 
 
 class LoneNode:

@@ -70,6 +70,8 @@ _USUAL_CAUSE = re.compile(
     r"([\w.]+CompletionException: )?org\.apache\.kafka\.common\.errors\.NotControllerException"
     # A producer of transaction version 2 has several requests under way, of which the first has to be sent again.
     r"|.*OutOfOrderSequenceException: .* Expected sequence 0 for transactions v2"
+    # A marker of a coordinator that was replaced arrives after those of its successor.
+    r"|.*TransactionCoordinatorFencedException: Invalid coordinator epoch"
 )
 """What follows a warning that three Kafka nodes also log."""
 _TROUBLE = re.compile(r"\] (WARN|ERROR|FATAL|WARNING|CRITICAL) |^Traceback")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from lone_node import CLUSTER_ID, SERVES, LoneNode, free_ports
+from lone_node import CLUSTER_ID, SERVES, LoneNode
 
 from kalda.cli.storage import storage
+from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 SETTINGS: dict[str, object] = {

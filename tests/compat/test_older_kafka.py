@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lone_node import free_ports
 
 import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.topics import NewTopic
+from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.fetch import OffsetSpec
 
 pytestmark = pytest.mark.compat

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lone_node import free_ports
 from node_cluster import SERVES, NodeCluster, wait_until
 
 import kalda
 from kalda.base.ids import TopicPartition
+from kalda.network.free_ports import free_ports
 from kalda.testing.security import ClusterSecurity
 
 pytestmark = [
