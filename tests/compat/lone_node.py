@@ -55,6 +55,7 @@ class LoneNode:
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
+            "log.retention.ms": -1,  # tests write records of years ago, and a check of retention would delete them
             **(settings or {}),
         }
         self.process: subprocess.Popen[str] | None = None
