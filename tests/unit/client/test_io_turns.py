@@ -73,11 +73,12 @@ def test_of_the_loop() -> None:
     assert driven.has_fired
 
 
-class UntilTold:
-    """A core without timers. It ends at the first turn after `is_told` is set."""
+class UntilStopped(OneTimer):
+    """A core without timers. It ends at the first turn after `is_stopped` is set."""
 
     def __init__(self) -> None:
-        self.is_told = False
+        super().__init__()
+        self.is_stopped = False
         self.has_ended = threading.Event()
 
     def run(self, now_ms: int) -> None:
@@ -86,17 +87,8 @@ class UntilTold:
     def deadline_ms(self, now_ms: int) -> int | None:
         return None
 
-    def take_actions(self) -> list[Action]:
-        return []
-
-    def at(self, now_ms: int) -> Any:
-        raise AssertionError("there are no connections")
-
-    def finish(self) -> None:
-        return None
-
     def is_over(self) -> bool:
-        return self.is_told
+        return self.is_stopped
 
     def on_end(self, error: ApiError | None) -> None:
         self.has_ended.set()
@@ -121,7 +113,7 @@ class Interrupted:
 
 
 def test_an_interrupted_wake_prevents_no_later_one() -> None:
-    driven = UntilTold()
+    driven = UntilStopped()
     thread = IoThread("test", driven, None, 1024, 1024)
     waker: Any = Interrupted(thread._waker)
     thread._waker = waker
@@ -130,14 +122,14 @@ def test_an_interrupted_wake_prevents_no_later_one() -> None:
         threading.Event().wait(0.001)
     with pytest.raises(KeyboardInterrupt):
         thread.wake()
-    driven.is_told = True
+    driven.is_stopped = True
     thread.wake()
     thread.join(TIMEOUT_S)
     assert driven.has_ended.is_set()
 
 
 def test_a_descriptor_that_was_closed_is_waited_for_no_longer() -> None:
-    thread = IoThread("test", UntilTold(), None, 1024, 1024)
+    thread = IoThread("test", UntilStopped(), None, 1024, 1024)
     watched, peer = socket.socketpair()
     thread.watch(1, watched, True)
     watched.close()
@@ -172,16 +164,16 @@ def test_what_waited_for_a_login_is_reported_as_written() -> None:
 
 
 def test_a_wake_during_a_turn_ends_its_waiting() -> None:
-    driven = UntilTold()
+    driven = UntilStopped()
     thread = IoThread("test", driven, None, 1024, 1024)
 
     def told_too_late(now_ms: int) -> int | None:
         thread.wake()
-        driven.is_told = True
+        driven.is_stopped = True
         return None
 
     driven.deadline_ms = told_too_late  # type: ignore[method-assign]
-    driven.is_over = lambda: driven.is_told and thread._turns > 1  # type: ignore[method-assign]
+    driven.is_over = lambda: driven.is_stopped and thread._turns > 1  # type: ignore[method-assign]
     thread.start()
     thread.join(TIMEOUT_S)
     assert driven.has_ended.is_set()
