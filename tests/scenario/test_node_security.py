@@ -471,6 +471,46 @@ def test_rotation_under_load_drops_no_request(
         use()
 
 
+def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of users, and that of the node's own connections. What does not concern SASL leaves a listener as it is,
+    and a line that cannot be used leaves the former one in use."""
+    security = cluster.nodes[1]._security
+    assert security is not None
+    listener, own = security._listeners["SASL_SSL"], security._clients["SASL_SSL"]
+    key = f"{SASL_LISTENER}plain.sasl.jaas.config"
+    line = cluster.nodes[1].config[key]
+
+    def alter(name: str, value: str) -> None:
+        config = IncrementalAlterConfigsRequestAlterableConfig(name=name, value=value)
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=4, resource_name="1", configs=[config]
+        )
+        with connect(cluster) as admin:
+            [answer] = admin.request(IncrementalAlterConfigsRequest(resources=[resource])).responses
+        assert answer.error_code == ErrorCode.NONE, answer.error_message
+
+    def user_is(name: str) -> bool:
+        return own._options["username"] == name
+
+    before = listener.sasl
+    alter("max.connections", "1000000")
+    wait_for(lambda: security._config["max.connections"] == 1_000_000)
+    assert listener.sasl is before
+    alter(key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";'))
+    wait_for(lambda: user_is("zoe"))
+    connect(cluster, user="zoe", password="node-secret").close()
+    alter(key, line.replace("username=", "name="))
+    wait_for(
+        lambda: "own logins go on with the former login line: sasl.jaas.config: the option username" in caplog.text
+    )
+    assert user_is("zoe")
+    alter(key, line)
+    wait_for(lambda: user_is("node"))
+    with pytest.raises(ApiError, match="Invalid username or password"):
+        connect(cluster, user="zoe", password="node-secret")
+    assert "node-secret" not in caplog.text
+
+
 def set_password(cluster: Cluster, user: str, password: str) -> None:
     mechanism = MECHANISMS["SCRAM-SHA-512"]
     salted = salted_password(mechanism, password, b"salt", 4096)
