@@ -181,6 +181,8 @@ def test_who_does_not_speak_tls_is_closed() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             assert await call(reader, writer, bytes(8)) == bytes(8)
             writer.close()
+        for ended in guard.ended[:2]:
+            assert ended == "the client has sent no TLS handshake: does its security.protocol fit this listener?"
 
     run(work)
 
