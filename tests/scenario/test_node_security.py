@@ -231,14 +231,33 @@ def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None
         assert late.error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert late.error_message == "SaslAuthenticate request received after successful authentication"
         assert serves(connection)
-        for _ in range(2):  # the second comes too soon after the first
-            first = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-            if first.error_code:
-                break
-            renewed = connection.request(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
-            assert renewed.error_code == 0
-        assert first.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        renewed = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert renewed.error_code == ErrorCode.ILLEGAL_SASL_STATE, "its session does not end"
         assert serves(connection)
+
+
+def test_a_session_is_renewed_at_most_once_a_second_and_by_the_same_principal(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exchange(connection: BlockingConnection, user: str) -> Any:
+        security = ClientSecurity.of(cluster.client_config(user, "SCRAM-SHA-256"))
+        assert security is not None
+        login = security.login("localhost")
+        assert login is not None
+        answer = connection.request(login.first(), 1)
+        while answer.error_code == ErrorCode.NONE and (following := login.on_response(answer)) is not None:
+            answer = connection.request(following, 1)
+        return answer
+
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        assert exchange(connection, "alice").session_lifetime_ms == 1_500
+        assert exchange(connection, "alice").error_code == ErrorCode.ILLEGAL_SASL_STATE
+        assert serves(connection)
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        refused = exchange(connection, "admin")
+        assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert refused.error_message == "Cannot change principals during re-authentication from User.alice: User.admin"
+    assert "Failed re-authentication with /127.0.0.1" in caplog.text
 
 
 def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Cluster) -> None:
