@@ -189,9 +189,30 @@ def test_a_repeated_end_of_version_2_while_markers_are_written() -> None:
     world.begin((1000, 0))
     assert world.commit((1000, 0)) == (1000, 1)
     assert world.commit((1000, 0)) == "CONCURRENT_TRANSACTIONS"
-    assert world.commit((1000, 1)) == "PRODUCER_FENCED"
     world.settle()
     assert world.commit((1000, 0)) == (1000, 1)
+
+
+def test_the_next_transaction_is_aborted_while_markers_are_written() -> None:
+    """A client whose first batch of it was answered with CONCURRENT_TRANSACTIONS may give up. It is not fenced."""
+    world = World()
+    world.init()
+    world.begin((1000, 0))
+    assert world.commit((1000, 0)) == (1000, 1)
+    assert world.abort((1000, 1)) == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.abort((1000, 1)) == (1000, 2)
+
+
+def test_the_next_transaction_is_aborted_while_a_new_producer_id_waits_for_markers() -> None:
+    world = World()
+    world.init()
+    _set_epoch(world, MAX_EPOCH - 1)
+    world.begin((1000, MAX_EPOCH - 1))
+    assert world.commit((1000, MAX_EPOCH - 1)) == (1001, 0)
+    assert world.abort((1001, 0)) == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.abort((1001, 0)) == (1001, 1)
 
 
 def test_the_last_epoch_of_a_producer_id_leads_to_a_new_id() -> None:
