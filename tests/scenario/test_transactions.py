@@ -291,6 +291,27 @@ def test_a_fence_of_the_last_usable_epoch_leads_to_a_new_id(times_out: bool, hel
     assert world.init() == (1001, 1)
 
 
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("times_out", [True, False])
+def test_an_open_transaction_with_the_last_epoch_is_aborted(version: int, times_out: bool) -> None:
+    """Earlier releases of Apache Kafka could leave one in the log: no epoch is left to fence its producer with."""
+    world = World(version=version)
+    world.init()
+    world.begin((1000, 0))
+    _set_epoch(world, MAX_EPOCH)
+    world.elect()
+    if version == 2:
+        assert world.commit((1000, MAX_EPOCH)) == "UNKNOWN_SERVER_ERROR"
+    if times_out:
+        world.pass_ms(TIMEOUT_MS + 10_001)
+    else:
+        assert world.init() == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.label() == "CompleteAbort"
+    assert world.written == [Marker("orders", 0, 1000, MAX_EPOCH, False, 2, version)]
+    assert world.init() == ((1001, 1) if version == 2 else (1001, 0))
+
+
 def test_a_transaction_that_ends_before_its_fence_has_an_id() -> None:
     world = World()
     world.init()

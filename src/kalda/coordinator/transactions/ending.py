@@ -65,12 +65,11 @@ def _refuse_version_2(
     if not is_current and not (state.is_complete and is_retry):
         return ErrorCode.PRODUCER_FENCED
     if state is _S.ONGOING:
-        return None
+        # A commit needs an epoch for its bump. Apache Kafka fails with this error too.
+        return ErrorCode.UNKNOWN_SERVER_ERROR if committed and epoch == MAX_EPOCH else None
     if is_retry:
         return ErrorCode.NONE if state is _complete(committed=committed) else ErrorCode.INVALID_TXN_STATE
-    if committed:
-        return ErrorCode.INVALID_TXN_STATE
-    return ErrorCode.PRODUCER_FENCED if epoch == MAX_EPOCH else None
+    return ErrorCode.INVALID_TXN_STATE if committed else None
 
 
 def _complete(*, committed: bool) -> TransactionState:
