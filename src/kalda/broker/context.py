@@ -7,10 +7,11 @@ where the request has no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from kalda.base.pending import Pending
+from kalda.base.steps import Steps
 from kalda.network.connection import AtTurn, Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
@@ -111,8 +112,6 @@ class Encoded:
         self.buffers = buffers
 
 
-Steps: TypeAlias = Generator[None, None, R]
-"""Work in bounded pieces: each `next` does one, and the generator returns the reply. See `kalda.broker.steps`."""
 Known: TypeAlias = A | Encoded | None
 """A reply that waits for nothing. None: the request has no answer."""
 Reply: TypeAlias = (
