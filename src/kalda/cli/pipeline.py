@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -17,6 +18,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
 
 if TYPE_CHECKING:
+    from kalda.pipeline.load import Loaded
     from kalda.pipeline.running import Progress
     from kalda.pipeline.status import Status
 
@@ -79,6 +81,14 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, options=options, settings=parse_pairs("--spark", spark_pairs), **more)
 
     return run
+
+
+def _end_of(done: Iterable[Progress]) -> None:
+    """End the command as other interrupted ones do, where a signal has ended a query that was to reach its end."""
+    signals = [progress.stopped_by for progress in done if progress.stopped_by is not None]
+    if signals:
+        click.echo("Interrupted: the same command continues.", err=True)
+        sys.exit(128 + signals[0])
 
 
 def _progress_line(current: dict[str, Progress]) -> ProgressLine:
@@ -153,7 +163,14 @@ def load_command(
     progress = done.progress
     if as_json:
         print_json({"rows": progress.rows, "batches": progress.batches, "seconds": progress.seconds, "totals": rows})
-        return
+    else:
+        _print_load(done, rows)
+    if not more["follow"]:
+        _end_of([progress])
+
+
+def _print_load(done: Loaded, rows: list[dict[str, Any]]) -> None:
+    progress = done.progress
     columns = ("topic", "table", "partition", "first", "last", "rows")
     print_table(columns, [[row[name] for name in columns] for row in rows])
     sizes = {(row["topic"], row["table"]): (row["files"], row["bytes"]) for row in rows}
@@ -193,6 +210,8 @@ def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: 
         print_table(
             columns, [[name, each.rows, each.batches, round(each.seconds, 1), each.lag] for name, each in done.items()]
         )
+        if once:
+            _end_of(done.values())
 
 
 @pipeline.command("snapshot")

@@ -194,6 +194,8 @@ def run_all(
             if failed:
                 raise PipelineError("; ".join(f"{name} has failed: {error}" for name, error in failed.items()))
             if not active:
+                for each in progress.values():
+                    each.stopped_by = stopped.signal
                 return progress
             stopped.wait(POLL_S)
 
