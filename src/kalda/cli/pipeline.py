@@ -121,7 +121,7 @@ def _progress_line(current: dict[str, Progress]) -> ProgressLine:
 @click.option("--until", metavar="WHERE", help="A time or offsets as JSON. Default: the topics' ends of now.")
 @click.option("--follow", is_flag=True, help="Wait for new records until stopped.")
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
-@click.option("--rows-a-batch", type=click.IntRange(1), default=2_000_000, show_default=True)
+@click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)
 @click.option("--compact/--no-compact", "compacts", default=True, help="Put small files together at the end.")
 @json_option
 @_with_source
@@ -143,6 +143,7 @@ def load_command(
     from kalda.pipeline.values import schema_text
 
     lake = Lake(target)
+    lake.check()
     wanted = LoadSettings(topics, options, format=file_format, schema=schema_text(schema), **more)
     known = lake.settings() or {}
     needs = (known.get("format", file_format), known.get("value", wanted.value))
@@ -223,9 +224,11 @@ def snapshot_command(topic: str, target: str, options: Mapping[str, str], settin
     from kalda.pipeline.session import make_session
     from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
 
+    table = SnapshotTable(target)
+    table.check()
     spark = make_session(f"snapshot {topic}", (), settings)
     try:
-        taken = take_snapshot(spark, SnapshotTable(target), topic, options)
+        taken = take_snapshot(spark, table, topic, options)
     finally:
         spark.stop()
     click.echo(f"version {taken.version}: {taken.keys:,} keys; {taken.records:,} records were read")
@@ -268,7 +271,7 @@ def replay_command(
 @click.argument("places", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, show_envvar=True,
               help="Brokers, where the pipeline does not name them.")  # fmt: skip
-@click.option("--no-lag", is_flag=True, help="Do not ask the cluster for the topics' ends.")
+@click.option("--no-lag", is_flag=True, help="Do not request the topics' ends from the cluster.")
 @click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Also draw a chart: .png or .html.")
 @json_option
 def status_command(
