@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
+from kalda.base.samples import FreeUse
 from kalda.base.stats import Avg, MetricConfig, Quota, Rate
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.decisions import Decision, throttle_ms
@@ -66,22 +67,19 @@ class Pauses:
         """When a throttled request was logged last."""
 
 
-class ClientSensors:
-    """What the clients with the same tags have used."""
+class ClientSensors(FreeUse):
+    """What the clients with the same tags have used, and what of their quota is free now."""
 
-    __slots__ = ("last_ms", "limit", "metric", "name", "pauses", "requests")
+    __slots__ = ("limit", "metric", "name", "pauses")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
+        super().__init__(now_ms)
         self.name = tags
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
         self.pauses: Pauses | None = None
         """None until there is one."""
-        self.requests = 0
-        """Recorded so far."""
-        self.last_ms = now_ms
-        """The time of the last record."""
 
     @property
     def tags(self) -> tuple[tuple[str, str], ...]:
@@ -90,6 +88,7 @@ class ClientSensors:
 
     def release_memory(self, now_ms: int) -> None:
         """Keep what the next record needs: no more, of clients that are idle."""
+        self.withdraw()
         self.metric.release_memory(now_ms)
         self.pauses = None
 
@@ -111,6 +110,7 @@ class ClientSensors:
         """Another limit; what was used stays. `config` has it as its quota."""
         self.limit = limit
         self.metric.config = config
+        self.withdraw()
 
 
 class ClientQuotas:
@@ -226,10 +226,12 @@ class ClientQuotas:
 
     def record_of(self, sensors: ClientSensors, value: float, now_ms: int) -> int:
         """`record`, for the client of these sensors."""
+        if sensors.take(value, now_ms):
+            return 0
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1
-        if metric.record_freely(value, now_ms) or metric.record_within(value, now_ms):
+        if metric.record_within(value, now_ms, sensors):
             return 0
         observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
         if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
