@@ -56,7 +56,6 @@ def charged_fetch(
     header_bytes: int,
 ) -> Handler:
     """`handler`, whose response is encoded, and charged by its size without `header_bytes`. Followers are exempt."""
-    most_s = (quotas.config.samples - 1) * (quotas.config.window_ms / 1000)
 
     def fetch(context: RequestContext, request: FetchRequest) -> Any:
         if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
@@ -64,8 +63,8 @@ def charged_fetch(
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now_ms())
-        if sensors.limit * most_s < request.max_bytes:
-            limit_fetch(request, sensors.limit * most_s)
+        if sensors.most_at_once < request.max_bytes:
+            limit_fetch(request, sensors.most_at_once)
         reply = handler(context, request)
         if type(reply) is not FetchResponse:
             return reply

@@ -26,6 +26,7 @@ SENSOR_LIFETIME_MS: Final = 3_600_000
 IDLE_MS: Final = 600_000
 """After so long without a record a sensor keeps neither samples, which count no more then, nor decisions."""
 UNLIMITED: Final = float(2**63 - 1)
+_LARGEST: Final = 2**63 - 1
 MAX_SENSORS: Final = 100_000
 MAX_NAME_BYTES: Final = 64 * 1024 * 1024
 """Of all tags of one quota, and of the cache of clients."""
@@ -70,7 +71,7 @@ class Pauses:
 class ClientSensors(FreeUse):
     """What the clients with the same tags have used, and what of their quota is free now."""
 
-    __slots__ = ("limit", "metric", "name", "pauses")
+    __slots__ = ("limit", "metric", "most_at_once", "name", "pauses")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
         super().__init__(now_ms)
@@ -78,6 +79,8 @@ class ClientSensors(FreeUse):
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
+        self.most_at_once = _LARGEST
+        """What a client that has used nothing may use at once without a pause. An integer, which Fetch compares."""
         self.pauses: Pauses | None = None
         """None until there is one."""
 
@@ -109,6 +112,7 @@ class ClientSensors(FreeUse):
     def set_limit(self, limit: float, config: MetricConfig) -> None:
         """Another limit; what was used stays. `config` has it as its quota."""
         self.limit = limit
+        self.most_at_once = int(min(_at_once(limit, config), _LARGEST))
         self.metric.config = config
         self.withdraw()
 
@@ -249,9 +253,7 @@ class ClientQuotas:
     def max_value(self, principal: str, client_id: str, now_ms: int) -> float:
         """What a client that has used nothing may use at once without a pause."""
         limit = self.sensors_of(principal, client_id, now_ms).limit
-        if limit == UNLIMITED:
-            return UNLIMITED
-        return limit * (self.config.samples - 1) * (self.config.window_ms / 1000)
+        return UNLIMITED if limit == UNLIMITED else _at_once(limit, self.config)
 
     def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
         """A client pauses for this quota: count it in the mean throttle time."""
@@ -338,6 +340,11 @@ class RequestQuotas(ClientQuotas):
         self.max_throttle_ms = config.window_ms
         self.exempt = Rate(config)
         """The time of requests that no quota counts: those between nodes. Never removed."""
+
+
+def _at_once(limit: float, config: MetricConfig) -> float:
+    """What `limit` allows in all windows but one: with more, the rate would exceed it."""
+    return limit * (config.samples - 1) * (config.window_ms / 1000)
 
 
 def _metric_tags(user: str, client_id: str) -> MetricTags:
