@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.file_slice import FileSlice
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Listener, Server
