@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 
+from kalda.cli.commands import cli
 from kalda.cli.pipeline import pipeline
 from kalda.pipeline import session
+from kalda.pipeline.compact import Compacted
+from kalda.pipeline.load import Loaded
+from kalda.pipeline.running import run
 from kalda.pipeline.session import batch_limit, first_line, packages_of
 
 
@@ -49,6 +57,42 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         1,
         "kalda: Spark: [PATH_NOT_FOUND] Path does not exist: file:/none.\n",
     )
+
+
+def test_ctrl_c_while_spark_starts_ends_as_in_other_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "make_session", interrupt)
+    for command in (["load", "t", "--to", str(tmp_path / "lake")], ["replay", "x", "--to", "t", "--name", "n"]):
+        result = CliRunner().invoke(cli, ["pipeline", *command])
+        assert (result.exit_code, result.output) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 0)])
+def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int | None, code: int
+) -> None:
+    class Query:
+        """Of Spark: ends when it is stopped, or by itself."""
+
+        recentProgress = ()  # noqa: N815
+
+        def awaitTermination(self, _: float) -> bool:  # noqa: N802
+            if number is not None and not self.stopped:
+                signal.raise_signal(number)
+            return self.stopped or number is None
+
+        stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    monkeypatch.setattr(session, "make_session", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: Loaded(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
+    arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake")]
+    assert CliRunner().invoke(cli, arguments).exit_code == code
+    assert CliRunner().invoke(cli, [*arguments, "--follow"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
