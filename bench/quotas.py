@@ -195,8 +195,8 @@ def consume_java(address: str, topic: str, client_id: str, meter: Meter) -> None
             seen = 0
             for line in process.stdout or ():
                 fields = line.split(",")
-                if len(fields) < 5:
-                    continue  # a warning
+                if len(fields) < 5 or not fields[4].strip().isdigit():
+                    continue  # a line of the client's log
                 total = int(fields[4])
                 if not meter.add((total - seen) * len(_RECORD)):
                     break

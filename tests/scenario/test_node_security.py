@@ -231,14 +231,33 @@ def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None
         assert late.error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert late.error_message == "SaslAuthenticate request received after successful authentication"
         assert serves(connection)
-        for _ in range(2):  # the second comes too soon after the first
-            first = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-            if first.error_code:
-                break
-            renewed = connection.request(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
-            assert renewed.error_code == 0
-        assert first.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        renewed = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert renewed.error_code == ErrorCode.ILLEGAL_SASL_STATE, "its session does not end"
         assert serves(connection)
+
+
+def test_a_session_is_renewed_at_most_once_a_second_and_by_the_same_principal(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exchange(connection: BlockingConnection, user: str) -> Any:
+        security = ClientSecurity.of(cluster.client_config(user, "SCRAM-SHA-256"))
+        assert security is not None
+        login = security.login("localhost")
+        assert login is not None
+        answer = connection.request(login.first(), 1)
+        while answer.error_code == ErrorCode.NONE and (following := login.on_response(answer)) is not None:
+            answer = connection.request(following, 1)
+        return answer
+
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        assert exchange(connection, "alice").session_lifetime_ms == 1_500
+        assert exchange(connection, "alice").error_code == ErrorCode.ILLEGAL_SASL_STATE
+        assert serves(connection)
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        refused = exchange(connection, "admin")
+        assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert refused.error_message == "Cannot change principals during re-authentication from User.alice: User.admin"
+    assert "Failed re-authentication with /127.0.0.1" in caplog.text
 
 
 def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Cluster) -> None:
@@ -469,6 +488,46 @@ def test_rotation_under_load_drops_no_request(
         wait_for(lambda: use() is None and served_by(kept[1]))
         put(trusted, kept[1])
         use()
+
+
+def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of users, and that of the node's own connections. What does not concern SASL leaves a listener as it is,
+    and a line that cannot be used leaves the former one in use."""
+    security = cluster.nodes[1]._security
+    assert security is not None
+    listener, own = security._listeners["SASL_SSL"], security._clients["SASL_SSL"]
+    key = f"{SASL_LISTENER}plain.sasl.jaas.config"
+    line = cluster.nodes[1].config[key]
+
+    def alter(name: str, value: str) -> None:
+        config = IncrementalAlterConfigsRequestAlterableConfig(name=name, value=value)
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=4, resource_name="1", configs=[config]
+        )
+        with connect(cluster) as admin:
+            [answer] = admin.request(IncrementalAlterConfigsRequest(resources=[resource])).responses
+        assert answer.error_code == ErrorCode.NONE, answer.error_message
+
+    def user_is(name: str) -> bool:
+        return own._options["username"] == name
+
+    before = listener.sasl
+    alter("max.connections", "1000000")
+    wait_for(lambda: security._config["max.connections"] == 1_000_000)
+    assert listener.sasl is before
+    alter(key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";'))
+    wait_for(lambda: user_is("zoe"))
+    connect(cluster, user="zoe", password="node-secret").close()
+    alter(key, line.replace("username=", "name="))
+    wait_for(
+        lambda: "own logins go on with the former login line: sasl.jaas.config: the option username" in caplog.text
+    )
+    assert user_is("zoe")
+    alter(key, line)
+    wait_for(lambda: user_is("node"))
+    with pytest.raises(ApiError, match="Invalid username or password"):
+        connect(cluster, user="zoe", password="node-secret")
+    assert "node-secret" not in caplog.text
 
 
 def set_password(cluster: Cluster, user: str, password: str) -> None:

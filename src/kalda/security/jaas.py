@@ -124,18 +124,20 @@ def parse_file(text: str, path: str) -> dict[str, list[JaasEntry]]:
 
 
 def entry_of(sections: dict[str, list[JaasEntry]], names: Sequence[str], mechanism: str, path: str) -> JaasEntry | None:
-    """The entry of a mechanism in the first section of `names` that the file has; None without one. A section may have
-    one login module for each mechanism; as in Kafka, modules of others are passed over. Raises `BadJaas`."""
-    for name in names:
-        if name in sections:
-            for entry in sections[name]:
-                if entry.module not in MODULES:
-                    raise BadJaas(
-                        f"{path}, section {name}: the login module {entry.module} is not allowed; there are "
-                        f"{', '.join(MODULES)}"
-                    )
-            return next((entry for entry in sections[name] if entry.module == module_of(mechanism)), None)
-    return None
+    """The login module of a mechanism in the first section of `names` that the file has; None without one. As in Kafka,
+    modules of other mechanisms are passed over, and where a section has the module several times, the first that has an
+    option counts for it. Raises `BadJaas`."""
+    section = next((name for name in names if name in sections), None)
+    found: JaasEntry | None = None
+    for entry in sections[section] if section is not None else ():
+        if entry.module not in MODULES:
+            raise BadJaas(
+                f"{path}, section {section}: the login module {entry.module} is not allowed; there are "
+                f"{', '.join(MODULES)}"
+            )
+        if entry.module == module_of(mechanism):
+            found = entry if found is None else found._replace(options=entry.options | found.options)
+    return found
 
 
 class _Token(NamedTuple):
