@@ -68,7 +68,7 @@ def make_session(
     name: str, needs: Iterable[str] = (), settings: Mapping[str, str] | None = None, master: str | None = None
 ) -> SparkSession:
     """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. Raises `PipelineError`."""
-    from kalda.spark.java import java_advice
+    from kalda.spark.java import ending_java, java_advice
 
     advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
     if advice is not None:
@@ -93,7 +93,8 @@ def make_session(
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
     try:
-        spark: SparkSession = builder.getOrCreate()
+        with ending_java():
+            spark: SparkSession = builder.getOrCreate()
     except Exception as error:
         if not needed:
             raise
