@@ -22,8 +22,11 @@ PACKAGES: Final[dict[str, str]] = {
     "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
 }
 """Maven coordinates of what is not part of PySpark."""
-_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?(\S.*)")
-"""The line of each traceback in Spark's text that names the exception, without the name of a class of Kalda's."""
+_RAISED: Final = re.compile(
+    r"(?:Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?|\bkalda\.[\w.]+: )(\S.*)"
+)
+"""What an exception says that Python raised: the line of each traceback in Spark's text that names it, or what is behind
+the name of a class of Kalda's, without that name."""
 _SCALA: Final = "2.13"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {

@@ -152,6 +152,7 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
             "PRODUCER_FENCED: a newer producer",
         ),
         ("[STREAM_FAILED] it failed\n=== Streaming Query ===\n", "[STREAM_FAILED] it failed"),
+        ("[X] Failed to create it: kalda.spark.options.OptionError: option a = '1': no\n\tat x", "option a = '1': no"),
     ],
 )
 def test_what_an_exception_of_spark_says(text: str, said: str) -> None:
