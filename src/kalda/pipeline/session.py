@@ -25,7 +25,7 @@ PACKAGES: Final[dict[str, str]] = {
 _RAISED: Final = re.compile(
     r"(?:Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?|\bkalda\.[\w.]+: )(\S.*)"
 )
-"""What an exception says that Python raised: the line of each traceback in Spark's text that names it, or what is behind
+"""What Python raised: the line of each traceback in the text of Spark that names the exception, or what is behind
 the name of a class of Kalda's, without that name."""
 _SCALA: Final = "2.13"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
