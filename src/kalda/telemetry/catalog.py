@@ -63,6 +63,8 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("UnderMinIsrPartitionCount", "partitions led here with fewer replicas in sync than min.insync.replicas"),
         Metric("AtMinIsrPartitionCount", "partitions led here with just as many"),
         Metric("PartitionsWithLateTransactionsCount", "partitions with a transaction that is open for too long"),
+        Metric("ReassigningPartitions", "partitions led here that are being reassigned"),
+        Metric("ProducerIdCount", "idempotent producers of all replicas here, each once a partition"),
         Metric("IsrExpandsPerSec", "replicas that came into sync", "", True),
         Metric("IsrShrinksPerSec", "replicas that fell out of sync", "", True),
         Metric("FailedIsrUpdatesPerSec", "in-sync sets that the controller has refused", "", True),
@@ -163,6 +165,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.coordinator.group:type=GroupMetadataManager": (
         Metric("NumGroups", "groups that this broker coordinates"),
+        Metric("NumOffsets", "offsets that these have committed"),
         *(
             Metric(f"NumGroups{state}", f"of these, those that are {state}")
             for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
@@ -193,6 +196,10 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=FetchSessionCache": (
         Metric("NumIncrementalFetchSessions", "fetch sessions that this broker holds"),
         Metric("NumIncrementalFetchPartitionsCached", "partitions in them"),
+        Metric("IncrementalFetchSessionEvictionsPerSec", "those removed to make room for others", "", True),
+    ),
+    "kafka.server:type=ReplicaFetcherManager": (
+        Metric("MaxLag", "offsets by which the follower that is furthest behind is behind its leader", "clientId"),
     ),
     "kafka.log:type=LogManager": (
         Metric("OfflineLogDirectoryCount", "log directories that have failed"),
@@ -228,14 +235,16 @@ ABSENT: Final[dict[str, str]] = {
     "BrokerTopicMetrics: Remote..., ...Share...; ShareGroupMetrics, ShareSessionCache, share-coordinator-metrics": (
         "there are no tiered storage and no share groups"
     ),
-    "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager, "
-    "ReplicaAlterLogDirsManager": "not measured: `kalda reassign status` and `kalda topics describe` show them",
+    "FetcherLagMetrics; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount, "
+    "FailedPartitionsCount": (
+        "MaxLag is the largest lag, and there would be as many others as partitions: `kalda topics describe` shows "
+        "which replicas are in sync. There are no threads, and a partition that fails is fetched again, or its "
+        "directory is offline"
+    ),
     "Produce, Fetch, Request, ControllerMutation: queue-size": (
         "a muted connection stands in no queue; `kalda quotas top` shows who pauses"
     ),
-    "FetchSessionCache: IncrementalFetchSessionEvictionsPerSec; SnapshotEmitter; EventQueueOperations...": (
-        "not counted: snapshots, and operations that time out, are logged"
-    ),
+    "SnapshotEmitter; EventQueueOperations...": "not counted: snapshots, and operations that time out, are logged",
     "...-channel-metrics, alter-partition-, directory-assignments-, forwarding-, heartbeat-, registration-metrics": (
         "of Kafka's own network clients between nodes; RequestMetrics has their requests at the node that answers"
     ),
@@ -252,7 +261,7 @@ ABSENT: Final[dict[str, str]] = {
         "the quorum has no thread of its own; a text is no metric, and `kalda quorum` shows it; only known voters are "
         "connected to"
     ),
-    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates, NumOffsets": (
+    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates": (
         "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"
     ),
     "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
