@@ -254,6 +254,7 @@ ABSENT: Final[dict[str, str]] = {
     "AvgIdleRatio; node-metrics, app-info, kafka-metrics-count, linux-disk-...-bytes, ClusterId; FinalizedLevel": (
         "`kalda features` and `kalda cluster` show versions and levels; the machine's own exporter has its disks"
     ),
+    "broker-metadata-metrics: metadata-load-error-count": "a node that cannot load a committed record stops",
     "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
     "LogCleaner: cleaner-recopy-, max-buffer-utilization-percent, max-clean-time-, max-compaction-delay-secs, "
     "DeadThreadCount; Log: RetentionSizeInPercent": "not measured: the log line of each compaction has its figures",
@@ -286,6 +287,16 @@ def page() -> str:
         "OpenMetrics a name is of lower case letters, digits and underscores, as the JMX exporter makes it for Kafka's",
         "usual dashboards; a counter ends in `_total`, without `PerSec`. Requests are measured only where the listener",
         "is set.",
+        "",
+        "With `kalda.metrics.otlp.endpoint=URL` a node posts the same names to an OpenTelemetry collector, by HTTP and",
+        "in Protobuf: counters as cumulative sums, everything else as gauges. OpenTelemetry's own classes",
+        "(`opentelemetry-proto`) read these messages without an unknown field.",
+        "",
+        "What clients measure themselves they push where it is subscribed (KIP-714): `kalda client-metrics alter",
+        "--name all --metrics '*'`. Seen in the topic `__client_metrics`, with `kalda client-metrics tail`, and as a",
+        "table of Spark (`kalda.spark.client_metrics`): 96 metrics of a producer and 107 of a consumer of Apache Kafka",
+        "4.3.1, which push by default; 10 and 13 of librdkafka 2.16 with `enable.metrics.push=true`; 44 and 28 of",
+        "Kalda's own clients.",
         "",
     ]
     for group in sorted(METRICS):
