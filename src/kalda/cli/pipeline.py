@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,21 @@ def pipeline() -> None:
       kalda pipeline replay lake --to orders-again --name april
       kalda pipeline status lake hosts.toml --chart pipelines.html
     """
+    log_without_py4j()
+
+
+def log_without_py4j() -> None:
+    """Warnings on stderr, but not what py4j logs of the calls that Ctrl-C has interrupted: a stack for each."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        is_interrupt = record.exc_info is not None and record.exc_info[0] is KeyboardInterrupt
+        return not is_interrupt and not record.name.startswith("py4j")
+
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.addFilter(is_shown)
+        root.addHandler(handler)
 
 
 @contextmanager

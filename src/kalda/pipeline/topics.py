@@ -84,7 +84,10 @@ class Topics:
         return self._admin.describe_topics([topic]).value(topic).topic_id.hex()
 
     def _refuse(self, errors: Mapping[Any, ApiError]) -> None:
-        texts = [f"{item}: {error.message or error.code.name}" for item, error in errors.items()]
+        texts = [
+            text if str(item) in (text := error.message or error.code.name) else f"{item}: {text}"
+            for item, error in errors.items()
+        ]
         if texts:
             more = f", and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
             raise PipelineError(f"brokers at {self._servers}: {'; '.join(texts[:_NAMED])}{more}")
