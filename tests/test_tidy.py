@@ -31,7 +31,7 @@ DRIVERS = (
     "broker/assignments.py", "broker/auto_topics.py", "broker/controller_catch_up.py", "broker/coordinator_shell.py",
     "broker/coordinators.py", "broker/forwarding.py", "broker/lifecycle.py", "broker/log_keeper.py",
     "broker/metadata_cache.py", "broker/publisher.py", "broker/quorum_side.py", "broker/raft_driver.py",
-    "broker/raft_listeners.py", "broker/steps.py", "broker/producer_ids.py", "broker/transaction_markers.py",
+    "broker/raft_listeners.py", "broker/producer_ids.py", "broker/transaction_markers.py",
 )  # fmt: skip
 """Drivers among the shells: synchronous, with state of their own, given `Jobs`, `Timers` and `send`."""
 SHELL_MODULES = frozenset(("asyncio", "socket", "time", "threading"))

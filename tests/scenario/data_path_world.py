@@ -160,7 +160,8 @@ class World(HandTime, HandJobs):
             **fields,
         )
         context = self.sessions.context(request, False, self.ids.get, self.now_ms)
-        return Fetch(self.replicas, request, context).run()
+        answer = Fetch(self.replicas, request, context).run()
+        return answer if isinstance(answer, FetchResponse | Pending) else self.replicas.steps.run(answer)
 
 
 def offsets(answer: FetchResponsePartitionData) -> list[int]:

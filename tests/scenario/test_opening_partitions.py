@@ -28,6 +28,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
+from kalda.replication import fetch
 
 AT = TopicPartition("a", 0)
 
@@ -81,9 +82,12 @@ class Broker:
         request = ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=[topic])
         return self.data.produce(self.context, request)
 
-    def fetch(self, max_wait_ms: int = 500, replica_id: int = -1) -> Any:
-        partition = FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-        topic = FetchRequestFetchTopic(topic="a", partitions=[partition])
+    def fetch(self, max_wait_ms: int = 500, replica_id: int = -1, partitions: int = 1) -> Any:
+        asked = [
+            FetchRequestFetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20)
+            for index in range(partitions)
+        ]
+        topic = FetchRequestFetchTopic(topic="a", partitions=asked)
         request = FetchRequest(
             replica_id=replica_id, min_bytes=1, max_wait_ms=max_wait_ms, max_bytes=1 << 20, topics=[topic]
         )
@@ -205,3 +209,13 @@ def test_a_wait_for_followers_goes_on_after_the_wait_for_the_partition(broker: B
     assert not fetch.done
     broker.world.produce("a")
     assert answers_of(fetch)["a", 0].high_watermark == 1
+
+
+def test_a_large_fetch_is_read_in_steps_after_its_wait(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "READ_AT_ONCE", 1)
+    answer = broker.fetch(partitions=2)
+    broker.world.assign("a")
+    broker.world.produce("a")
+    broker.opening.remove(AT)
+    broker.world.advance(0)
+    assert answers_of(answer)["a", 0].high_watermark == 1

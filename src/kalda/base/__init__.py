@@ -9,9 +9,11 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `java_order`: the order and the hash codes of Java's hash tables, which Kafka's decisions depend on
 - `printable`: text of others, safe for terminals and log lines
 - `pending`: a result that is set later, without asyncio
+- `steps`: long work in steps, one in each turn of the loop
 - `turn`: a body of work that never runs inside itself
 - `sensors`: counters, gauges and rates under Kafka's metric names
 - `durations`: quantiles of recent durations
+- `samples`: the sample of a window, and what of a quota is used without measuring a rate; compiled
 - `stats`: sampled rates, averages, percentiles and token buckets by Kafka's rules, and their quotas
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block

@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import NextTurn, Steps
 from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext, Steps
+from kalda.broker.context import RequestContext
 from kalda.broker.controller_failures import (
     allocate_producer_ids_failed,
     alter_partition_failed,
@@ -53,7 +54,6 @@ from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
 from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle, joined, on_cluster
-from kalda.broker.steps import NextTurn
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection

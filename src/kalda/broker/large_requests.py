@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.base.steps import NextTurn, StepRunner, Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Row
-from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.apis import ApiKey, request_class
 from kalda.protocol.codec import step_decoder

@@ -15,12 +15,14 @@ while many partitions are being opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import GeneratorType
 from typing import Any
 
 from kalda.base.errors import as_api_error
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
+from kalda.base.steps import StepRunner, by_timers
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.protocol.notation import Request
 
@@ -54,6 +56,8 @@ class OpeningPartitions:
         self.partitions: dict[TopicPartition, list[_Waiting]] = {}
         """Those that are to be led and are not open, with the requests that wait for each."""
         self._timers = timers
+        self._steps = StepRunner(by_timers(timers))
+        """Replies of requests that have waited, which are made in steps."""
         self._waiting = 0
         """How many requests wait."""
         self._resumed: Request | None = None
@@ -131,6 +135,8 @@ class OpeningPartitions:
             return
         finally:
             self._resumed = None
+        if isinstance(reply, GeneratorType):
+            reply = self._steps.run(reply)
         if isinstance(reply, Pending):
             pending.on_abandoned = reply.abandon
             reply.then(pending.settle)

@@ -20,7 +20,8 @@ from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.broker.context import RequestContext, Steps
+from kalda.base.steps import Steps
+from kalda.broker.context import RequestContext
 from kalda.broker.large_requests import CUTS, cut_of, join, requests_of
 from kalda.controller.answers import check_batch_size
 from kalda.controller.quorum_controller import QuorumController

@@ -23,13 +23,13 @@ from typing import Any, TypeVar, cast
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.base.sensors import Counter
+from kalda.base.steps import NextTurn, StepRunner, Steps
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.charging import Charge
-from kalda.broker.context import Encoded, Known, Reply, RequestContext, Steps
+from kalda.broker.context import Encoded, Known, Reply, RequestContext
 from kalda.broker.large_requests import LargeRequests, small_elements
 from kalda.broker.request_faults import RequestFaults
 from kalda.broker.rows import Authorization, Row, Throttle
-from kalda.broker.steps import NextTurn, StepRunner
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
@@ -191,7 +191,7 @@ class RequestPipeline:
         found = Served(row, version, throttle if charged else None, requests, errors)
         decode = decoder(request_class(row.key), version)
         if found.charge is not None and found.charge.is_timed:
-            decode = found.charge.timed_decode(decode, lambda: self.handling)
+            decode = found.charge.timed_decode(decode, self)
         handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
         handler, limit = self._behind_checks(row, handler), small_elements(row.key)
         encode = _encoded_already if found.returned_at_once is list else found.encode

@@ -9,16 +9,19 @@ A follower reads up to the log end, and waits for appends. Its fetch offset is a
 
 What is not in the page cache is read by a job, all such partitions of one request together.
 
+A fetch of more than `READ_AT_ONCE` partitions reads them in steps, and other requests are handled between two of them.
+
 A driver. A follower's fetch may advance high watermarks, and what waits for those may append while this fetch reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import Steps
 from kalda.protocol.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -44,7 +47,10 @@ if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
 
 READ_COMMITTED = 1
+READ_AT_ONCE = 2_000
+"""Partitions that are read in one step: about ten milliseconds."""
 _NO_BYTES = b""
+Fetched: TypeAlias = FetchResponse | Pending[FetchResponse]
 _response = maker(FetchResponse, "session_id")
 _topic_response = maker(FetchableTopicResponse, "topic", "topic_id")
 _partition_response = maker(FetchResponsePartitionData, "partition_index", "records")
@@ -60,17 +66,18 @@ class Fetch:
         "_context",
         "_follower_epoch",
         "_follower_id",
-        "_manager",
         "_names_leaders",
         "_prefer",
         "_read_bytes",
         "_refused",
+        "_remaining",
         "_request",
         "_tell_leaders",
         "_throttle",
         "_throttled",
         "answers",
         "from_followers",
+        "manager",
         "max_bytes",
         "read_committed",
     )
@@ -94,7 +101,7 @@ class Fetch:
         self._refused = refused
         self._names_leaders = False
         """Whether a partition's answer names a new leader."""
-        self._manager = manager
+        self.manager = manager
         self._request = request
         self._context = context
         state = request.replica_state
@@ -103,13 +110,15 @@ class Fetch:
         self._follower_epoch = state.replica_epoch
         self.from_followers = from_followers and self._follower_id < 0
         self._prefer = prefer if self.from_followers and request.rack_id else None
-        self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
+        self._remaining = self.max_bytes = min(request.max_bytes, manager.fetch_max_bytes)
+        """`_remaining`: bytes that the partitions which are not read yet may have."""
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.answers: list[FetchResponsePartitionData | None] = []
         """For each entry of the context; None where an incremental response leaves the partition out, because nothing
         has changed since the session's last response."""
         self._advanced = False
-        """Whether a high watermark advanced by this fetch: what waited for that may have appended to any partition."""
+        """Whether a high watermark advanced by this fetch, or other requests were handled between its steps: either may
+        have appended to any partition."""
         self._read_bytes = 0
         throttle = manager.throttle if self._follower_id >= 0 else None
         self._throttle = throttle if throttle is not None and throttle.is_enabled else None
@@ -121,9 +130,13 @@ class Fetch:
         self._cold_aborted: list[tuple[int, Partition, AbortedRead]] = []
         """Partitions whose records were read, and of whose aborted transactions a job reads the index; likewise."""
 
-    def run(self) -> FetchResponse | Pending[FetchResponse]:
-        """Answer now, or later."""
-        settled = self._read_all(note_follower=self._follower_id >= 0)
+    def run(self, settled: bool | None = None) -> Fetched | Steps[Fetched]:
+        """Fetched now, or later. `settled`: what `_read` has returned, where all partitions are read already."""
+        if settled is None:
+            entries = self._context.entries
+            if len(entries) > READ_AT_ONCE:
+                return self._run_in_steps()
+            settled = self._read(entries, self._follower_id >= 0)
         request = self._request
         if self._cold or self._cold_aborted:
             return self._read_cold()
@@ -136,7 +149,7 @@ class Fetch:
         partitions = [
             partition
             for entry in self._context.entries
-            if (partition := self._manager.find(entry.topic, entry.index)) is not None
+            if (partition := self.manager.find(entry.topic, entry.index)) is not None
             and partition not in self._throttled
         ]
         pending: Pending[FetchResponse] = Pending()
@@ -147,24 +160,50 @@ class Fetch:
             else FetchWaiter(self, pending, missing)
         )
         pending.on_abandoned = waiter.stop
-        waiter.wait(partitions, self._manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
+        waiter.wait(partitions, self.manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
         return pending
 
-    def read_again(self) -> FetchResponse | Pending[FetchResponse]:
+    def _run_in_steps(self) -> Steps[Fetched]:
+        yield
+        settled = yield from self._read_in_steps(self._follower_id >= 0)
+        self._advanced = True
+        answer = self.run(settled)
+        return answer if isinstance(answer, FetchResponse | Pending) else (yield from answer)
+
+    def read_again(self) -> Fetched | Steps[Fetched]:
         """Read again after the wait, and answer with whatever there is."""
-        self._read_all()
-        if self._cold or self._cold_aborted:
-            return self._read_cold()
-        return self.response()
+        self.answers, self._cold, self._cold_aborted = [], [], []
+        self._read_bytes = 0
+        self._remaining = self.max_bytes
+        self._throttled.clear()
+        entries = self._context.entries
+        if len(entries) > READ_AT_ONCE:
+            return self._read_again_in_steps()
+        self._read(entries, False)
+        return self._read_cold() if self._cold or self._cold_aborted else self.response()
+
+    def _read_again_in_steps(self) -> Steps[Fetched]:
+        yield
+        yield from self._read_in_steps(False)
+        return self._read_cold() if self._cold or self._cold_aborted else self.response()
+
+    def _read_in_steps(self, note_follower: bool) -> Steps[bool]:
+        """As `_read` of all partitions."""
+        settled = False
+        entries = self._context.entries
+        for start in range(0, len(entries), READ_AT_ONCE):
+            settled |= self._read(entries[start : start + READ_AT_ONCE], note_follower)
+            yield
+        return settled
 
     def _has_more(self) -> bool:
         """Whether records have been appended, since this fetch read, to a partition of which it read none."""
         for entry, answer in zip(self._context.entries, self.answers, strict=True):
             if answer is None or not answer.records:
-                partition = self._manager.find(entry.topic, entry.index)
+                partition = self.manager.find(entry.topic, entry.index)
                 if partition in self._throttled:
                     continue
-                if partition is not None and partition.log.log_end_offset > entry.asked.fetch_offset:
+                if partition is not None and self._end_of(partition) > entry.asked.fetch_offset:
                     return True
         return False
 
@@ -184,22 +223,19 @@ class Fetch:
         if partition.log.high_watermark != high_watermark:
             self._advanced = True
 
-    def _read_all(self, note_follower: bool = False) -> bool:
-        """Read every partition. True where the answer must not wait: a partition failed, or its log diverges."""
-        self.answers, self._cold, self._cold_aborted = [], [], []
-        self._read_bytes = 0
-        remaining = self.max_bytes
+    def _read(self, entries: Sequence[FetchEntry], note_follower: bool) -> bool:
+        """Read partitions. True where the answer must not wait: a partition failed, or its log diverges."""
+        remaining = self._remaining
         settled = False
-        find = self._manager.partitions.get if self._refused is None else self._find_allowed
+        find = self.manager.partitions.get if self._refused is None else self._find_allowed
         follower_id = self._follower_id
         skips_idle_follower = follower_id >= 0 and self._context.incremental
         skips_idle_consumer = follower_id < 0 and self._context.incremental and self._prefer is None
-        note_ms = self._manager.now_ms() if skips_idle_follower and note_follower else None
+        note_ms = self.manager.now_ms() if skips_idle_follower and note_follower else None
         throttle = self._throttle
-        self._throttled.clear()
-        if throttle is not None and not throttle.is_exceeded(self._manager.now_ms()):
+        if throttle is not None and not throttle.is_exceeded(self.manager.now_ms()):
             throttle = None
-        for entry in self._context.entries:
+        for entry in entries:
             asked = entry.asked
             partition = find((entry.topic, entry.index))
             if skips_idle_follower and entry.caught_up is not None and partition is not None:
@@ -252,6 +288,7 @@ class Fetch:
             except ApiError as error:
                 self._fail(answer, error.code, partition)
                 settled = True
+        self._remaining = remaining
         return settled
 
     def _is_idle_follower(self, entry: FetchEntry, partition: Partition, note_ms: int | None) -> bool:
@@ -287,14 +324,14 @@ class Fetch:
 
     def _find_allowed(self, key: tuple[str, int]) -> Partition | None:
         assert self._refused is not None
-        return None if key[0] in self._refused else self._manager.partitions.get(key)
+        return None if key[0] in self._refused else self.manager.partitions.get(key)
 
     def _missing(self, entry: FetchEntry) -> ErrorCode:
         if self._refused is not None and entry.topic in self._refused:
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         if self._context.by_id and not entry.topic:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        return self._manager.missing_code(entry.topic, entry.topic_id, entry.index)
+        return self.manager.missing_code(entry.topic, entry.topic_id, entry.index)
 
     def _redirect(self, partition: Partition, answer: FetchResponsePartitionData, offset: int) -> bool:
         """Whether the consumer should read from another replica: the answer names it, and has no records."""
@@ -321,7 +358,7 @@ class Fetch:
             if answer is not None and answer.records and throttle.is_throttled(entry.topic, entry.index)
         )
         if size:
-            throttle.record(size, self._manager.now_ms())
+            throttle.record(size, self.manager.now_ms())
 
     def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | ColdRead:
         end_offset = self._end_of(partition)
@@ -329,7 +366,7 @@ class Fetch:
             partition.check_range(offset)
             return FetchInfo.EMPTY
         # A follower gets a copy: it may read records that this broker truncates under a new leader.
-        slices = self._manager.jobs if self._follower_id < 0 else None
+        slices = self.manager.jobs if self._follower_id < 0 else None
         return partition.read(offset, max_bytes, end_offset, self._read_bytes == 0, slices)
 
     def _fill(self, answer: FetchResponsePartitionData, partition: Partition, info: FetchInfo, index: int) -> None:
@@ -345,7 +382,7 @@ class Fetch:
             if self._follower_id < 0:
                 partition.topic_counters.bytes_out.value += info.size_bytes
             else:
-                self._manager.counters.replication_bytes_out.value += info.size_bytes
+                self.manager.counters.replication_bytes_out.value += info.size_bytes
         if self.read_committed:
             answer.aborted_transactions = []
             if info.size_bytes:
@@ -359,17 +396,17 @@ class Fetch:
         """The records read so far are not sent, but read again later."""
         for entry, answer in zip(self._context.entries, self.answers, strict=True):
             if answer is not None and answer.records:
-                partition = self._manager.find(entry.topic, entry.index)
+                partition = self.manager.find(entry.topic, entry.index)
                 if partition is None:
                     continue  # its directory has failed since; its counters were removed
                 counters = partition.topic_counters.bytes_out
                 if self._follower_id >= 0:
-                    counters = self._manager.counters.replication_bytes_out
+                    counters = self.manager.counters.replication_bytes_out
                 counters.value -= len(answer.records)
 
     def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
         if partition is None:
-            self._manager.counters.fetch_requests.value += 1
+            self.manager.counters.fetch_requests.value += 1
         elif code not in NO_FETCH_FAILURES:
             partition.topic_counters.failed_fetch_requests.value += 1
         answer.error_code = code
@@ -410,7 +447,7 @@ class Fetch:
             else:
                 pending.complete(self.response())
 
-        start_reads(self._manager.jobs, [read for _, _, read in cold], finish)
+        start_reads(self.manager.jobs, [read for _, _, read in cold], finish)
         return pending
 
     def _read_cold_aborted(self, pending: Pending[FetchResponse]) -> None:
@@ -427,7 +464,7 @@ class Fetch:
                     answer.aborted_transactions = _named(result)
             pending.complete(self.response())
 
-        start_aborted_reads(self._manager.jobs, [read for _, _, read in cold], finish)
+        start_aborted_reads(self.manager.jobs, [read for _, _, read in cold], finish)
 
     # -- answering
 
@@ -477,10 +514,11 @@ class FetchWaiter(Waiter):
 
     def answer(self) -> None:
         answer = self._fetch.read_again()
-        if isinstance(answer, Pending):
-            answer.then(self._pending.settle)
-        else:
+        if isinstance(answer, FetchResponse):
             self._pending.complete(answer)
+        else:
+            later = answer if isinstance(answer, Pending) else self._fetch.manager.steps.run(answer)
+            later.then(self._pending.settle)
 
 
 class StableFetchWaiter(FetchWaiter):

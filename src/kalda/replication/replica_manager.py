@@ -14,6 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
+from kalda.base.steps import StepRunner, by_timers
 from kalda.replication.counters import ReplicaCounters, make_gauges
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
@@ -65,6 +66,8 @@ class ReplicaManager:
         self.broker_id = broker_id
         self.timers = timers
         self.jobs = jobs
+        self.steps = StepRunner(by_timers(timers))
+        """Runs what is done in steps after a wait."""
         self.fetch_max_bytes = fetch_max_bytes
         self.following = following
         self.throttle: ReplicaThrottle | None = None

@@ -12,6 +12,7 @@ from paper_connection import PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import run_to_end
 from kalda.broker import large_requests
 from kalda.broker.api_versions import Features
 from kalda.broker.context import Encoded, RequestContext
@@ -21,7 +22,6 @@ from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.large_requests import CUTS, MAX_REQUEST_ELEMENTS, PART_ITEMS, Cut, cut_of, free, requests_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
-from kalda.broker.steps import run_to_end
 from kalda.metadata.delegation_tokens import DelegationToken
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, request_class

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.base.steps import Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Row, message_of, on_cluster
 from kalda.metadata.acl_filters import filter_matcher
 from kalda.metadata.acls import StandardAcl

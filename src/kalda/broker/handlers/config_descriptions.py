@@ -16,8 +16,9 @@ from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.steps import Steps
 from kalda.base.topic_names import validate_topic_name
-from kalda.broker.context import Encoded, Steps
+from kalda.broker.context import Encoded
 from kalda.broker.loggers import logger_levels
 from kalda.broker.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource

@@ -18,7 +18,8 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.base.steps import Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.config_descriptions import (
     DOCUMENTED_AS,

@@ -14,6 +14,7 @@ from typing import Any
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import Steps
 from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
@@ -36,7 +37,7 @@ from kalda.protocol.messages.produce import (
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.replication import produce
-from kalda.replication.fetch import Fetch
+from kalda.replication.fetch import Fetch, Fetched
 from kalda.replication.fetch_session import FetchContext, FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.produce import has_transactional_records
@@ -201,7 +202,7 @@ class DataHandlers:
             if each.node_id in leaders
         ]
 
-    def fetch(self, context: RequestContext, request: FetchRequest) -> FetchResponse | Pending[FetchResponse]:
+    def fetch(self, context: RequestContext, request: FetchRequest) -> Fetched | Steps[Fetched]:
         """Read what is stored; where that is less than `min_bytes`, wait for more."""
         check_isolation(request.isolation_level)
         if self._opening_partitions:

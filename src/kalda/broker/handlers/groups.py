@@ -14,7 +14,8 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.base.steps import Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.rows import Authorization, Row, message_of, on_group

@@ -6,8 +6,9 @@ from itertools import islice
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import Steps
 from kalda.base.topic_names import is_topic_name, validate_topic_name
-from kalda.broker.context import RequestContext, Steps
+from kalda.broker.context import RequestContext
 from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.rows import Authorization, QuotaClass, Row, message_of

@@ -8,15 +8,15 @@ from itertools import groupby
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.base.steps import Steps, run_to_end
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.shared import describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.large_requests import free
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, Row, message_of
-from kalda.broker.steps import run_to_end
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer

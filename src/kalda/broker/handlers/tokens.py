@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.base.steps import Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.rows import Authorization, Row
 from kalda.controller.delegation_tokens import created

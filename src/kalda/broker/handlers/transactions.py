@@ -17,10 +17,10 @@ from typing import TypeVar
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import Steps, run_to_end
 from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
-from kalda.broker.context import Encoded, RequestContext, Steps
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Authorization, Row
-from kalda.broker.steps import run_to_end
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata

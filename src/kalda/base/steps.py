@@ -1,23 +1,30 @@
 """Long work in steps: one step of one request in each turn of the event loop.
 
-A request whose answer takes long to make is a generator (`kalda.broker.context.Steps`) that yields between bounded
-pieces of work. The generators of a listener take turns, so the loop is never held for longer than one step however
-many such requests there are, and everything else is served between two steps.
+A request whose answer takes long to make is a generator (`Steps`) that yields between bounded pieces of work. The
+generators of a runner take turns, so the loop is never held for longer than one step however many such requests there
+are, and everything else is served between two steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
-from kalda.broker.context import Steps
+from kalda.base.scheduling import Timers
 
 T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Work in bounded pieces: each `next` does one, and the generator returns the result."""
 NextTurn = Callable[[Callable[[], None]], object]
 """Calls back in the next turn of the event loop, as `loop.call_soon` does."""
+
+
+def by_timers(timers: Timers) -> NextTurn:
+    """The next turn of the loop that the timers belong to."""
+    return lambda callback: timers.call_later_ms(0, callback)
 
 
 def run_to_end(steps: Steps[T]) -> T:
@@ -43,7 +50,7 @@ class _Work(Generic[T]):
 
     __slots__ = ("pending", "steps")
 
-    def __init__(self, steps: Steps[T]) -> None:
+    def __init__(self, steps: Steps[T | Pending[T]]) -> None:
         self.steps = steps
         self.pending: Pending[T] = Pending()
 
@@ -59,10 +66,10 @@ class StepRunner:
         self._unfinished: deque[_Work[Any]] = deque()
         self._is_scheduled = False
 
-    def run(self, steps: Steps[T]) -> Pending[T]:
+    def run(self, steps: Steps[T | Pending[T]]) -> Pending[T]:
         """Settles with what `steps` returns or raises; where it returns a `Pending`, with the result of that. Where the
         pending answer is abandoned, `steps` is closed."""
-        work = _Work(steps)
+        work: _Work[T] = _Work(steps)
         work.pending.on_abandoned = lambda: self._abandon(work)
         self._unfinished.append(work)
         self._schedule()
