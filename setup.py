@@ -1,4 +1,4 @@
-"""Builds the record codec's extensions where Cython and a C compiler are at hand.
+"""Builds the extensions, of which most are the record codec's, where Cython and a C compiler are at hand.
 
 Without a compiler, or with KALDA_PURE=1, there are no extensions, and a wheel is tagged py3-none-any: it must not be
 taken for one of this platform. With a compiler that works, an extension that cannot be compiled ends the build.
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-MODULES = ("codec", "values", "scan", "key_offsets", "compacting", "compacting_runs", "appending", "consuming")
+RECORDS = ("codec", "values", "scan", "key_offsets", "compacting", "compacting_runs", "appending", "consuming")
+MODULES = (*(f"records/{name}" for name in RECORDS), "base/samples", "broker/stopwatch", "broker/system_clock")
 
 # One record's parsing is a chain of small functions that return structs. Inlined into the loops over records they are
 # a third faster, but with its usual limits gcc stops short of that.
@@ -52,7 +53,7 @@ def extensions() -> list[Extension]:
         return []
     flags = ["-O3", "-g0", "-Wno-maybe-uninitialized", *(INLINE_ALL if "gcc" in compiler else [])]
     modules = [
-        Extension(f"kalda.records.{name}", [f"src/kalda/records/{name}.py"], extra_compile_args=flags)
+        Extension(f"kalda.{name.replace('/', '.')}", [f"src/kalda/{name}.py"], extra_compile_args=flags)
         for name in MODULES
     ]
     built: list[Extension] = cythonize(modules, include_path=["src"], build_dir="build/cython", quiet=True)

@@ -1,23 +1,23 @@
 """What quotas cost a request: one node, whose quotas are set and removed in turn while one client sends.
 
-    python bench/quota_costs.py [--rounds 9] [--requests 50000] [--levels one|eight|time]
+    python bench/quota_costs.py [--rounds 40] [--requests 5000] [--levels one|eight|time]
 
     one      a byte rate of the default client id
     eight    byte rates at all eight levels of entities, and for 100,000 other users and client ids
     time     a share of the event loop's time, of the default client id
 
 It is the same process with and without, since two processes of the same program differ by more than a quota costs. The
-limits are never reached. Printed are ratios of medians, with quotas over without: of the rate, and of the node's CPU of
-a request.
+limits are never reached. A round is a turn of requests with quotas and one without, in alternating order; of `eight`,
+whose quotas take seconds to be set, all turns of one kind follow each other four times. Printed is the median over all
+rounds of the ratio of the node's CPU time, with quotas over without, and the error of that median.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from statistics import median
+from statistics import median, quantiles
 
-from harness.figures import run_client
+from harness.client import Raw, fetch_request, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA
 
@@ -32,7 +32,7 @@ from kalda.protocol.messages.admin import (
 _LIMIT = 1e12
 _OTHERS = 100_000
 _AT_ONCE = 2_000
-WORKLOADS = ("requests", "fetches")
+_TOPIC = "measured"
 _BYTES = ("producer_byte_rate", "consumer_byte_rate")
 Entity = dict[str, str | None]
 LEVELS: dict[str, tuple[tuple[str, ...], list[Entity]]] = {
@@ -70,29 +70,34 @@ def alter(cluster: ClusterClient, keys: tuple[str, ...], entities: list[Entity],
 def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
     """Print the ratios, with quotas over without."""
     keys, entities = LEVELS[levels]
-    phases = [False, True] * rounds
+    phase = 1
     if levels == "eight":
         entities = entities + [{"user": f"user-{at}", "client-id": f"client-{at}"} for at in range(_OTHERS)]
-        phases = [False] * (rounds // 2) + [True] * rounds + [False] * (rounds // 2)
-    seen: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        phase = max(1, rounds // 4)
+    clients = {
+        "Produce": Raw(node.port, produce_request(_TOPIC, 100), 9),
+        "Fetch": Raw(node.port, fetch_request(_TOPIC), 11),
+    }
+    costs: dict[tuple[str, bool], list[float]] = {(name, is_on): [] for name in clients for is_on in (False, True)}
     with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
         was_limited = False
-        for is_limited in phases:
+        for is_limited in [each for _ in range(rounds // phase // 2) for each in (False, True, True, False)]:
             if is_limited is not was_limited:
                 alter(cluster, keys, entities, remove=was_limited)
-                time.sleep(0.3)
                 was_limited = is_limited
-            for workload in WORKLOADS:
-                before = node.cpu_s()
-                rate = run_client(workload, node, "measured", requests, 100)["per_s"]
-                seen.setdefault((workload, is_limited), []).append((rate, (node.cpu_s() - before) / requests))
-    for workload in WORKLOADS:
-        rates, costs = (
-            [median(each[at] for each in seen[workload, is_limited]) for is_limited in (False, True)] for at in (0, 1)
-        )
+            for _ in range(phase):
+                for name, client in clients.items():
+                    client.pipelined(500)  # the first requests make the route and the sensors
+                    before = node.cpu_s()
+                    client.pipelined(requests)
+                    costs[name, is_limited].append((node.cpu_s() - before) / requests * 1e6)
+    for name in clients:
+        without, limited = costs[name, False], costs[name, True]
+        ratios = [one / other for one, other in zip(limited, without, strict=True)]
+        low, _, high = quantiles(ratios, n=4)
         print(
-            f"{levels:5} {workload:9} rate {rates[1] / rates[0]:.3f}, CPU of a request {costs[0] * 1e6:.2f} -> "
-            f"{costs[1] * 1e6:.2f} µs ({costs[1] / costs[0]:.3f})",
+            f"{levels:5} {name:7} CPU of a request {median(without):.2f} -> {median(limited):.2f} µs, "
+            f"ratio {median(ratios):.4f} ± {0.93 * (high - low) / len(ratios) ** 0.5:.4f} of {len(ratios)} rounds",
             flush=True,
         )
 
@@ -100,16 +105,15 @@ def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--requests", type=int, default=5_000)
     parser.add_argument("--levels", choices=list(LEVELS), default="one")
     given = parser.parse_args()
     node = Node(KALDA)
     try:
         node.start()
-        node.create_topics(["measured"])
-        for workload in WORKLOADS:
-            run_client(workload, node, "measured", 20_000, 100)
+        node.create_topics([_TOPIC])
+        Raw(node.port, produce_request(_TOPIC, 100), 9).pipelined(20_000)
         measure(node, given.levels, given.rounds, given.requests)
     finally:
         node.close()

@@ -4,8 +4,8 @@
 
 Every node is broker and controller; the topics have three replicas and min.insync.replicas 2, and so has
 `__transaction_state`. Both clusters run at the same time and are measured in turn. The client is librdkafka: one
-producer, fifty producers, transactions of 1,000 records beside as many records outside of transactions, and consumers
-that read them as read_committed and as read_uncommitted.
+producer, fifty producers, transactions of 1,000 records (of 100 B, 1 KB and 10 KB) beside as many records outside of
+transactions, and consumers that read them as read_committed and as read_uncommitted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from contextlib import ExitStack
 from harness.clusters import NodeGroup
 from harness.figures import Figure, Figures, in_turn, run_client
 from harness.systems import systems
+
+SIZES = {100: ("100 B", 200_000), 1_000: ("1 KB", 100_000), 10_000: ("10 KB", 20_000)}
+"""Of records: their name, and how many are sent."""
 
 
 def measure(cluster: NodeGroup, number: int, share: float, figures: Figures) -> None:
@@ -28,10 +31,13 @@ def measure(cluster: NodeGroup, number: int, share: float, figures: Figures) -> 
     figures.add(Figure("transactions of one producer", "/s"), cluster.name, one["per_s"])
     many = run_client("transact_many", cluster, topic, int(5_000 * share), 100)
     figures.add(Figure("transactions of 50 producers", "/s"), cluster.name, many["per_s"])
-    large = run_client("thousands", cluster, topic, int(200_000 * share), 100)
-    figures.add(Figure("1,000 records: within", "/s"), cluster.name, large["within"])
-    figures.add(Figure("1,000 records: without", "/s"), cluster.name, large["without"])
-    figures.add(Figure("1,000 records: within, of without", ""), cluster.name, large["share"])
+    for size, (name, count) in SIZES.items():
+        large = run_client("thousands", cluster, topic, int(count * share), size)
+        figures.add(Figure(f"1,000 records of {name}: within", "/s"), cluster.name, large["within"])
+        figures.add(Figure(f"1,000 records of {name}: without", "/s"), cluster.name, large["without"])
+        figures.add(Figure(f"1,000 records of {name}: within, of without", ""), cluster.name, large["share"])
+        added_ms = 1e6 / large["within"] - 1e6 / large["without"]
+        figures.add(Figure(f"1,000 records of {name}: what it adds", "ms", True), cluster.name, added_ms)
     eight = run_client("pipelined_thousands", cluster, topic, int(400_000 * share), 100)
     figures.add(Figure("… of eight producers", ""), cluster.name, eight["within"] / eight["without"])
     read = run_client("isolation", cluster, topic, int(400_000 * share), 100)

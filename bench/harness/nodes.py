@@ -107,10 +107,9 @@ class Node:
         return resident / 1e6
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process has used."""
+        """CPU seconds that the process has used, by Linux's clock of a process: to the nanosecond."""
         assert self.process is not None
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
+        return time.clock_gettime(~self.process.pid << 3 | 2)
 
     def create_topics(self, names: Sequence[str], partitions: int = 1) -> None:
         """Create topics, and wait until every partition has a leader."""

@@ -231,14 +231,33 @@ def test_requests_of_a_login_are_out_of_place_after_it(cluster: Cluster) -> None
         assert late.error_code == ErrorCode.ILLEGAL_SASL_STATE
         assert late.error_message == "SaslAuthenticate request received after successful authentication"
         assert serves(connection)
-        for _ in range(2):  # the second comes too soon after the first
-            first = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-            if first.error_code:
-                break
-            renewed = connection.request(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
-            assert renewed.error_code == 0
-        assert first.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        renewed = connection.request(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert renewed.error_code == ErrorCode.ILLEGAL_SASL_STATE, "its session does not end"
         assert serves(connection)
+
+
+def test_a_session_is_renewed_at_most_once_a_second_and_by_the_same_principal(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exchange(connection: BlockingConnection, user: str) -> Any:
+        security = ClientSecurity.of(cluster.client_config(user, "SCRAM-SHA-256"))
+        assert security is not None
+        login = security.login("localhost")
+        assert login is not None
+        answer = connection.request(login.first(), 1)
+        while answer.error_code == ErrorCode.NONE and (following := login.on_response(answer)) is not None:
+            answer = connection.request(following, 1)
+        return answer
+
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        assert exchange(connection, "alice").session_lifetime_ms == 1_500
+        assert exchange(connection, "alice").error_code == ErrorCode.ILLEGAL_SASL_STATE
+        assert serves(connection)
+    with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
+        refused = exchange(connection, "admin")
+        assert refused.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert refused.error_message == "Cannot change principals during re-authentication from User.alice: User.admin"
+    assert "Failed re-authentication with /127.0.0.1" in caplog.text
 
 
 def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Cluster) -> None:
@@ -471,6 +490,47 @@ def test_rotation_under_load_drops_no_request(
         use()
 
 
+def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of users, and that of the node's own connections. What does not concern SASL leaves a listener as it is,
+    and a line that cannot be used leaves the former one in use."""
+    security = cluster.nodes[1]._security
+    assert security is not None
+    listener, own = security._listeners["SASL_SSL"], security._clients["SASL_SSL"]
+    key = f"{SASL_LISTENER}plain.sasl.jaas.config"
+    line = cluster.nodes[1].config[key]
+
+    def user_is(name: str) -> bool:
+        return own._options["username"] == name
+
+    before = listener.sasl
+    alter_config(cluster, "max.connections", "1000000")
+    wait_for(lambda: security._config["max.connections"] == 1_000_000)
+    assert listener.sasl is before
+    alter_config(
+        cluster, key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";')
+    )
+    wait_for(lambda: user_is("zoe"))
+    connect(cluster, user="zoe", password="node-secret").close()
+    alter_config(cluster, key, line.replace("username=", "name="))
+    wait_for(
+        lambda: "own logins go on with the former login line: sasl.jaas.config: the option username" in caplog.text
+    )
+    assert user_is("zoe")
+    alter_config(cluster, key, line)
+    wait_for(lambda: user_is("node"))
+    with pytest.raises(ApiError, match="Invalid username or password"):
+        connect(cluster, user="zoe", password="node-secret")
+    assert "node-secret" not in caplog.text
+
+
+def alter_config(cluster: Cluster, name: str, value: str) -> None:
+    config = IncrementalAlterConfigsRequestAlterableConfig(name=name, value=value)
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=[config])
+    with connect(cluster) as admin:
+        [answer] = admin.request(IncrementalAlterConfigsRequest(resources=[resource])).responses
+    assert answer.error_code == ErrorCode.NONE, answer.error_message
+
+
 def set_password(cluster: Cluster, user: str, password: str) -> None:
     mechanism = MECHANISMS["SCRAM-SHA-512"]
     salted = salted_password(mechanism, password, b"salt", 4096)
@@ -668,8 +728,17 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
         with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
             described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
             hmac = create_token(client).hmac
+        # The metadata log has these, and nothing else: no line of the log, no answer.
+        line = f"{SASL_LISTENER}scram-sha-512.sasl.jaas.config"
+        alter_config(cluster, line, f'{SCRAM_MODULE} required password="Alt3red";')
+        alter_config(cluster, line, "Alt3red required;")
+        alter_config(cluster, f"{SASL_LISTENER}unknown", "Alt3red")
+        wait_for(lambda: "a login module, package.Class, is expected first" in caplog.text)
+        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
+            described += repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
+    assert "Alt3red" not in written
     for planted in ("Pl4nted", "node-secret", key, base64.b64encode(hmac).decode(), hmac.hex(), repr(hmac)[2:-1]):
         assert planted not in written
         files = [each for each in cluster.directory(1).rglob("*") if each.is_file()]

@@ -189,9 +189,30 @@ def test_a_repeated_end_of_version_2_while_markers_are_written() -> None:
     world.begin((1000, 0))
     assert world.commit((1000, 0)) == (1000, 1)
     assert world.commit((1000, 0)) == "CONCURRENT_TRANSACTIONS"
-    assert world.commit((1000, 1)) == "PRODUCER_FENCED"
     world.settle()
     assert world.commit((1000, 0)) == (1000, 1)
+
+
+def test_the_next_transaction_is_aborted_while_markers_are_written() -> None:
+    """A client whose first batch of it was answered with CONCURRENT_TRANSACTIONS may give up. It is not fenced."""
+    world = World()
+    world.init()
+    world.begin((1000, 0))
+    assert world.commit((1000, 0)) == (1000, 1)
+    assert world.abort((1000, 1)) == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.abort((1000, 1)) == (1000, 2)
+
+
+def test_the_next_transaction_is_aborted_while_a_new_producer_id_waits_for_markers() -> None:
+    world = World()
+    world.init()
+    _set_epoch(world, MAX_EPOCH - 1)
+    world.begin((1000, MAX_EPOCH - 1))
+    assert world.commit((1000, MAX_EPOCH - 1)) == (1001, 0)
+    assert world.abort((1001, 0)) == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.abort((1001, 0)) == (1001, 1)
 
 
 def test_the_last_epoch_of_a_producer_id_leads_to_a_new_id() -> None:
@@ -268,6 +289,27 @@ def test_a_fence_of_the_last_usable_epoch_leads_to_a_new_id(times_out: bool, hel
     assert world.abort((1000, MAX_EPOCH - 1)) == (1001, 0)
     assert world.init(expected=(1000, MAX_EPOCH - 1)) == (1001, 0)
     assert world.init() == (1001, 1)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("times_out", [True, False])
+def test_an_open_transaction_with_the_last_epoch_is_aborted(version: int, times_out: bool) -> None:
+    """Earlier releases of Apache Kafka could leave one in the log: no epoch is left to fence its producer with."""
+    world = World(version=version)
+    world.init()
+    world.begin((1000, 0))
+    _set_epoch(world, MAX_EPOCH)
+    world.elect()
+    if version == 2:
+        assert world.commit((1000, MAX_EPOCH)) == "UNKNOWN_SERVER_ERROR"
+    if times_out:
+        world.pass_ms(TIMEOUT_MS + 10_001)
+    else:
+        assert world.init() == "CONCURRENT_TRANSACTIONS"
+    world.settle()
+    assert world.label() == "CompleteAbort"
+    assert world.written == [Marker("orders", 0, 1000, MAX_EPOCH, False, 2, version)]
+    assert world.init() == ((1001, 1) if version == 2 else (1001, 0))
 
 
 def test_a_transaction_that_ends_before_its_fence_has_an_id() -> None:

@@ -80,7 +80,10 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
             headers = [("h", b"1"), ("n", None)] if n % 3 else None
             made.send("orders", bad if n % 10 == 0 else b'{"n": %d}' % n, b"k%d" % n, n % 2, headers=headers)
         made.send("orders", None, b"tombstone", 0)
-    lake = Lake(tmp_path / "lake")
+    name = "a lake; 100%20 é#1,$x"
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "link").symlink_to(name)
+    lake = Lake(tmp_path / "beside" / ".." / name)
     load(session, lake, LoadSettings(("orders",), options, value="json", schema="infer", rows_a_batch=160))
     assert lake.settings()["schema"] == "`n` bigint"  # type: ignore[index]
     rows = {(row.partition, row.offset): row for row in lake.frame(session).collect()}
@@ -102,7 +105,7 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
     litter.write_bytes(next(litter.parent.glob("*.parquet")).read_bytes())
     with producer(cluster) as made:
         made.send("orders", b'{"n": 1000}', None, 2)
-    done = load(session, lake, LoadSettings((), options))
+    done = load(session, Lake(tmp_path / "link"), LoadSettings((), options))
     assert (done.progress.rows, done.removed >= 1, litter.exists()) == (1, True, False)
     counts = {(row["table"], row["partition"]): row["rows"] for row in totals(session, lake)}
     assert counts == {("events", 0): 121, ("quarantine", 0): 30, ("events", 1): 150, ("events", 2): 1}
@@ -115,6 +118,10 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
     with pytest.raises(PipelineError, match="no-such-topic"):
         load(session, wrong, LoadSettings(("no-such-topic",), options))
     assert wrong.settings() is None  # a misspelt topic begins no lake
+    lake.checkpoint.rename(tmp_path / "removed")
+    with pytest.raises(PipelineError, match="its checkpoint was removed"):
+        load(session, lake, LoadSettings((), options))
+    assert lake.frame(session).count() == 272
 
 
 def test_a_load_with_bounds_has_only_what_is_within(
@@ -294,6 +301,9 @@ def test_a_project_derives_topics_and_tables_once(
     assert run_once(20, 24) == ([(b"anna", 2 * n) for n in range(1, 24, 2)], 24)
     found = {status.name: (status.lag, sum(status.done.values())) for status in statuses(path, {})}
     assert found == {"doubled": (0, 24), "kept": (0, 24)}
+    project.checkpoint("kept").rename(tmp_path / "removed")
+    with pytest.raises(PipelineError, match=r"\[derived.kept\] cannot start: .* was written by a query with another"):
+        start(session, project, once=True, only=["kept"])
 
 
 STATEFUL = """

@@ -13,6 +13,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `turn`: a body of work that never runs inside itself
 - `sensors`: counters, gauges and rates under Kafka's metric names
 - `durations`: quantiles of recent durations
+- `samples`: the sample of a window, and what of a quota is used without measuring a rate; compiled
 - `stats`: sampled rates, averages, percentiles and token buckets by Kafka's rules, and their quotas
 - `clock`: the clock's interface
 - `scheduling`: the interfaces of timers and of jobs that may block

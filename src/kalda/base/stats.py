@@ -15,6 +15,8 @@ from math import inf, nan
 from struct import pack, unpack
 from typing import Final, NamedTuple, Protocol
 
+from kalda.base.samples import FreeUse, Sample
+
 MAX_DOUBLE: Final = 1.7976931348623157e308
 
 
@@ -72,24 +74,6 @@ def violation(metric: Stat, now_ms: int) -> QuotaViolation | None:
     if not value < 0 if isinstance(metric, TokenBucket) else quota.is_acceptable(value):
         return None
     return QuotaViolation(value, quota.bound, metric)
-
-
-class Sample:
-    """What was recorded in one window."""
-
-    __slots__ = ("bins", "events", "last_event_ms", "start_ms", "value")
-
-    def __init__(self, now_ms: int, initial: float) -> None:
-        self.bins: list[int] | None = None
-        """How many values fell into each bin of a `Percentiles`."""
-        self.restart(now_ms, initial)
-
-    def restart(self, now_ms: int, initial: float) -> None:
-        """Begin a new window at this moment."""
-        self.start_ms = self.last_event_ms = now_ms
-        self.events = 0
-        self.value = initial
-        self.bins = None
 
 
 _NONE: Final[list[Sample]] = []
@@ -262,53 +246,28 @@ class Min(SampledStat):
 class Rate(WindowedSum):
     """What was recorded, a second."""
 
-    __slots__ = ("_free_until_ms", "_most")
-
-    def __init__(self, config: MetricConfig | None = None) -> None:
-        super().__init__(config)
-        self._most: float
-        """With so much in the current sample the rate is surely within the quota of the config, before
-        `_free_until_ms`: until then values are recorded in that sample, and none becomes too old to count."""
-        self._free_until_ms: int
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._most, self._free_until_ms = 0.0, 0
+    __slots__ = ()
 
     def record(self, value: float, now_ms: int) -> None:
         """Count `value` at this moment."""
         samples = self._samples
         if not samples or now_ms - (sample := samples[self._current]).start_ms >= self._config.window_ms:
             sample = self._sample(now_ms)
-            self._free_until_ms = 0
         sample.value += value
         sample.last_event_ms = now_ms
 
-    def record_freely(self, value: float, now_ms: int) -> bool:
-        """Count `value` where the rate is surely within the quota of the config with it; otherwise nothing is counted,
-        and False is returned. This is what most requests of a limited client cost."""
-        if now_ms >= self._free_until_ms:
-            return False
-        sample = self._samples[self._current]
-        total = sample.value + value
-        if total > self._most:
-            return False
-        sample.value = total
-        sample.last_event_ms = now_ms
-        return True
-
-    def record_within(self, value: float, now_ms: int) -> bool:
-        """Count `value`, and return whether the rate is within the quota of the config."""
+    def record_within(self, value: float, now_ms: int, free: FreeUse) -> bool:
+        """Count `value`, and return whether the rate is within the quota of the config. What is surely within it from
+        now on is granted to `free`: until the window ends or a sample becomes too old to count."""
         self.record(value, now_ms)
         config = self._config
         assert config.quota is not None, "the rate has a quota"
         bound, total = config.quota.bound, self.total(now_ms)
         sample = self._samples[self._current]
         # The divisor of the rate is `samples - 1` windows at least.
-        free = bound * (config.samples - 1) * config.window_ms / 1000.0 * _SURELY_BELOW - total
-        self._most = sample.value + free
-        self._free_until_ms = min(self._drop_ms, sample.start_ms + config.window_ms)
-        return free >= 0 or total / (self.window_size_ms(now_ms) / 1000.0) <= bound
+        left = bound * (config.samples - 1) * config.window_ms / 1000.0 * _SURELY_BELOW - total
+        free.grant(sample, sample.value + left, min(self._drop_ms, sample.start_ms + config.window_ms))
+        return left >= 0 or total / (self.window_size_ms(now_ms) / 1000.0) <= bound
 
     def total(self, now_ms: int) -> float:
         """The sum of the samples that count."""

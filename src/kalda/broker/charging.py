@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from struct import pack_into, unpack_from
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produce, charged_time
-from kalda.broker.context import Encoded, RequestContext, Stopwatch
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass, Row, Throttle
+from kalda.broker.stopwatch import Stopwatch
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.notation import Request, Response
@@ -31,6 +32,16 @@ _HEADER = 4
 _TAGGED_HEADER = _HEADER + 1
 """With an empty tagged section, in flexible versions."""
 _THROTTLE_TIME = "throttle_time_ms"
+
+
+Decode = Callable[[memoryview, int, int, int], tuple[Any, int]]
+
+
+class Handling(Protocol):
+    """What a pipeline is doing."""
+
+    handling: RequestContext | None
+    """The request that it handles."""
 
 
 class Charge:
@@ -85,17 +96,15 @@ class Charge:
 
     # -- before the answer is known
 
-    def timed_decode(
-        self, decode: Callable[..., tuple[Any, int]], handling: Callable[[], RequestContext | None]
-    ) -> Callable[..., tuple[Any, int]]:
-        """`decode`, which starts the stopwatch of the request that `handling()` returns."""
+    def timed_decode(self, decode: Decode, pipeline: Handling) -> Decode:
+        """`decode`, which starts the stopwatch of the request that the pipeline is handling."""
         now_ns = self._throttle.now_ns
 
-        def decode_timed(*args: Any) -> tuple[Any, int]:
-            context = handling()
+        def decode_timed(frame: memoryview, at: int, max_elements: int, depth: int) -> tuple[Any, int]:
+            context = pipeline.handling
             assert context is not None, "a request is being decoded"
             context.stopwatch = Stopwatch(now_ns)
-            return decode(*args)
+            return decode(frame, at, max_elements, depth)
 
         return decode_timed
 

@@ -2,9 +2,9 @@
 
 This is one quota of bytes of a Produce or Fetch, or the quota of time of any request. What this costs is a part of
 every request, so it is one function for each. The sensors of a client are kept at its connection, for one generation of
-the quota's clients; what surely stays within the quota is recorded without measuring the rate. Replies that wait or are
-made in steps, requests without an answer, and those that count against two quotas are charged by
-`kalda.broker.charging.Charge`.
+the quota's clients; what surely stays within the quota is recorded by one compiled call, without measuring the rate.
+Replies that wait or are made in steps, requests without an answer, and those that count against two quotas are charged
+by `kalda.broker.charging.Charge`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ def charged_produce(handler: Handler, quotas: ClientQuotas, now_ms: Callable[[],
         if type(reply) is not ProduceResponse:
             return reply
         now = now_ms()
-        size = len(context.frame)
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now)
-        if sensors.metric.record_freely(size, now):
-            sensors.last_ms = now
-            sensors.requests += 1
-        elif pause_ms := quotas.record_of(sensors, size, now):
+        if sensors.take_frame(context.frame, now):
+            return reply
+        if pause_ms := quotas.record_of(sensors, len(context.frame), now):
             sensors.note_pause(pause_ms, now)
             return paused(context, request, reply, pause_ms)
         return reply
@@ -58,7 +56,6 @@ def charged_fetch(
     header_bytes: int,
 ) -> Handler:
     """`handler`, whose response is encoded, and charged by its size without `header_bytes`. Followers are exempt."""
-    most_s = (quotas.config.samples - 1) * (quotas.config.window_ms / 1000)
 
     def fetch(context: RequestContext, request: FetchRequest) -> Any:
         if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
@@ -66,20 +63,17 @@ def charged_fetch(
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now_ms())
-        if sensors.limit * most_s < request.max_bytes:
-            limit_fetch(request, sensors.limit * most_s)
+        if sensors.most_at_once < request.max_bytes:
+            limit_fetch(request, sensors.most_at_once)
         reply = handler(context, request)
         if type(reply) is not FetchResponse:
             return reply
         buffers = encode(context.header.correlation_id, reply)
         now = now_ms()
-        size = -header_bytes
-        for buffer in buffers:  # of two or three buffers sum() takes twice as long
-            size += len(buffer)
-        if sensors.metric.record_freely(size, now):
-            sensors.last_ms = now
-            sensors.requests += 1
-        elif pause_ms := quotas.record_of(sensors, size, now):
+        if sensors.take_buffers(buffers, header_bytes, now):
+            return buffers
+        size = sum(map(len, buffers)) - header_bytes
+        if pause_ms := quotas.record_of(sensors, size, now):
             quotas.record_unthrottled(context.principal, context.client_id, -size, now)
             sensors.note_pause(pause_ms, now)
             return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
@@ -99,19 +93,20 @@ def charged_time(
 ) -> Handler:
     """`handler`, whose `response` is encoded, and charged by the time on the request's stopwatch."""
 
+    may_be_exempt = response is FetchResponse  # a Produce with acks=0 has no response
+
     def timed(context: RequestContext, request: Any) -> Any:
         reply = handler(context, request)
-        if type(reply) is not response or is_exempt(request):
+        if type(reply) is not response or (may_be_exempt and is_follower(request)):
             return reply
         buffers = encode(context.header.correlation_id, reply)
         time, now = context.stopwatch.read() * NANOS_TO_PERCENT, now_ms()
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
             sensors = _sensors_of(quotas, context, now)
-        if sensors.metric.record_freely(time, now):
-            sensors.last_ms = now
-            sensors.requests += 1
-        elif pause_ms := quotas.record_of(sensors, time, now):
+        if sensors.take(time, now):
+            return buffers
+        if pause_ms := quotas.record_of(sensors, time, now):
             sensors.note_pause(pause_ms, now)
             return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
         return buffers

@@ -7,11 +7,11 @@ where the request has no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps
+from kalda.broker.stopwatch import Stopwatch
 from kalda.network.connection import AtTurn, Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
@@ -20,34 +20,6 @@ from kalda.protocol.notation import Response
 
 R = TypeVar("R")
 A = TypeVar("A", bound=Response)
-
-
-class Stopwatch:
-    """For how long one request has held the event loop. It runs from the moment at which it is made."""
-
-    __slots__ = ("_now_ns", "_since_ns", "_sum_ns")
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        self._sum_ns = 0
-        self._since_ns = now_ns()
-        """When it was started; negative while it stands."""
-
-    def start(self) -> None:
-        """Run; no effect where it does."""
-        if self._since_ns < 0:
-            self._since_ns = self._now_ns()
-
-    def stop(self) -> None:
-        """Stand; no effect where it does."""
-        if self._since_ns >= 0:
-            self._sum_ns += self._now_ns() - self._since_ns
-            self._since_ns = -1
-
-    def read(self) -> int:
-        """Nanoseconds so far."""
-        running_ns = self._now_ns() - self._since_ns if self._since_ns >= 0 else 0
-        return self._sum_ns + running_ns
 
 
 class RequestContext(Caller):

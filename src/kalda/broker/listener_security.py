@@ -185,11 +185,13 @@ class PeerSession:
         return self._react(self._login.on_frame(frame), frame)
 
     def renew(self, frame: memoryview) -> list[Buffer] | Pending[list[Buffer]] | None:
-        """SaslHandshake on an authenticated connection. None where it may not be renewed now."""
+        """SaslHandshake on an authenticated connection. None where it may not be renewed now; as in Kafka, a session
+        that does not end is never renewed."""
         now_ms = self._listener.now_ms()
         is_soon = now_ms - self._renewed_ms < _MIN_REAUTHENTICATION_MS
-        if self._security.sasl is None or self.authenticated is None or self._login is not None or is_soon:
+        if self._security.sasl is None or self._expires_at_ms is None or self._login is not None or is_soon:
             return None
+        assert self.authenticated is not None, "it has a session"
         self._renewed_ms = now_ms
         reaction = self.begin(self.authenticated).on_frame(frame)
         assert isinstance(reaction, Answer), "a handshake is answered at once"

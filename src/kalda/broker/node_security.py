@@ -343,11 +343,17 @@ class NodeSecurity:
                 except ValueError as error:
                     log.error("listener %s: the former principal builder stays: %s", name, error)
             security.failure_delay_ms = current.for_listener(name, "connection.failed.authentication.delay.ms")
-            if security.sasl is not None:
+            if security.sasl is not None and _of_sasl(current, name) != _of_sasl(before_all, name):
                 try:
                     security.sasl = self._sasl(current, name)
                 except ValueError as error:
                     log.error("listener %s: its SASL configuration is not used: %s", name, error)
+        for name, client in self._clients.items():
+            if client.mechanism is not None and _of_sasl(current, name) != _of_sasl(before_all, name):
+                try:
+                    client.replace_options(self._jaas(current, name, client.mechanism))
+                except ValueError as error:
+                    log.error("listener %s: own logins go on with the former login line: %s", name, error)
 
     def check_of(self, altered: ServerConfig) -> Callable[[], None] | None:
         """What checks the stores and classes that `altered` names, where they differ from those in use; it reads files,
@@ -435,6 +441,18 @@ class NodeSecurity:
                 self._reload(*side, self._tls[side].settings)
 
         self._jobs.run(look, finish)
+
+
+def _of_sasl(config: ServerConfig, listener: str) -> dict[str, str]:
+    """The properties that concern SASL on a listener: what is made of them keeps keys of tokens and classes of the
+    operator, and so is made anew only when one of them changes."""
+    own = f"listener.name.{listener.lower()}."
+    return {
+        name: text
+        for name, text in config.properties.items()
+        if name.startswith(("sasl.", "kalda.sasl.", "connections.max.reauth.ms"))
+        or (name.startswith(own) and not name.startswith(own + "ssl."))
+    }
 
 
 def _refused_alteration(why: ValueError) -> InvalidConfig:

@@ -192,7 +192,7 @@ class RequestPipeline:
         found = Served(row, version, throttle if charged else None, requests, errors)
         decode = decoder(request_class(row.key), version)
         if found.charge is not None and found.charge.is_timed:
-            decode = found.charge.timed_decode(decode, lambda: self.handling)
+            decode = found.charge.timed_decode(decode, self)
         handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
         handler, limit = self._behind_checks(row, handler), small_elements(row.key)
         encode = _encoded_already if found.returned_at_once is list else found.encode

@@ -1,4 +1,4 @@
-"""The real clock, timers, threads and entropy, and `Host`, which holds them for a node.
+"""The real timers, threads and entropy, and `Host`, which holds them for a node.
 
 The simulator replaces `Host`; all other code of a node is the same in both.
 """
@@ -20,22 +20,11 @@ from kalda.base.ids import Uuid, random_uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timers
 from kalda.broker.disk import RealDisk
+from kalda.broker.system_clock import SystemClock
 
 T = TypeVar("T")
 _RESERVED_DESCRIPTORS = 16
 """Kept for small files and the metadata log: more than these have open at a time."""
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
-        return time.time_ns() // 1_000_000
-
-    def mono_ms(self) -> int:
-        """Milliseconds since some fixed moment; they never decrease."""
-        return time.monotonic_ns() // 1_000_000
 
 
 class LoopTimers:
@@ -96,9 +85,10 @@ class Host:
         self.rng = random.Random()
         """For jitter and for choices that need not be secret."""
 
-    def busy_ns(self) -> int:
+    @property
+    def busy_ns(self) -> Callable[[], int]:
         """A clock for the time for which requests hold the event loop: monotonic nanoseconds."""
-        return time.perf_counter_ns()
+        return time.perf_counter_ns
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> Timers:
         """Timers that call back on `loop`."""

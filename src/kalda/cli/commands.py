@@ -14,7 +14,7 @@ import click
 
 from kalda import __version__
 from kalda.base.errors import ApiError
-from kalda.cli.failures import Failure, end_by_closed_pipe, failure_of
+from kalda.cli.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
 from kalda.cli.output import is_stdout_closed
 
 
@@ -57,7 +57,8 @@ NOUNS = {
 
 
 class Kalda(click.Group):
-    """Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong, 3 the cluster cannot be reached."""
+    """Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong, 3 the cluster cannot be reached, 130
+    interrupted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NOUNS)
@@ -85,6 +86,9 @@ class Kalda(click.Group):
                 end_by_closed_pipe()
             where = f"{error.filename}: " if error.filename else ""
             raise Failure(f"{where}{error.strerror or error}") from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(INTERRUPTED)
 
 
 def _server_command(text: str) -> click.Command:
@@ -115,5 +119,5 @@ def cli() -> None:
     Commands that connect to a cluster take --bootstrap-server HOST:PORT, or
     the environment variable KALDA_BOOTSTRAP_SERVER, or --profile NAME.
     Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong,
-    3 the cluster cannot be reached.
+    3 the cluster cannot be reached, 130 interrupted (Ctrl-C).
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -17,6 +19,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
 
 if TYPE_CHECKING:
+    from kalda.pipeline.load import Loaded
     from kalda.pipeline.running import Progress
     from kalda.pipeline.status import Status
 
@@ -42,6 +45,21 @@ def pipeline() -> None:
       kalda pipeline replay lake --to orders-again --name april
       kalda pipeline status lake hosts.toml --chart pipelines.html
     """
+    log_without_py4j()
+
+
+def log_without_py4j() -> None:
+    """Warnings on stderr, but not what py4j logs of the calls that Ctrl-C has interrupted: a stack for each."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        is_interrupt = record.exc_info is not None and record.exc_info[0] is KeyboardInterrupt
+        return not is_interrupt and not record.name.startswith("py4j")
+
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.addFilter(is_shown)
+        root.addHandler(handler)
 
 
 @contextmanager
@@ -81,6 +99,14 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _end_of(done: Iterable[Progress]) -> None:
+    """End the command as other interrupted ones do, where a signal has ended a query that was to reach its end."""
+    signals = [progress.stopped_by for progress in done if progress.stopped_by is not None]
+    if signals:
+        click.echo("Interrupted: the same command continues.", err=True)
+        sys.exit(128 + signals[0])
+
+
 def _progress_line(current: dict[str, Progress]) -> ProgressLine:
     def describe(seconds: float) -> str:
         parts = []
@@ -111,7 +137,7 @@ def _progress_line(current: dict[str, Progress]) -> ProgressLine:
 @click.option("--until", metavar="WHERE", help="A time or offsets as JSON. Default: the topics' ends of now.")
 @click.option("--follow", is_flag=True, help="Wait for new records until stopped.")
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
-@click.option("--rows-a-batch", type=click.IntRange(1), default=2_000_000, show_default=True)
+@click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)
 @click.option("--compact/--no-compact", "compacts", default=True, help="Put small files together at the end.")
 @json_option
 @_with_source
@@ -133,6 +159,7 @@ def load_command(
     from kalda.pipeline.values import schema_text
 
     lake = Lake(target)
+    lake.check()
     wanted = LoadSettings(topics, options, format=file_format, schema=schema_text(schema), **more)
     known = lake.settings() or {}
     needs = (known.get("format", file_format), known.get("value", wanted.value))
@@ -153,7 +180,14 @@ def load_command(
     progress = done.progress
     if as_json:
         print_json({"rows": progress.rows, "batches": progress.batches, "seconds": progress.seconds, "totals": rows})
-        return
+    else:
+        _print_load(done, rows)
+    if not more["follow"]:
+        _end_of([progress])
+
+
+def _print_load(done: Loaded, rows: list[dict[str, Any]]) -> None:
+    progress = done.progress
     columns = ("topic", "table", "partition", "first", "last", "rows")
     print_table(columns, [[row[name] for name in columns] for row in rows])
     sizes = {(row["topic"], row["table"]): (row["files"], row["bytes"]) for row in rows}
@@ -193,6 +227,8 @@ def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: 
         print_table(
             columns, [[name, each.rows, each.batches, round(each.seconds, 1), each.lag] for name, each in done.items()]
         )
+        if once:
+            _end_of(done.values())
 
 
 @pipeline.command("snapshot")
@@ -204,9 +240,11 @@ def snapshot_command(topic: str, target: str, options: Mapping[str, str], settin
     from kalda.pipeline.session import make_session
     from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
 
+    table = SnapshotTable(target)
+    table.check()
     spark = make_session(f"snapshot {topic}", (), settings)
     try:
-        taken = take_snapshot(spark, SnapshotTable(target), topic, options)
+        taken = take_snapshot(spark, table, topic, options)
     finally:
         spark.stop()
     click.echo(f"version {taken.version}: {taken.keys:,} keys; {taken.records:,} records were read")
@@ -249,7 +287,7 @@ def replay_command(
 @click.argument("places", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, show_envvar=True,
               help="Brokers, where the pipeline does not name them.")  # fmt: skip
-@click.option("--no-lag", is_flag=True, help="Do not ask the cluster for the topics' ends.")
+@click.option("--no-lag", is_flag=True, help="Do not request the topics' ends from the cluster.")
 @click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Also draw a chart: .png or .html.")
 @json_option
 def status_command(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _ALLOWED_URLS = "kalda.sasl.oauthbearer.allowed.urls"
 _ALLOWED_FILES = "kalda.sasl.oauthbearer.allowed.files"
+_OF_PASSWORDS = ("PLAIN", *SCRAM_MECHANISMS)
 _TICKET_SHARE = 0.8
 """Credentials of Kerberos are used until this share of their life has passed."""
 
@@ -103,6 +104,14 @@ class ClientSecurity:
         urls, files = _listed(values.get(_ALLOWED_URLS)), _listed(values.get(_ALLOWED_FILES))
         return cls(tls, mechanism, jaas, values.get, urls, values, files)
 
+    def replace_options(self, jaas: JaasEntry | None) -> None:
+        """Log in with the user and the password of another login line from now on; connections that are open keep their
+        login. For PLAIN and SCRAM: the login lines of the other mechanisms count from the start. Raises `BadJaas`."""
+        if self._own is not None or self.mechanism not in _OF_PASSWORDS or jaas is None:
+            return
+        _require_password(jaas.options)
+        self._options = jaas.options
+
     @property
     def blocks(self) -> bool:
         """Whether `login` may have to wait for the network, a file, or a class of the operator."""
@@ -145,9 +154,7 @@ class ClientSecurity:
             RefreshWindow.of(self._value_of)
             self._kept = KeptToken(request, partial(RefreshWindow.of, self._value_of))
             return
-        for option in ("username", "password"):
-            if option not in self._options:
-                raise BadJaas(f"sasl.jaas.config: the option {option} of the login module is missing")
+        _require_password(self._options)
 
     def _exchange(self, mechanism: str, host: str) -> ClientMechanism:
         options = self._options
@@ -245,6 +252,12 @@ def _listed(value: Any) -> list[str]:
     """The items of a list in a configuration, where it may be text."""
     items = value.split(",") if isinstance(value, str) else value or ()
     return [item.strip() for item in items if item.strip()]
+
+
+def _require_password(options: Mapping[str, str]) -> None:
+    for option in ("username", "password"):
+        if option not in options:
+            raise BadJaas(f"sasl.jaas.config: the option {option} of the login module is missing")
 
 
 def _require_known(mechanism: str) -> None:

@@ -308,6 +308,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
 def _reason(error: ssl.SSLError) -> str:
     """OpenSSL's reason, in words."""
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+        return "the client has sent no TLS handshake: does its security.protocol fit this listener?"
     reason = (error.reason or str(error)).replace("_", " ").lower()
     detail = getattr(error, "verify_message", None)
     return f"{reason}: {detail}" if detail else reason

@@ -104,7 +104,7 @@ def _text(settings: TlsSettings, error: Exception) -> str:
 
 
 def _apply(context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial | None) -> None:
-    """Protocols, cipher suites, own key. Raises `ssl.SSLError`, `ValueError`."""
+    """Protocols, cipher suites, own key. Raises `ssl.SSLError`, `ValueError` (of which `BadStore` is one)."""
     lowest, highest = settings.protocols[0], settings.protocols[-1]
     suites = settings.cipher_suites
     if suites:
@@ -118,10 +118,25 @@ def _apply(context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial
         if older:
             context.set_ciphers(":".join(older))
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
+    # As in Java, every certificate of a trust store is trusted by itself, also where its issuer is not.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if material is not None:
+        _load_key(context, material)
+
+
+def _load_key(context: ssl.SSLContext, material: KeyMaterial) -> None:
+    """Raises `BadStore`."""
+    try:
         with _as_file(material.key + "\n" + material.chain) as path:
             # Without a password OpenSSL would prompt for it on the terminal.
             context.load_cert_chain(path, password=material.key_password or "")
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH"):
+            raise BadStore("the first certificate of the key store is not that of its private key") from error
+        raise BadStore(
+            "the private key or a certificate of the key store cannot be read: it is malformed, or ssl.key.password is "
+            "missing or wrong"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ There is no engine here, only what people otherwise write around such queries: o
 - `topics`: partitions and ends of topics, from a cluster
 - `values`: values of records as columns, and what is wrong with those that cannot be
 - `registry`: Avro schemas of a topic's values, from a schema registry
+- `files`: files beside a pipeline: bounded reads, states, locks
 - `lake`: a directory that `load` fills: its layout, its files, one load at a time
 - `load`: topics into a lake
 - `compact`: many small files of a lake into few

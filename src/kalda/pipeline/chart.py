@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kalda.base.printable import printable
 from kalda.pipeline.session import PipelineError
 
 COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4b5563")
@@ -63,7 +64,7 @@ def _draw(title: str, panels: Sequence[Panel]) -> Any:
     except ImportError as error:
         raise PipelineError(f"charts are drawn by matplotlib ({error}): pip install 'kalda[pipeline]'") from None
     figure = Figure(figsize=(11, 1 + 2.9 * len(panels)), layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    figure.suptitle(_plain(title), fontsize=13, fontweight="bold", x=0.01, ha="left")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for (ax,), panel in zip(axes, panels, strict=True):
         _draw_panel(ax, panel)
@@ -86,16 +87,23 @@ def _draw_panel(ax: Any, panel: Panel) -> None:
         ax.stackplot(
             times[0],
             *(line.values for line in panel.lines),
-            labels=[line.name for line in panel.lines],
+            labels=[_plain(line.name) for line in panel.lines],
             colors=colours,
             alpha=0.85,
         )
     else:
         for line, moments, colour in zip(panel.lines, times, colours, strict=True):
-            ax.plot(moments, line.values, color=colour, label=line.name, linewidth=1.6, marker="o", markersize=2.5)
+            ax.plot(
+                moments, line.values, color=colour, label=_plain(line.name), linewidth=1.6, marker="o", markersize=2.5
+            )
     ax.set_ylim(bottom=0)
     if panel.lines:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib draws it letter by letter: between two `$` it would read a formula."""
+    return printable(name).replace("$", r"\$")
 
 
 _STYLE = """

@@ -7,9 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kalda.base.ids import TopicPartition
+
+_END_OF_TIMES_MS: Final = 253_402_300_800_000
+"""The year 10000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Checkpoint:
     def query_id(self) -> str | None:
         try:
             found: str = json.loads((self.path / "metadata").read_text(encoding="utf-8"))["id"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return found
 
@@ -54,15 +57,15 @@ class Checkpoint:
     def _numbers(self, folder: str) -> list[int]:
         try:
             names = os.listdir(self.path / folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if _is_number(name))
 
     def _batch(self, number: int) -> Batch | None:
         file = self.path / "offsets" / str(number)
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return None
         # v1, or v2 and the names of sources, then the metadata, then a line a source
         parsed = [_json(line) for line in lines[1:]]
@@ -74,14 +77,24 @@ class Checkpoint:
             committed: int | None = int((self.path / "commits" / str(number)).stat().st_mtime * 1000)
         except OSError:
             committed = None
-        return Batch(number, int(described.get("batchTimestampMs", 0)), committed, ends)
+        return Batch(number, milliseconds(described.get("batchTimestampMs")), committed, ends)
+
+
+def _is_number(text: str) -> bool:
+    """Of a batch or a partition."""
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def _json(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def milliseconds(value: object) -> int:
+    """A time of a batch; 0 where it is none that a calendar has."""
+    return value if isinstance(value, int) and 0 <= value < _END_OF_TIMES_MS else 0
 
 
 def _offsets(line: Any) -> dict[TopicPartition, int]:
@@ -89,7 +102,7 @@ def _offsets(line: Any) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     for topic, partitions in line.items() if isinstance(line, dict) else ():
         for number, offset in partitions.items() if isinstance(partitions, dict) else ():
-            if str(number).isdigit() and isinstance(offset, int):
+            if _is_number(number) and isinstance(offset, int):
                 found[TopicPartition(topic, int(number))] = offset
     return found
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kalda.pipeline.lake import Lake, SinkFile, replace_text
+from kalda.pipeline.files import replace_text
+from kalda.pipeline.lake import Lake, SinkFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +83,7 @@ def _merge(spark: SparkSession, lake: Lake, small: list[SinkFile], target_bytes:
         found = target.stat()
         entries.append(
             {
-                "path": f"file://{target}",
+                "path": target.as_uri(),
                 "size": found.st_size,
                 "isDir": False,
                 "modificationTime": int(time.time() * 1000),

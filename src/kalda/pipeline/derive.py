@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.pipeline.checkpoints import Checkpoint
-from kalda.pipeline.lake import locked
+from kalda.pipeline.files import locked
+from kalda.pipeline.lake import SINK_LOG
 from kalda.pipeline.load import SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
@@ -36,7 +37,7 @@ def alone(project: Project, only: Collection[str] = ()) -> Iterator[None]:
     process writes one of them."""
     _check_names(project, only)
     with ExitStack() as stack:
-        for name in only or project.derived:
+        for name in dict.fromkeys(only) or project.derived:
             file = project.checkpoints / f"{name}.lock"
             stack.enter_context(locked(file, f"[derived.{name}]: another process is running it; wait for its end"))
         yield
@@ -46,6 +47,9 @@ def _check_names(project: Project, names: Collection[str]) -> None:
     unknown = [name for name in names if name not in project.derived]
     if unknown:
         raise PipelineError(f"nothing of the project is named {', '.join(unknown)}: {', '.join(project.derived)}")
+    views = [name for name in names or project.derived if not project.is_written(name)]
+    if len(views) == len(names or project.derived):
+        raise PipelineError(f"[derived.{views[0]}] has neither topic nor path: there is nothing to write")
 
 
 def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> dict[str, DataFrame]:
@@ -114,7 +118,7 @@ def start(
     frames = make_views(spark, project, once=once)
     queries: dict[str, StreamingQuery] = {}
     for name, derived in project.derived.items():
-        if (derived.topic or derived.path) and (not only or name in only):
+        if project.is_written(name) and (not only or name in only):
             try:
                 queries[name] = _start(frames[name], project, name, derived, once)
             except Exception as error:
@@ -127,7 +131,8 @@ def start(
 def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once: bool) -> StreamingQuery:
     rows = records_of(frame, derived.key) if derived.topic is not None else frame
     writer = rows.writeStream.queryName(name).outputMode(derived.mode)
-    writer = writer.option("checkpointLocation", project.checkpoint(name).as_uri())
+    checkpoint = project.checkpoint(name)
+    writer = writer.option("checkpointLocation", str(checkpoint))
     if once:
         writer = writer.trigger(availableNow=True)
     elif derived.every is not None:
@@ -140,7 +145,13 @@ def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once
             return writer.foreachBatch(_batch_writer(options, Checkpoint(project.checkpoint(name)))).start()
         return writer.format(SOURCE).options(**options).start()
     assert derived.path is not None
-    return writer.format(derived.format).start(project.place(derived.path))
+    place = project.place(derived.path)
+    if (Path(place) / SINK_LOG).exists() and not (checkpoint / "offsets").exists():
+        raise PipelineError(
+            f"{place} was written by a query with another checkpoint than {checkpoint}, and Spark would leave out the "
+            f"batches whose numbers are in its list of files; name another path"
+        )
+    return writer.format(derived.format).start(place)
 
 
 def _batch_writer(options: Mapping[str, str], checkpoint: Checkpoint) -> Callable[[DataFrame, int], None]:
@@ -194,6 +205,8 @@ def run_all(
             if failed:
                 raise PipelineError("; ".join(f"{name} has failed: {error}" for name, error in failed.items()))
             if not active:
+                for each in progress.values():
+                    each.stopped_by = stopped.signal
                 return progress
             stopped.wait(POLL_S)
 

@@ -16,7 +16,6 @@ one rename replaces: so compaction is atomic.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -24,8 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote, urlsplit
 
+from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.session import PipelineError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ QUARANTINE: Final = "quarantine"
 PARTITIONED_BY: Final = ("table", "topic", "date")
 RECORDS: Final = "records"
 """The directory of an Iceberg table within the lake."""
-_OWN: Final = "_kalda"
-_SINK_LOG: Final = "_spark_metadata"
+SINK_LOG: Final = "_spark_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +52,53 @@ class Lake:
     """One lake. Its directory is made by the first load."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self._given = os.fspath(path)
+        self.path = Path(path).resolve()
+        """Without links and `..`: Spark's list of files has the paths of the files as they were when it was written."""
 
     @property
     def checkpoint(self) -> Path:
-        return self.path / _OWN / "checkpoint"
+        return self.path / OWN / "checkpoint"
 
     @property
     def settings_file(self) -> Path:
-        return self.path / _OWN / "load.json"
+        return self.path / OWN / "load.json"
 
     def settings(self) -> dict[str, Any] | None:
-        """What the lake's load was started with; None before the first."""
-        try:
-            found: dict[str, Any] = json.loads(self.settings_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return found
+        """What the lake's load was started with; None before the first. Raises `PipelineError` where it is damaged."""
+        return read_state(self.settings_file, {"topics": list, "format": str, "value": str})
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         replace_text(self.settings_file, json.dumps(settings, indent=1, sort_keys=True) + "\n")
 
+    def check(self) -> None:
+        """Raises `PipelineError` where the directory cannot be a lake."""
+        check_directory(self._given, self.settings_file, "lake")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Held while the lake is written. Raises `PipelineError` where another process holds it."""
-        with locked(self.path / _OWN / "lock", f"{self.path}: another process is loading it; wait for its end"):
+        """Held while the lake is written. Raises `PipelineError` where another process holds it, or the directory
+        cannot be a lake."""
+        self.check()
+        with locked(self.path / OWN / "lock", f"{self.path}: another process is loading it; wait for its end"):
             yield
+
+    def has_lost_its_checkpoint(self) -> bool:
+        """Whether there are records, and no checkpoint that says up to which offsets. A new one would begin again with
+        the batch 0, and the file sink passes over batches whose numbers it has."""
+        written = (SINK_LOG, "_delta_log", f"{RECORDS}/data")
+        return not (self.checkpoint / "offsets").exists() and any((self.path / name).exists() for name in written)
 
     # -- files
 
     def last_entry(self) -> Path | None:
         """The latest entry of the file sink's log."""
         try:
-            names = os.listdir(self.path / _SINK_LOG)
+            names = os.listdir(self.path / SINK_LOG)
         except FileNotFoundError:
             return None
         numbered = [(int(digits), name) for name in names if (digits := name.removesuffix(".compact")).isdigit()]
-        return self.path / _SINK_LOG / max(numbered)[1] if numbered else None
+        return self.path / SINK_LOG / max(numbered)[1] if numbered else None
 
     def files(self) -> list[SinkFile]:
         """The committed files."""
@@ -100,7 +109,11 @@ class Lake:
             raise PipelineError(f"{entry}: this list of files was written by another query than a load of Kalda")
         lines = entry.read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines[1:]]
-        return [SinkFile(_path_of(each["path"]), int(each["size"]), each) for each in found]
+        files = [SinkFile(_path_of(each["path"]), int(each["size"]), each) for each in found]
+        moved = next((each.path for each in files if not each.path.is_relative_to(self.path)), None)
+        if moved is not None:
+            raise PipelineError(f"{self.path} was moved: its list of files has {moved}. Load into a new directory")
+        return files
 
     def uncommitted(self) -> list[Path]:
         """Data files that are no part of the table: a batch that did not end wrote them, or compaction replaced them.
@@ -127,33 +140,5 @@ class Lake:
         return rows.where(f"table = '{table}'").drop("table")
 
 
-@contextmanager
-def locked(file: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock that ends with the process at the latest. Raises `PipelineError` where another process holds it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PipelineError(refusal) from None
-        yield
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _path_of(uri: str) -> Path:
-    return Path(unquote(urlparse(uri).path))
+    return Path(unquote(urlsplit(uri).path))

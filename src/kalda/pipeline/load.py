@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -128,6 +128,8 @@ def _agree(
         }
         lake.write_settings(given)
         return settings, until
+    if lake.has_lost_its_checkpoint():
+        raise PipelineError(f"{lake.path} has records, and its checkpoint was removed: load into a new directory")
     if known.get("complete"):
         raise PipelineError(
             f"{lake.path} was loaded until {known['until']} and is complete: load what comes later into another lake"
@@ -222,7 +224,7 @@ def _start(
     records = spark.readStream.format(SOURCE).options(**options).load()
     # One task a core writes: else each of the topics' partitions would make a file in each batch.
     rows = rows_of(records, settings, until).coalesce(_cores(spark))
-    writer = rows.writeStream.option("checkpointLocation", lake.checkpoint.as_uri()).queryName(lake.path.name)
+    writer = rows.writeStream.option("checkpointLocation", str(lake.checkpoint)).queryName(lake.path.name)
     if settings.follow:
         writer = writer.trigger(processingTime=settings.every)
     else:
@@ -280,8 +282,8 @@ _TIME: Final = re.compile(r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?(Z|[
 
 def parse_time_ms(text: str) -> int | None:
     """A time in milliseconds, from ISO 8601 (UTC where it has no zone) or a number; None where it is neither."""
-    if text.isdigit():
-        return int(text)
+    if text.isascii() and text.isdecimal():
+        return int(text) if len(text) < 16 else None
     if not _TIME.match(text):
         return None
     try:
@@ -307,15 +309,23 @@ def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict
 
 def _every_partition(text: str, topics: Topics, names: tuple[str, ...]) -> str:
     """Offsets as JSON, with the earliest of each partition that they do not name."""
-    given = _offsets(text)
-    return json.dumps(to_json({one: given.get(one, int(OffsetSpec.EARLIEST)) for one in topics.partitions(names)}))
+    given, partitions = _offsets(text), topics.partitions(names)
+    _refuse_others(given, partitions)
+    return json.dumps(to_json({one: given.get(one, int(OffsetSpec.EARLIEST)) for one in partitions}))
+
+
+def _refuse_others(given: Collection[TopicPartition], partitions: Collection[TopicPartition]) -> None:
+    others = sorted(set(given) - set(partitions))
+    if others:
+        raise PipelineError(f"offsets of {others[0]}: it is no partition of the topics that are loaded")
 
 
 def _offsets(text: str) -> dict[TopicPartition, int]:
     try:
-        return from_json(json.loads(text))
-    except (ValueError, AttributeError, TypeError):
-        raise PipelineError(f'offsets {text!r}: JSON such as {{"topic": {{"0": 12}}}} is expected') from None
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PipelineError(f"offsets {text[:200]!r} are not JSON: {error}") from None
+    return from_json(parsed)
 
 
 def _until(topics: Topics, settings: LoadSettings) -> dict[TopicPartition, int] | None:
@@ -324,6 +334,9 @@ def _until(topics: Topics, settings: LoadSettings) -> dict[TopicPartition, int] 
     ends = topics.ends(settings.topics)
     if settings.until.lstrip().startswith("{"):
         given = _offsets(settings.until)
+        _refuse_others(given, ends)
+        if min(given.values()) < 0:
+            raise PipelineError(f"end {settings.until!r}: offsets are 0 or more")
         return {partition: min(given.get(partition, each.end), each.end) for partition, each in ends.items()}
     milliseconds = parse_time_ms(settings.until)
     if milliseconds is None:
@@ -340,11 +353,18 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(topic, int(partition)): int(offset)
-        for topic, partitions in offsets.items()
-        for partition, offset in partitions.items()
-    }
+    """Raises `PipelineError`."""
+    try:
+        found = {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in offsets.items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        found = {}
+    if not found or not all(int(OffsetSpec.EARLIEST) <= offset < 2**63 for offset in found.values()):
+        raise PipelineError(f'offsets {str(offsets)[:200]!r}: such as {{"topic": {{"0": 12}}}} are expected')
+    return found
 
 
 def totals(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:

@@ -29,16 +29,21 @@ may be beside the file. A derived frame is a view of its own name for those afte
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
+from kalda.pipeline.files import read_text
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.values import ValueFormat, schema_text
 
 T = TypeVar("T")
+_NAME: Final = re.compile(r"\w+", re.ASCII)
+"""Of a view of Spark, and of a directory of checkpoints."""
 MODES: Final = ("append", "update", "complete")
 
 
@@ -101,6 +106,10 @@ class Project:
         """A path of the file; relative ones begin at its directory."""
         return path if "://" in path else str(self.directory / path)
 
+    def is_written(self, name: str) -> bool:
+        """Whether a derived frame is more than a view of later queries."""
+        return self.derived[name].topic is not None or self.derived[name].path is not None
+
     def checkpoint(self, name: str) -> Path:
         return self.checkpoints / name
 
@@ -115,42 +124,65 @@ class Project:
 def read_project(path: Path) -> Project:
     """Read and check a project file. Raises `PipelineError` with the place of what is wrong."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise PipelineError(f"{path}: there is no such file") from None
     except tomllib.TOMLDecodeError as error:
         raise PipelineError(f"{path}: {error}") from None
+    except RecursionError:
+        raise PipelineError(f"{path}: tables or lists are nested too deeply") from None
     known = ("name", "checkpoints", "options", "topics", "tables", "derived")
     _refuse_unknown(path, "the file", found, known)
+    for name in ("name", "checkpoints"):
+        if not isinstance(found.get(name, ""), str):
+            raise PipelineError(f"{path}: {name} is {found[name]!r}, not of type str")
     directory = path.absolute().parent
-    options = {str(name): str(value) for name, value in found.get("options", {}).items()}
     project = Project(
-        name=str(found.get("name", path.stem)),
+        name=found.get("name", path.stem),
         directory=directory,
-        checkpoints=directory / str(found.get("checkpoints", "checkpoints")),
-        options=options,
+        checkpoints=directory / found.get("checkpoints", "checkpoints"),
+        options=_options(path, found.get("options", {})),
         topics=_entries(path, found, "topics", TopicSource),
         tables=_entries(path, found, "tables", TableSource),
         derived=_entries(path, found, "derived", Derived),
     )
     if not project.derived:
         raise PipelineError(f"{path}: nothing is derived; add a table [derived.NAME]")
-    if (project.topics or any(each.topic for each in project.derived.values())) and not options.get(
+    if (project.topics or any(each.topic for each in project.derived.values())) and not project.options.get(
         "kafka.bootstrap.servers"
     ):
         raise PipelineError(f"{path}: [options] lacks kafka.bootstrap.servers")
     for name, each in project.derived.items():
         _check(path, name, each)
+    _refuse_same(path, project)
     return project
+
+
+def _options(path: Path, given: Any) -> dict[str, str]:
+    """Options as Spark takes them: texts."""
+    if not isinstance(given, dict):
+        raise PipelineError(f"{path}: [options] is a table of names and values, not {given!r}")
+    for name, value in given.items():
+        if not isinstance(value, str | int | float):
+            raise PipelineError(f'{path}: [options]: {name} is {value!r}; write names with dots in quotes: "a.b" = "c"')
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
 
 def _entries(path: Path, found: Mapping[str, Any], section: str, kind: type[T]) -> dict[str, T]:
     entries: dict[str, T] = {}
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    for name, values in found.get(section, {}).items():
-        _refuse_unknown(path, f"[{section}.{name}]", values, names)
+    types = get_type_hints(kind)
+    given_entries = found.get(section, {})
+    if not isinstance(given_entries, dict):
+        raise PipelineError(f"{path}: {section} is {given_entries!r}; tables [{section}.NAME] are expected")
+    for name, values in given_entries.items():
+        if not _NAME.fullmatch(name):
+            raise PipelineError(f"{path}: [{section}.{name!r}]: a name has letters of ASCII, digits and _ only")
+        _refuse_unknown(path, f"[{section}.{name}]", values, types)
         given = dict(values)
-        if isinstance(given.get("schema"), str):
+        for key, value in given.items():
+            if type(value) not in (possible := get_args(types[key]) or (types[key],)):
+                raise PipelineError(f"{path}: [{section}.{name}]: {key} is {value!r}, not of type {_type(possible)}")
+        if "schema" in given:
             given["schema"] = schema_text(given["schema"])
         try:
             entries[name] = kind(**given)
@@ -158,7 +190,23 @@ def _entries(path: Path, found: Mapping[str, Any], section: str, kind: type[T]) 
             raise PipelineError(f"{path}: [{section}.{name}]: {error}") from None
         if isinstance(entry := entries[name], TopicSource):
             entry.value_format  # noqa: B018
+            if entry.rows_a_batch is not None and not 0 < entry.rows_a_batch < 2**31:
+                raise PipelineError(f"{path}: [{section}.{name}]: rows_a_batch is {entry.rows_a_batch}, not 1 or more")
     return entries
+
+
+def _type(possible: Collection[type]) -> str:
+    return " or ".join(each.__name__ for each in possible if each is not type(None))
+
+
+def _refuse_same(path: Path, project: Project) -> None:
+    """Views of one name would replace each other. A second query that writes the same files would pass over the batches
+    whose numbers the first one has committed."""
+    names = Counter([*project.topics, *project.tables, *project.derived])
+    places = Counter(project.place(each.path) for each in project.derived.values() if each.path is not None)
+    for found, count in (names + places).items():
+        if count > 1:
+            raise PipelineError(f"{path}: {found} is there {count} times: give each a name and a path of its own")
 
 
 def _refuse_unknown(path: Path, place: str, values: Any, known: Any) -> None:

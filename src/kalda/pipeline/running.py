@@ -36,6 +36,8 @@ class Progress:
     """The offsets after the last batch."""
     latest: dict[TopicPartition, int] = field(default_factory=dict)
     """The ends of the logs when the last batch was planned; empty where the source does not report them."""
+    stopped_by: int | None = None
+    """The signal that ended the query; None where it has ended by itself."""
     _last: int = -1
     """The number of the last batch that was counted."""
     _recent: list[tuple[int, float]] = field(default_factory=list)
@@ -87,6 +89,7 @@ def run(
             progress.seconds = time.monotonic() - began
             on_progress(progress)
             if ended:
+                progress.stopped_by = stopped.signal
                 return progress
             if stopped.is_set() or is_done(progress):
                 query.stop()
@@ -106,14 +109,24 @@ def as_dict(report: Any) -> Mapping[str, Any]:
     return found
 
 
+class StopEvent(threading.Event):
+    """Set by a signal, whose number it has."""
+
+    signal: int | None = None
+
+    def set_by(self, number: int, _: object) -> None:
+        self.signal = number
+        self.set()
+
+
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[StopEvent]:
     """An event that Ctrl-C and SIGTERM set, while the block runs; only in the main thread."""
-    stopped = threading.Event()
+    stopped = StopEvent()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, stopped.set_by) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopped
     finally:

@@ -22,8 +22,11 @@ PACKAGES: Final[dict[str, str]] = {
     "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
 }
 """Maven coordinates of what is not part of PySpark."""
-_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?(\S.*)")
-"""The line of each traceback in Spark's text that names the exception, without the name of a class of Kalda's."""
+_RAISED: Final = re.compile(
+    r"(?:Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?|\bkalda\.[\w.]+: )(\S.*)"
+)
+"""What Python raised: the line of each traceback in the text of Spark that names the exception, or what is behind
+the name of a class of Kalda's, without that name."""
 _SCALA: Final = "2.13"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {
@@ -68,7 +71,7 @@ def make_session(
     name: str, needs: Iterable[str] = (), settings: Mapping[str, str] | None = None, master: str | None = None
 ) -> SparkSession:
     """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. Raises `PipelineError`."""
-    from kalda.spark.java import java_advice
+    from kalda.spark.java import ending_java, java_advice
 
     advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
     if advice is not None:
@@ -93,7 +96,8 @@ def make_session(
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
     try:
-        spark: SparkSession = builder.getOrCreate()
+        with ending_java():
+            spark: SparkSession = builder.getOrCreate()
     except Exception as error:
         if not needed:
             raise

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
-from kalda.pipeline.lake import locked, replace_text
+from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.load import SOURCE, from_json, to_json
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Ends, Topics
@@ -55,18 +55,24 @@ class SnapshotTable:
     """One table. Its directory is made by the first run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._given = os.fspath(path)
         self.path = Path(path).absolute()
-        self._file = self.path / "_kalda" / "snapshot.json"
+        self._file = self.path / OWN / "snapshot.json"
 
     def state(self) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        return found
+        """What the last run has made; None before the first. Raises `PipelineError` where it is damaged."""
+        return read_state(
+            self._file, {"topic": str, "topic_id": str, "version": int, "offsets": dict, "read_ms": int, "keys": int}
+        )
+
+    def check(self) -> None:
+        """Raises `PipelineError` where the directory cannot be a table of a snapshot."""
+        check_directory(self._given, self._file, "snapshot")
 
     def locked(self) -> AbstractContextManager[None]:
-        """Held while a version is made. Raises `PipelineError` where another process holds it."""
+        """Held while a version is made. Raises `PipelineError` where another process holds it, or the directory cannot
+        be a table."""
+        self.check()
         return locked(
             self._file.with_name("lock"), f"{self.path}: another process is bringing it up to date; wait for its end"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.chart import Line, Panel
-from kalda.pipeline.checkpoints import Batch, Checkpoint
+from kalda.pipeline.checkpoints import Batch, Checkpoint, milliseconds
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import from_json
 from kalda.pipeline.project import read_project
@@ -19,6 +19,8 @@ from kalda.pipeline.snapshot import SnapshotTable
 from kalda.pipeline.topics import Topics
 
 RECENT_S = 60.0
+_TIMEOUT_MS = "15000"
+"""After which a cluster that does not answer is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> li
     source where the pipeline does not name its cluster. Raises `PipelineError`."""
     if path.suffix == ".toml":
         project = read_project(path)
-        wanted = [name for name, each in project.derived.items() if each.topic or each.path]
+        wanted = [name for name in project.derived if project.is_written(name)]
         return [_of_checkpoint(name, "derive", project.checkpoint(name), project.options, asks) for name in wanted]
     lake, table = Lake(path), SnapshotTable(path)
     settings = lake.settings()
@@ -70,7 +72,7 @@ def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> li
         return [_with(found, state, str(lake.path))]
     if (taken := table.state()) is not None:
         done = from_json(taken["offsets"])
-        batch = BatchStatus(taken["version"], taken["read_ms"], 0, None)
+        batch = BatchStatus(taken["version"], milliseconds(taken["read_ms"]), 0, None)
         return [Status(path.name, "snapshot", "stopped", done, _lag(done, options, asks), (batch,), str(path), options)]
     if (path / "offsets").is_dir():
         return [_of_checkpoint(path.name, "query", path, options, asks)]
@@ -108,7 +110,7 @@ def _batch(before: Batch | None, batch: Batch) -> BatchStatus:
 def _lag(done: Mapping[TopicPartition, int], options: Mapping[str, str], asks: bool) -> int | None:
     if not asks or not done or not options.get("kafka.bootstrap.servers"):
         return None
-    with Topics(options) as topics:
+    with Topics({"kafka.default.api.timeout.ms": _TIMEOUT_MS, **options}) as topics:
         ends = topics.ends({partition.topic for partition in done})
     return sum(max(0, each.end - max(done.get(partition, 0), each.start)) for partition, each in ends.items())
 

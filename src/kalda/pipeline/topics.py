@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
@@ -13,6 +13,9 @@ from kalda.client.admin.configs import Resource
 from kalda.client.admin_client import Admin
 from kalda.pipeline.session import PipelineError
 from kalda.protocol.messages.fetch import OffsetSpec
+
+_NAMED: Final = 5
+"""How many topics or partitions an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,17 @@ class Topics:
         """`options` of the source: those that begin with `kafka.` are the client's."""
         config = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
         names = ("bootstrap.servers", "client.id", "request.timeout.ms", "default.api.timeout.ms")
-        self._admin = Admin(
-            {
-                name: value
-                for name, value in config.items()
-                if name in names or name.startswith(("security.", "sasl.", "ssl."))
-            }
-        )
+        self._servers = config.get("bootstrap.servers", "")
+        try:
+            self._admin = Admin(
+                {
+                    name: value
+                    for name, value in config.items()
+                    if name in names or name.startswith(("security.", "sasl.", "ssl."))
+                }
+            )
+        except ValueError as error:
+            raise PipelineError(str(error)) from error
 
     def __enter__(self) -> Topics:
         return self
@@ -47,7 +54,7 @@ class Topics:
     def partitions(self, topics: Collection[str]) -> list[TopicPartition]:
         """All partitions of the topics. Raises `PipelineError` where there is no such topic."""
         outcomes = self._admin.describe_topics(topics)
-        _refuse(outcomes.errors)
+        self._refuse(outcomes.errors)
         return [
             TopicPartition(name, one.partition)
             for name, topic in outcomes.succeeded.items()
@@ -63,7 +70,7 @@ class Topics:
     def offsets_at(self, partitions: Collection[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """In each partition the first record at or after a time, -1 where all are older; or one of `OffsetSpec`."""
         outcomes = self._admin.list_offsets(dict.fromkeys(partitions, int(timestamp_ms)))
-        _refuse(outcomes.errors)
+        self._refuse(outcomes.errors)
         return {partition: found.offset for partition, found in outcomes.succeeded.items()}
 
     def config(self, topic: str, name: str) -> str | None:
@@ -76,7 +83,11 @@ class Topics:
         """The topic's id: another one where a topic was deleted and made again."""
         return self._admin.describe_topics([topic]).value(topic).topic_id.hex()
 
-
-def _refuse(errors: Mapping[Any, ApiError]) -> None:
-    if errors:
-        raise PipelineError("; ".join(f"{item}: {error.message or error.code.name}" for item, error in errors.items()))
+    def _refuse(self, errors: Mapping[Any, ApiError]) -> None:
+        texts = [
+            text if str(item) in (text := error.message or error.code.name) else f"{item}: {text}"
+            for item, error in errors.items()
+        ]
+        if texts:
+            more = f", and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+            raise PipelineError(f"brokers at {self._servers}: {'; '.join(texts[:_NAMED])}{more}")

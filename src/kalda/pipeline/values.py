@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from kalda.pipeline.files import read_text
 from kalda.pipeline.session import PipelineError, first_line
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def schema_text(given: str | None) -> str | None:
         path = Path(given.strip())
         if not path.exists():
             raise PipelineError(f"schema {given}: there is no such file")
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path).strip()
     return given
 
 

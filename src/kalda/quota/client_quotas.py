@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
+from kalda.base.samples import FreeUse
 from kalda.base.stats import Avg, MetricConfig, Quota, Rate
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.decisions import Decision, throttle_ms
@@ -25,6 +26,7 @@ SENSOR_LIFETIME_MS: Final = 3_600_000
 IDLE_MS: Final = 600_000
 """After so long without a record a sensor keeps neither samples, which count no more then, nor decisions."""
 UNLIMITED: Final = float(2**63 - 1)
+_LARGEST: Final = 2**63 - 1
 MAX_SENSORS: Final = 100_000
 MAX_NAME_BYTES: Final = 64 * 1024 * 1024
 """Of all tags of one quota, and of the cache of clients."""
@@ -66,22 +68,21 @@ class Pauses:
         """When a throttled request was logged last."""
 
 
-class ClientSensors:
-    """What the clients with the same tags have used."""
+class ClientSensors(FreeUse):
+    """What the clients with the same tags have used, and what of their quota is free now."""
 
-    __slots__ = ("last_ms", "limit", "metric", "name", "pauses", "requests")
+    __slots__ = ("limit", "metric", "most_at_once", "name", "pauses")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
+        super().__init__(now_ms)
         self.name = tags
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
+        self.most_at_once = _LARGEST
+        """What a client that has used nothing may use at once without a pause. An integer, which Fetch compares."""
         self.pauses: Pauses | None = None
         """None until there is one."""
-        self.requests = 0
-        """Recorded so far."""
-        self.last_ms = now_ms
-        """The time of the last record."""
 
     @property
     def tags(self) -> tuple[tuple[str, str], ...]:
@@ -90,6 +91,7 @@ class ClientSensors:
 
     def release_memory(self, now_ms: int) -> None:
         """Keep what the next record needs: no more, of clients that are idle."""
+        self.withdraw()
         self.metric.release_memory(now_ms)
         self.pauses = None
 
@@ -110,7 +112,9 @@ class ClientSensors:
     def set_limit(self, limit: float, config: MetricConfig) -> None:
         """Another limit; what was used stays. `config` has it as its quota."""
         self.limit = limit
+        self.most_at_once = int(min(_at_once(limit, config), _LARGEST))
         self.metric.config = config
+        self.withdraw()
 
 
 class ClientQuotas:
@@ -226,10 +230,12 @@ class ClientQuotas:
 
     def record_of(self, sensors: ClientSensors, value: float, now_ms: int) -> int:
         """`record`, for the client of these sensors."""
+        if sensors.take(value, now_ms):
+            return 0
         metric, limit = sensors.metric, sensors.limit
         sensors.last_ms = now_ms
         sensors.requests += 1
-        if metric.record_freely(value, now_ms) or metric.record_within(value, now_ms):
+        if metric.record_within(value, now_ms, sensors):
             return 0
         observed, window_ms, pause_ms = throttle_ms(metric, limit, now_ms)
         if self.max_throttle_ms is not None and pause_ms > self.max_throttle_ms:
@@ -247,9 +253,7 @@ class ClientQuotas:
     def max_value(self, principal: str, client_id: str, now_ms: int) -> float:
         """What a client that has used nothing may use at once without a pause."""
         limit = self.sensors_of(principal, client_id, now_ms).limit
-        if limit == UNLIMITED:
-            return UNLIMITED
-        return limit * (self.config.samples - 1) * (self.config.window_ms / 1000)
+        return UNLIMITED if limit == UNLIMITED else _at_once(limit, self.config)
 
     def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
         """A client pauses for this quota: count it in the mean throttle time."""
@@ -336,6 +340,11 @@ class RequestQuotas(ClientQuotas):
         self.max_throttle_ms = config.window_ms
         self.exempt = Rate(config)
         """The time of requests that no quota counts: those between nodes. Never removed."""
+
+
+def _at_once(limit: float, config: MetricConfig) -> float:
+    """What `limit` allows in all windows but one: with more, the rate would exceed it."""
+    return limit * (config.samples - 1) * (config.window_ms / 1000)
 
 
 def _metric_tags(user: str, client_id: str) -> MetricTags:

@@ -118,16 +118,20 @@ def read_key_store(kind: str, content: bytes, password: str | None, key_password
 
 
 def read_trust_store(kind: str, content: bytes, password: str | None) -> tuple[str, ...]:
-    """The trusted certificates in a store of `ssl.truststore.type` `kind`, in PEM. Raises `BadStore`."""
+    """The trusted certificates in a store of `ssl.truststore.type` `kind`, in PEM. As in Java, the certificate of a key
+    is one of them. Raises `BadStore`."""
     kind = kind.upper()
     if kind == "PEM":
         certificates = pem_blocks(_text(content))[1]
     else:
         _require_java(kind)
         if content.startswith(_JKS_MAGIC):
-            certificates = tuple(pem_of("CERTIFICATE", each) for each in _jks_entries(content, password)[1])
+            keys, trusted = _jks_entries(content, password)
+            owners = [chain[0] for _, chain in keys if chain]
+            certificates = tuple(pem_of("CERTIFICATE", each) for each in (*owners, *trusted))
         else:
-            certificates = _pkcs12(content, password)[1]
+            material, others = _pkcs12(content, password)
+            certificates = others if material is None else material.certificates
     if not certificates:
         raise BadStore("trust store: it contains no certificate")
     return certificates

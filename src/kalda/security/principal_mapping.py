@@ -2,19 +2,24 @@
 
     RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L,RULE:^CN=(.*?)$/$1/,DEFAULT
 
-Rules are tried in order; the first whose pattern matches the whole distinguished name decides. `L` and `U` change the
-case of the result; `DEFAULT` is the distinguished name itself.
+Rules are tried in order; the first whose pattern matches the whole distinguished name decides. As in Kafka, each match
+of its pattern within the name is then replaced, as Java's `String.replaceAll` does it. `L` and `U` change the case of
+the result; `DEFAULT` is the distinguished name itself.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, NoReturn
 
 _RULE = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
 _SPLITTER = re.compile(r"\s*(" + _RULE + r")\s*(,\s*|$)")
 _PARSER = re.compile(_RULE)
-_REFERENCE = re.compile(r"\\(.)|\$(\d)", re.DOTALL)
+_NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z])")
+"""How a pattern of Java gives a group a name."""
+_DIGITS = tuple("0123456789")
+_REFERENCE = re.compile(r"\$(\d+)", re.ASCII)
 
 
 class NoMatchingRule(ValueError):
@@ -28,21 +33,59 @@ class _Rule(NamedTuple):
     case: str
 
     def apply(self, name: str) -> str | None:
+        """The name that the rule makes of a distinguished name; None where it is for others. Raises `ValueError` for a
+        replacement that Java cannot read."""
         if self.pattern is None:
             return name
-        found = self.pattern.fullmatch(name)
-        if found is None:
+        if self.pattern.fullmatch(name) is None:
             return None
-
-        def text_of(reference: re.Match[str]) -> str:
-            if reference[1] is not None:
-                return reference[1]
-            number = int(reference[2])
-            # Kafka escapes references to groups that the pattern lacks.
-            return (found[number] or "") if number <= len(found.groups()) else reference[0]
-
-        result = _REFERENCE.sub(text_of, self.replacement)
+        result = self.pattern.sub(partial(_replaced, self.replacement), name)
         return result.lower() if self.case == "L" else result.upper() if self.case == "U" else result
+
+
+def _replaced(replacement: str, found: re.Match[str]) -> str:
+    """What replaces a match: `\\x` stands for x, `$12` for the group of that number, or of as many of its digits as
+    there are groups, `${name}` for a group with a name. Raises `ValueError`."""
+    parts = []
+    at, groups = 0, len(found.groups())
+    while at < len(replacement):
+        character = replacement[at]
+        at += 1
+        if character == "\\":
+            parts.append(replacement[at : at + 1] or _unreadable(replacement))
+            at += 1
+        elif character != "$":
+            parts.append(character)
+        elif replacement[at : at + 1] == "{":
+            end = replacement.find("}", at)
+            name = replacement[at + 1 : end]
+            parts.append(found[name] or "" if name in found.re.groupindex else _unreadable(replacement))
+            at = end + 1
+        else:
+            start = at
+            while replacement[at : at + 1] in _DIGITS and (at == start or int(replacement[start : at + 1]) <= groups):
+                at += 1
+            if at == start or int(replacement[start:at]) > groups:
+                _unreadable(replacement)
+            parts.append(found[int(replacement[start:at])] or "")
+    return "".join(parts)
+
+
+def _unreadable(replacement: str) -> NoReturn:
+    raise ValueError(f"ssl.principal.mapping.rules: the replacement {replacement} has a reference to no group")
+
+
+def _escaped(replacement: str, groups: int) -> str:
+    """With the references to groups that the pattern lacks as plain text. As in Kafka, not where it has no group, and
+    only the first of several is escaped at its place."""
+    value = replacement
+    for found in _REFERENCE.finditer(replacement) if groups else ():
+        index = int(found[1])
+        while index > groups and index >= 10:
+            index //= 10
+        if index > groups and not found[1].startswith("0"):
+            value = f"{value[: found.start()]}\\{value[found.start() :]}"
+    return value
 
 
 class PrincipalMapping:
@@ -54,7 +97,7 @@ class PrincipalMapping:
         self._rules = [_parse(rule) for rule in _split(rules)]
 
     def name_of(self, distinguished_name: str) -> str:
-        """The name in the principal. Raises `NoMatchingRule`."""
+        """The name in the principal. Raises `NoMatchingRule`, `ValueError`."""
         for rule in self._rules:
             name = rule.apply(distinguished_name)
             if name is not None:
@@ -63,8 +106,7 @@ class PrincipalMapping:
 
 
 def _split(rules: str) -> list[str]:
-    text = (rules or "DEFAULT").strip()
-    return [found[1] for found in _SPLITTER.finditer(text) if found[1]]
+    return [found[1] for found in _SPLITTER.finditer(rules.strip()) if found[1]]
 
 
 def _parse(rule: str) -> _Rule:
@@ -76,6 +118,7 @@ def _parse(rule: str) -> _Rule:
     if found[1] is not None:
         return _Rule(None, "", "")
     try:
-        return _Rule(re.compile(found[2]), found[3], found[4])
+        pattern = re.compile(_NAMED_GROUP.sub("(?P<", found[2]))
+        return _Rule(pattern, _escaped(found[3], pattern.groups), found[4])
     except re.error as error:
         raise ValueError(f"Invalid rule: `{rule}`: {error}") from error

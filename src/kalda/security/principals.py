@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kalda.protocol.caller import ANONYMOUS
-from kalda.security.principal_mapping import NoMatchingRule, PrincipalMapping
+from kalda.security.principal_mapping import PrincipalMapping
 
 if TYPE_CHECKING:
     from kalda.security.kerberos_names import KerberosNames
@@ -62,7 +62,7 @@ class DefaultPrincipalBuilder:
             return ANONYMOUS
         try:
             return f"User:{self._mapping.name_of(context.subject)}"
-        except NoMatchingRule as error:
+        except ValueError as error:
             raise PrincipalFailed(
                 f"Failed to map name for '{context.subject}' based on SSL principal mapping rules."
             ) from error

@@ -205,9 +205,8 @@ class ServerLogin:
                 f"no principal can be made of user {_printable(outcome.authorization_id)}: {error}"
             ) from error
         if before is not None and principal != before.principal:
-            raise SaslFailed(
-                f"Cannot change principals during re-authentication from {before.principal}: {principal}", True
-            )
+            names = (each.replace(":", ".", 1) for each in (before.principal, principal))  # Kafka's text
+            raise SaslFailed(f"Cannot change principals during re-authentication from {': '.join(names)}", True)
         now_ms, max_ms = rules.now_ms(), rules.max_reauth_ms(self.mechanism)
         lifetimes = [outcome.expires_at_ms - now_ms] if outcome.expires_at_ms is not None else []
         lifetimes += [max_ms] if max_ms > 0 else []

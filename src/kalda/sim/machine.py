@@ -81,8 +81,9 @@ class SimHost(Host):
         self._machine = machine
         self._jobs: SimJobs | None = None
 
-    def busy_ns(self) -> int:
-        return self.clock.mono_ms() * 1_000_000
+    @property
+    def busy_ns(self) -> Callable[[], int]:
+        return lambda: self.clock.mono_ms() * 1_000_000
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
         return LoopTimers(loop)

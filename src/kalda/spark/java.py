@@ -1,4 +1,5 @@
-"""The Java that Spark needs: found before a session is made, so that its absence is one clear sentence.
+"""The Java that Spark needs: found before a session is made, so that its absence is one clear sentence, and ended where
+the start of a session is interrupted.
 
 Without Java, PySpark reports that its gateway process has exited.
 """
@@ -10,9 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +43,34 @@ def java_advice() -> str | None:
     return None
 
 
+@contextmanager
+def ending_java() -> Iterator[None]:
+    """Ends the Java process that PySpark starts in the block, where the block is interrupted before PySpark holds a
+    connection to it: that process would run for good, as it waits for nobody."""
+    try:
+        from pyspark import SparkContext, java_gateway
+    except ImportError:  # PySpark's client of Spark Connect alone, which starts no Java
+        yield
+        return
+    popen = vars(java_gateway)["Popen"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **keywords: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **keywords))
+        return started[-1]
+
+    setattr(java_gateway, "Popen", start)  # noqa: B010
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            for process in started:
+                process.kill()
+        raise
+    finally:
+        setattr(java_gateway, "Popen", popen)  # noqa: B010
+
+
 def new_session(app_name: str, master: str | None, settings: Mapping[str, object]) -> SparkSession:
     """See `kalda.spark.session`."""
     try:
@@ -61,6 +91,7 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
     for name, value in settings.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         builder = builder.config(name.replace("_", ".") if name.startswith("spark_") else name, text)
-    spark: SparkSession = builder.getOrCreate()
+    with ending_java():
+        spark: SparkSession = builder.getOrCreate()
     register_in(spark)
     return spark

@@ -291,32 +291,40 @@ def _varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
 
 
 def encode(points: Iterable[DataPoint], resource: Attributes = ()) -> bytes:
-    """One `MetricsData` of one resource and one scope, each data point as a metric of its own."""
-    metrics = b"".join([_message(2, _encoded_metric(point)) for point in points])
+    """One `MetricsData` of one resource and one scope. Data points of the same name, kind and unit are one metric."""
+    metrics: dict[tuple[object, ...], list[DataPoint]] = {}
+    for point in points:
+        identity = (point.name, point.kind, point.unit, point.temporality, point.is_monotonic)
+        metrics.setdefault(identity, []).append(point)
+    encoded = b"".join([_message(2, _encoded_metric(each)) for each in metrics.values()])
     body = _message(1, _encoded_attributes(1, resource)) if resource else b""
-    return _message(1, body + _message(2, metrics))
+    return _message(1, body + _message(2, encoded))
 
 
-def _encoded_metric(point: DataPoint) -> bytes:
+def _encoded_metric(points: Sequence[DataPoint]) -> bytes:
+    first = points[0]
+    body = b"".join([_message(1, _encoded_point(each)) for each in points])
+    if first.kind is not Kind.GAUGE and first.temporality:
+        body += bytes((0x10, first.temporality))
+    if first.kind is Kind.SUM and first.is_monotonic:
+        body += b"\x18\x01"
+    unit = _message(3, first.unit.encode()) if first.unit else b""
+    return _message(1, first.name.encode("utf-8", "replace")) + unit + _message(first.kind, body)
+
+
+def _encoded_point(point: DataPoint) -> bytes:
     times = (
         (b"\x11" + _fixed64.pack(point.start_ns) if point.start_ns else b"") + b"\x19" + _fixed64.pack(point.time_ns)
     )
     if point.kind is Kind.HISTOGRAM:
         counted = b"\x21" + _fixed64.pack(point.value_count or 0) + b"\x29" + _double.pack(point.value)
-        body = _message(1, times + counted + _encoded_attributes(9, point.attributes))
+        return times + counted + _encoded_attributes(9, point.attributes)
+    value = point.value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        packed = b"\x31" + _sfixed64.pack(value)
     else:
-        value = point.value
-        if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-            packed = b"\x31" + _sfixed64.pack(value)
-        else:
-            packed = b"\x21" + _double.pack(value)
-        body = _message(1, times + packed + _encoded_attributes(7, point.attributes))
-    if point.kind is not Kind.GAUGE and point.temporality:
-        body += bytes((0x10, point.temporality))
-    if point.kind is Kind.SUM and point.is_monotonic:
-        body += b"\x18\x01"
-    unit = _message(3, point.unit.encode()) if point.unit else b""
-    return _message(1, point.name.encode("utf-8", "replace")) + unit + _message(point.kind, body)
+        packed = b"\x21" + _double.pack(value)
+    return times + packed + _encoded_attributes(7, point.attributes)
 
 
 def _encoded_attributes(number: int, attributes: Sequence[tuple[str, str]]) -> bytes:

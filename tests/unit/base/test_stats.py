@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kalda.base.samples import FreeUse, Sample
 from kalda.base.stats import (
     Avg,
     CountRate,
@@ -98,18 +99,33 @@ def test_an_empty_bucket_violates_its_quota_only_below_nothing() -> None:
 def test_what_is_recorded_freely_is_within_the_quota(bound: float) -> None:
     """Rates that are measured after each record decide the same, whatever was recorded and undone between."""
     config = MetricConfig(1_000, 11, Quota(bound))
-    fast, slow = Rate(config), Rate(config)
-    freely = 0
+    fast, slow, free = Rate(config), Rate(config), FreeUse(0)
     for number, now_ms in enumerate(range(0, 60_000, 37)):
         value = now_ms % 977
         slow.record(value, now_ms)
-        is_within = fast.record_freely(value, now_ms)
-        freely += is_within
-        assert (is_within or fast.record_within(value, now_ms)) is (slow.measure(now_ms) <= bound), now_ms
+        is_within = free.take(value, now_ms) or fast.record_within(value, now_ms, free)
+        assert is_within is (slow.measure(now_ms) <= bound), now_ms
         if number % 50 == 0:
             for rate in (fast, slow):
                 rate.record(-value, now_ms)
         if number == 700:
             fast.config = slow.config = config._replace(quota=Quota(bound := bound / 2))
+            free.withdraw()
         assert fast.measure(now_ms) == slow.measure(now_ms)
-    assert freely > 500 or bound < 10_000
+    assert free.requests > 500 or bound < 10_000
+
+
+def test_what_is_free_is_taken_by_value_frame_or_buffers() -> None:
+    sample, free = Sample(1_000, 0.0), FreeUse(1_000)
+    assert not free.take(0, 1_000), "nothing is free before the first grant"
+    free.grant(sample, 10.0, 2_000)
+    assert free.take(2.5, 1_001)
+    assert free.take_frame(memoryview(b"four"), 1_002)
+    assert free.take_buffers([b"four", bytearray(b"!")], 2, 1_003)
+    assert (sample.value, sample.last_event_ms, free.requests, free.last_ms) == (9.5, 1_003, 3, 1_003)
+    assert not free.take(0.6, 1_004), "more than is free"
+    assert not free.take_frame(b"", 2_000), "the grant has ended"
+    assert (sample.value, free.requests, free.last_ms) == (9.5, 3, 1_003)
+    assert free.take(0.5, 1_999)
+    free.withdraw()
+    assert not free.take_buffers([], 0, 1_999)

@@ -18,7 +18,7 @@ from kalda.broker.handlers.markers import write_txn_markers_failed
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey

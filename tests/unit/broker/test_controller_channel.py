@@ -23,7 +23,7 @@ from kalda.broker.handlers.forwarded import add_raft_voter_failed, create_topics
 from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey

@@ -22,7 +22,7 @@ from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.forwarded import create_topics_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
 from kalda.broker.rows import Authorization, QuotaClass, Row
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.client import RpcConnection
 from kalda.network.server import Server
 from kalda.protocol.apis import ApiKey

@@ -20,7 +20,7 @@ from kalda.broker.handlers.groups import heartbeat_failed, list_groups_failed
 from kalda.broker.handlers.metadata import metadata_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
 from kalda.broker.rows import Authorization, QuotaClass, Row, on_group
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, AtTurn, Connection
 from kalda.network.server import Server
 from kalda.protocol.access import READ_GROUP

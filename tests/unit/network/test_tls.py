@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kalda.base.file_slice import FileSlice
-from kalda.broker.shell import SystemClock
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.limits import Limits, NodeLimits
 from kalda.network.server import Listener, Server
 from kalda.network.tls import TlsTransport
-from kalda.network.tls_contexts import TlsFailed, client_context, read_stores, server_context
+from kalda.network.tls_contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.certificates import Authority, Issued, encrypted_key
 from kalda.security.distinguished_names import identity_of
 from kalda.security.tls_settings import TlsSettings
@@ -181,6 +181,8 @@ def test_who_does_not_speak_tls_is_closed() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             assert await call(reader, writer, bytes(8)) == bytes(8)
             writer.close()
+        for ended in guard.ended[:2]:
+            assert ended == "the client has sent no TLS handshake: does its security.protocol fit this listener?"
 
     run(work)
 
@@ -306,7 +308,7 @@ def test_stores_in_files_and_encrypted_keys(tmp_path: Path) -> None:
     assert server_context(made, read_stores(made)).verify_mode is ssl.CERT_NONE
     for wrong in ("hush", None):
         bad = TlsSettings.of({**values, "ssl.key.password": wrong}.get)
-        with pytest.raises(TlsFailed) as raised:
+        with pytest.raises(TlsFailed, match=r"ssl\.key\.password is missing or wrong") as raised:
             server_context(bad, read_stores(bad))
         assert str(store) in str(raised.value)
         assert "hush" not in str(raised.value)
@@ -325,6 +327,20 @@ def test_cipher_suites_decide_about_protocols() -> None:
     )
     with pytest.raises(TlsFailed, match=r"ssl.cipher.suites has none of ssl.enabled.protocols=TLSv1.3"):
         server_context(settings(NODE, ssl_cipher_suites=old, ssl_enabled_protocols=("TLSv1.3",)), {})
+
+
+def test_a_certificate_is_trusted_without_its_issuer() -> None:
+    """As in Java: a trust store may have the certificate of the node alone."""
+    server = server_context(settings(NODE), {})
+    alone = client_context(settings(None, ssl_truststore_certificates=NODE.certificate), {})
+    assert handshake_failure(alone, server) is None
+    other = client_context(settings(None, ssl_truststore_certificates=CLIENT.certificate), {})
+    assert "a handshake with the stores in use fails" in str(handshake_failure(other, server))
+
+
+def test_a_certificate_of_another_key_is_refused() -> None:
+    with pytest.raises(TlsFailed, match="the first certificate of the key store is not that of its private key"):
+        server_context(settings(NODE._replace(certificate=CLIENT.certificate)), {})
 
 
 def test_a_listener_needs_a_key() -> None:

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kalda.base.ids import TopicPartition
+from kalda.cli.commands import cli
 from kalda.pipeline.chart import Line, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.derive import alone, make_views
 from kalda.pipeline.lake import Lake
-from kalda.pipeline.load import parse_time_ms
+from kalda.pipeline.load import from_json, parse_time_ms
 from kalda.pipeline.project import read_project
 from kalda.pipeline.running import Progress
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.snapshot import SnapshotTable
 from kalda.pipeline.status import statuses
+from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import ValueFormat, schema_text
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -72,6 +75,73 @@ def test_a_lake_has_the_files_of_the_last_entry_and_removes_others(tmp_path: Pat
     assert [file.path for file in lake.files()] == [paths[0], paths[2]]
     assert lake.remove_uncommitted() == 1
     assert [path.exists() for path in paths] == [True, False, True]
+    moved = Lake(tmp_path.rename(tmp_path.with_name("moved")))
+    with pytest.raises(PipelineError, match=r"moved was moved: its list of files has .*part-0.parquet"):
+        moved.remove_uncommitted()
+    assert len(list(moved.path.rglob("*.parquet"))) == 2
+
+
+def test_a_directory_with_the_files_of_others_becomes_no_lake(tmp_path: Path) -> None:
+    """Parquet files of the same layout would be deleted as files of a batch that was not committed."""
+    theirs = tmp_path / "table=x" / "1.parquet"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"x")
+    for one in (Lake(tmp_path), SnapshotTable(tmp_path)):
+        with pytest.raises(PipelineError, match=r"is not empty, and no (lake|snapshot)"), one.locked():
+            pass
+    assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
+    lake = Lake(tmp_path / "new")
+    with lake.locked():
+        lake.write_settings({"topics": [], "format": "parquet", "value": "bytes"})
+    with pytest.raises(PipelineError, match="is not empty, and no snapshot"), SnapshotTable(lake.path).locked():
+        pass
+    with lake.locked():
+        pass
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/lake", "", "a*", "a{b,c}", "a\nb"])
+def test_a_path_that_is_no_directory_or_a_pattern_is_refused(path: str) -> None:
+    for one in (Lake(path), SnapshotTable(path)):
+        with pytest.raises(PipelineError, match=r"not a URI|has no name|has none of"):
+            one.check()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("_kalda/load.json", "{"),
+        ("_kalda/load.json", "[]"),
+        ("_kalda/load.json", "[" * 100_000),
+        ("_kalda/load.json", '{"topics": "x"}'),
+        ("_kalda/snapshot.json", '{"topic": 5}'),
+        ("_kalda/load.json", "\udcff"),
+    ],
+)
+def test_a_damaged_state_is_one_sentence(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / "_kalda").mkdir()
+    (tmp_path / file).write_text(text, errors="surrogateescape")
+    with pytest.raises(PipelineError, match=r"is damaged|is not a text"):
+        statuses(tmp_path, {}, asks=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "records"),
+    [
+        (b"\xff", None),
+        (b'v1\n{"batchTimestampMs": "x"}\n{"a": {"0": 5}}', 5),
+        (b'v1\n{"batchTimestampMs": 99999999999999999}\n{"a": {"0": 5, "\xc2\xb2": 5}}', 5),
+        (b'v1\n{"batchTimestampMs": null}\n' + b"[" * 100_000, 0),
+    ],
+)
+def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_read(
+    tmp_path: Path, lines: bytes, records: int | None
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_bytes(lines)
+    (tmp_path / "offsets" / "\u00b2").write_bytes(b"")
+    (tmp_path / "commits").write_bytes(b"")
+    result = CliRunner().invoke(cli, ["pipeline", "status", str(tmp_path), "--json"])
+    assert (result.exit_code, json.loads(result.output)[0]["records in it"]) == (0, records)
 
 
 def test_one_process_loads_a_lake(tmp_path: Path) -> None:
@@ -95,6 +165,11 @@ def test_one_process_writes_a_derived_table(tmp_path: Path) -> None:
         with pytest.raises(PipelineError, match=r"\[derived.a\]: another process is running it"), alone(both):
             pass
     with pytest.raises(PipelineError, match="nothing of the project is named c: a, b"), alone(both, ["c"]):
+        pass
+    with alone(both, ["a", "a"]):
+        pass
+    view = read_project(project(tmp_path, '[derived.v]\nsql = "SELECT 1"\n'))
+    with pytest.raises(PipelineError, match=r"\[derived.v\] has neither topic nor path"), alone(view):
         pass
 
 
@@ -133,10 +208,24 @@ def test_a_report_is_counted_once() -> None:
         ("1769817600000", 1_769_817_600_000),
         ("yesterday", None),
         ("2026-02-30", None),
+        ("\u00b2", None),
+        ("9" * 30, None),
     ],
 )
 def test_times(text: str, expected: int | None) -> None:
     assert parse_time_ms(text) == expected
+
+
+@pytest.mark.parametrize("offsets", [{}, {"a": 5}, {"a": {"x": 5}}, {"a": {"0": -3}}, {"a": {"0": 2**63}}, [1]])
+def test_offsets_that_are_none(offsets: Any) -> None:
+    with pytest.raises(PipelineError, match="are expected"):
+        from_json(offsets)
+
+
+def test_brokers_that_are_no_addresses_are_one_sentence() -> None:
+    for servers in (":", "h:99999", "\x1b:1"):
+        with pytest.raises(PipelineError, match="HOST:PORT is expected"):
+            Topics({"kafka.bootstrap.servers": servers})
 
 
 def project(home: Path, text: str) -> Path:
@@ -181,6 +270,23 @@ def test_a_project_file(tmp_path: Path) -> None:
         ('schema = "kind string"', "", "value format json needs a schema"),
         ('"kafka.bootstrap.servers" = "localhost:1"', "", "lacks kafka.bootstrap.servers"),
         ("[topics.events]", "[topics.events", r"hosts.toml: "),
+        ("[topics.events]", "[topics.events]\nrows_a_batch = 0", "rows_a_batch is 0"),
+        ("[topics.events]", "[topics.windows]", "windows is there 2 times"),
+        (
+            "[derived.windows]",
+            '[derived.x]\nsql="s"\npath="p"\n[derived.y]\nsql="s"\npath="p"\n[derived.windows]',
+            "p is",
+        ),
+        ("[derived.windows]", '[derived."../../windows"]', r"\.\./windows.*letters of ASCII"),
+        ('key = "kind"', "key = 5", r"\[derived.windows\]: key is 5, not of type str"),
+        ('key = "kind"', 'exactly_once = "false"', "exactly_once is 'false', not of type bool"),
+        ('schema = "kind string"', "schema = [1]", r"schema is \[1\]"),
+        ("[options]", "checkpoints = 5\n[options]", "checkpoints is 5"),
+        ("[options]", "tables = 5\n[options]", r"tables is 5; tables \[tables.NAME\]"),
+        ('[options]\n"', 'options = 5\n[topics.x]\n"', r"\[options\] is a table"),
+        ('"kafka.bootstrap.servers"', "kafka.bootstrap.servers", "write names with dots in quotes"),
+        ("[options]", "x = " + "[" * 10_000, "nested too deeply"),
+        ("[options]", "#" + "x" * (1 << 20) + "\n[options]", "has more than 1048576 bytes"),
     ],
 )
 def test_a_wrong_project_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
@@ -200,9 +306,9 @@ def test_value_formats_name_what_they_lack(tmp_path: Path) -> None:
 
 
 def test_a_chart_is_a_png_or_one_html_file(tmp_path: Path) -> None:
-    lines = [Line("<a>", [0, 1, 2], [1, 3, 2]), Line("b", [0, 1, 2], [0, 0, 5])]
+    lines = [Line("<a>", [0, 1, 2], [1, 3, 2]), Line("$x_{b$\x1b", [0, 1, 2], [0, 0, 5])]
     panels = [Panel("one", "records", lines, stacked=True), Panel("two", "seconds", lines)]
-    save_chart(tmp_path / "c.png", "title", panels)
+    save_chart(tmp_path / "c.png", "$\\title$", panels)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     save_chart(tmp_path / "c.html", "t & t", panels, (("name",), [["<script>"]]))
     text = (tmp_path / "c.html").read_text()

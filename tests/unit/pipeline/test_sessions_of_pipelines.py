@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 
-from kalda.cli.pipeline import pipeline
+from kalda.cli.commands import cli
+from kalda.cli.pipeline import log_without_py4j, pipeline
 from kalda.pipeline import session
+from kalda.pipeline.compact import Compacted
+from kalda.pipeline.load import Loaded
+from kalda.pipeline.running import run
 from kalda.pipeline.session import batch_limit, first_line, packages_of
 
 
@@ -51,6 +61,85 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_ctrl_c_while_spark_starts_ends_as_in_other_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "make_session", interrupt)
+    for command in (["load", "t", "--to", str(tmp_path / "lake")], ["replay", "x", "--to", "t", "--name", "n"]):
+        result = CliRunner().invoke(cli, ["pipeline", *command])
+        assert (result.exit_code, result.output) == (130, "Interrupted.\n")
+
+
+def test_an_interrupted_call_of_java_is_no_stack_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_without_py4j()
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        logging.exception("KeyboardInterrupt while sending command.")
+    logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
+    logging.getLogger("kalda.client").warning("said")
+    assert capsys.readouterr().err == "said\n"
+
+
+def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Builder:
+        """Of a session: is interrupted when Java has been started, and before it has answered."""
+
+        def appName(self, _: str) -> Builder:  # noqa: N802
+            return self
+
+        def master(self, _: str) -> Builder:
+            return self
+
+        def config(self, *_: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            started.append(pyspark.java_gateway.Popen(["sleep", "600"]))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
+    monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
+    with pytest.raises(KeyboardInterrupt):
+        session.make_session("pipeline")
+    assert started[0].wait(60) == -signal.SIGKILL
+    assert pyspark.java_gateway.Popen is subprocess.Popen
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 0)])
+def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int | None, code: int
+) -> None:
+    class Query:
+        """Of Spark: ends when it is stopped, or by itself."""
+
+        recentProgress = ()  # noqa: N815
+
+        def awaitTermination(self, _: float) -> bool:  # noqa: N802
+            if number is not None and not self.stopped:
+                signal.raise_signal(number)
+            return self.stopped or number is None
+
+        stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    monkeypatch.setattr(session, "make_session", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: Loaded(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
+    arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake")]
+    assert CliRunner().invoke(cli, arguments).exit_code == code
+    assert CliRunner().invoke(cli, [*arguments, "--follow"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -63,6 +152,7 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
             "PRODUCER_FENCED: a newer producer",
         ),
         ("[STREAM_FAILED] it failed\n=== Streaming Query ===\n", "[STREAM_FAILED] it failed"),
+        ("[X] Failed to create it: kalda.spark.options.OptionError: option a = '1': no\n\tat x", "option a = '1': no"),
     ],
 )
 def test_what_an_exception_of_spark_says(text: str, said: str) -> None:

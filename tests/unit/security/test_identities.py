@@ -14,7 +14,7 @@ from kalda.security.distinguished_names import BadCertificate, identity_of
 from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_file, parse_jaas
 from kalda.security.keystores import BadStore, der_of, pem_blocks, read_key_store, read_trust_store
 from kalda.security.principal_mapping import NoMatchingRule, PrincipalMapping
-from kalda.security.principals import AuthenticationContext, DefaultPrincipalBuilder
+from kalda.security.principals import AuthenticationContext, DefaultPrincipalBuilder, PrincipalFailed
 
 STORES = Path(__file__).parents[2] / "golden" / "keystores"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -71,6 +71,12 @@ def test_what_is_no_certificate_is_refused(authority: Authority) -> None:
         ("RULE:^cn=(.*?)$/$1/U,RULE:^.*$/other/", "cn=me", "ME"),
         ("RULE:^x$/y/,DEFAULT", "CN=a", "CN=a"),
         ("RULE:^CN=([^,]+).*$/a\\/$1/", "CN=q,O=z", "a/q"),
+        # What Kafka's SslPrincipalMapper has made of these:
+        ("RULE:CN=(.*?)(,.*)?/$1/", "CN=q,O=z", "q,O=z"),
+        ("RULE:.*/all/", "CN=q", "allall"),
+        ("RULE:CN=(.*)/$11$2/", "CN=q", "q1$2"),
+        ("RULE:CN=(?<own>.*)/${own}$11\\\\/", "CN=q", "qq1\\"),
+        ("RULE:CN=(.*)/$1$0/", "CN=q", "qCN=q"),
     ],
 )
 def test_mapping_rules(rules: str, name: str, found: str) -> None:
@@ -80,6 +86,14 @@ def test_mapping_rules(rules: str, name: str, found: str) -> None:
 def test_a_name_without_a_rule_has_no_principal() -> None:
     with pytest.raises(NoMatchingRule, match=r"No rules apply to CN=a, rules RULE:\^b\$/c/"):
         PrincipalMapping("RULE:^b$/c/").name_of("CN=a")
+
+
+def test_a_name_has_no_principal_where_a_rule_has_no_such_group_or_there_is_no_rule() -> None:
+    for rules in ("RULE:.*/$1/", "RULE:CN=(.*)/$x/", "RULE:CN=(.*)/${x}/", ""):
+        with pytest.raises(PrincipalFailed, match="Failed to map name for 'CN=a'"):
+            DefaultPrincipalBuilder(PrincipalMapping(rules)).build(
+                AuthenticationContext("SSL", "L", "10.0.0.1", "CN=a")
+            )
 
 
 @pytest.mark.parametrize("rules", ["deault", "RULE:CN=(.*?)/$1", "RULE:^(/x/", "DEFAULT,oops"])
@@ -113,6 +127,8 @@ def test_login_lines() -> None:
     [
         ("", "Login module not specified"),
         (f"{PLAIN_MODULE};", "control flag"),
+        ("hush required;", "a login module, package.Class, is expected first"),
+        ("= required;", "a login module, package.Class, is expected first"),
         (f"{PLAIN_MODULE} maybe a=b;", "control flag"),
         (f"{PLAIN_MODULE} required username=a", "not terminated by semi-colon"),
         (f"{PLAIN_MODULE} required username;", "Value not specified"),
@@ -140,6 +156,11 @@ JAAS_FILE = """
 };
 inner.KafkaServer { org.apache.kafka.common.security.plain.PlainLoginModule required user_b="hush"; };
 Client { org.example.Other required; };
+many.KafkaServer {
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_a="hush" username="a";
+  org.apache.kafka.common.security.scram.ScramLoginModule required username="s";
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_a="no" user_b="hush" password="hush";
+};
 """
 
 
@@ -156,6 +177,9 @@ def test_sections_of_a_jaas_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_entry(server_sections("OUTER"), "GSSAPI") is not None
     assert find_entry(server_sections("INNER"), "GSSAPI") is None
     assert find_entry(("KafkaClient",), "PLAIN") is None
+    many = find_entry(server_sections("MANY"), "PLAIN")
+    assert many is not None
+    assert many.options == {"user_a": "hush", "user_b": "hush", "username": "a", "password": "hush"}
     with pytest.raises(BadJaas, match=r"org.example.Other is not allowed"):
         find_entry(("Client",), "PLAIN")
 
@@ -196,6 +220,12 @@ def test_key_stores_of_javas_keytool(name: str, password: str, key_password: str
 def test_trust_stores_of_javas_keytool(name: str) -> None:
     (found,) = read_trust_store("JKS", (STORES / name).read_bytes(), "changeit")
     assert identity_of(der_of(found)).subject == "CN=Kalda test CA"
+
+
+@pytest.mark.parametrize(("name", "password"), [("key.jks", "changeit"), ("key.p12", "secret")])
+def test_the_certificate_of_a_key_is_trusted_where_its_store_is_a_trust_store(name: str, password: str) -> None:
+    trusted = read_trust_store("JKS", (STORES / name).read_bytes(), password)
+    assert identity_of(der_of(trusted[0])).subject.startswith("CN=alice")
 
 
 def test_stores_that_cannot_be_read() -> None:

@@ -244,7 +244,7 @@ def test_a_renewal_changes_neither_principal_nor_mechanism() -> None:
     before = run(plain(), ServerLogin(rules())).end
     assert isinstance(before, Authenticated)
     assert isinstance(run(plain(), ServerLogin(rules(), before)).end, Authenticated)
-    with pytest.raises(ApiError, match="Cannot change principals during re-authentication from User:alice: User:eve"):
+    with pytest.raises(ApiError, match=r"principals during re-authentication from User\.alice: User\.eve"):
         run(plain(), ServerLogin(rules(principal="User:eve"), before))
     other = ServerLogin(rules(), before)
     answer = answered(other, other.on_frame(handshake(SCRAM)))

@@ -35,6 +35,14 @@ def test_what_is_encoded_is_decoded() -> None:
     assert decode(encode(points, resource)) == [each._replace(resource=resource) for each in points]
 
 
+def test_data_points_of_the_same_metric_are_one_metric() -> None:
+    """A collector may refuse a metric that comes twice in one message."""
+    other = GAUGE._replace(attributes=(("node.id", "2"),))
+    message = encode([GAUGE, SUM, other])
+    assert message.count(GAUGE.name.encode()) == 1
+    assert decode(message) == [GAUGE, other, SUM]
+
+
 def expect_points_or_refusal(message: bytes) -> None:
     """What is decoded is within all bounds, and means the same when it is encoded again."""
     try:

@@ -178,7 +178,8 @@ def list_offsets(
                     yield partition, FoundOffset(each.offset, each.timestamp, each.leader_epoch)
 
     found = yield from per_item(known, lambda one: Target(Kind.BROKER, known[one]), build, read, retries=False)
-    rest = yield from per_item([one for one in times if one not in found.succeeded], leader_of, build, read)
+    succeeded = found.succeeded
+    rest = yield from per_item([one for one in times if one not in succeeded], leader_of, build, read)
     found.update(rest)
     return found
 

@@ -11,6 +11,10 @@ partition was added. "Retry" and "current" are the epoch of the request; "bump" 
     Empty           fenced          bump             fenced          invalid state
     CompleteAbort   success         bump             invalid state   invalid state
     CompleteCommit  invalid state   bump             success         invalid state
+
+While the markers of the transaction are being written, every request is answered with CONCURRENT_TRANSACTIONS, as by
+Apache Kafka: the answer to EndTxn has given the client its next epoch, or its next producer id, with which it may abort
+the next transaction before its first partition is added.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ def _refuse_version_2(
     metadata: TransactionMetadata, producer_id: int, epoch: int, *, committed: bool
 ) -> ErrorCode | None:
     state = metadata.state
+    if state.is_prepared:
+        # Before the producer is checked: its client may have the id that is current when the markers are written.
+        return ErrorCode.CONCURRENT_TRANSACTIONS
     is_current = epoch == metadata.producer_epoch
     retries_rotation = (
         metadata.previous_producer_id == producer_id != metadata.producer_id
@@ -55,17 +62,14 @@ def _refuse_version_2(
     is_retry = retries_rotation or (producer_id == metadata.producer_id and epoch + 1 == metadata.producer_epoch)
     if producer_id != metadata.producer_id and not retries_rotation:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    if state.is_prepared:
-        return ErrorCode.CONCURRENT_TRANSACTIONS if is_retry else ErrorCode.PRODUCER_FENCED
     if not is_current and not (state.is_complete and is_retry):
         return ErrorCode.PRODUCER_FENCED
     if state is _S.ONGOING:
-        return None
+        # A commit needs an epoch for its bump. Apache Kafka fails with this error too.
+        return ErrorCode.UNKNOWN_SERVER_ERROR if committed and epoch == MAX_EPOCH else None
     if is_retry:
         return ErrorCode.NONE if state is _complete(committed=committed) else ErrorCode.INVALID_TXN_STATE
-    if committed:
-        return ErrorCode.INVALID_TXN_STATE
-    return ErrorCode.PRODUCER_FENCED if epoch == MAX_EPOCH else None
+    return ErrorCode.INVALID_TXN_STATE if committed else None
 
 
 def _complete(*, committed: bool) -> TransactionState:

@@ -2,12 +2,12 @@
 
 A `TransactionMetadata` is a value. A transition makes the next value and checks that the new state may follow the old
 one; a transition that may not is a fault of this program, and an assertion. Whether a client may demand a transition is
-decided before, by `initializing`, `adding` and `ending`.
+decided before, by `initializing` and `ending`.
 
-Invariants: `partitions` is empty in the states Empty, CompleteCommit and CompleteAbort. `producer_epoch` is below
-`MAX_EPOCH` unless the state is a prepared one, or, before version 2, an abort that fenced the last usable epoch; so
-there is always an epoch left by which a producer can be fenced. `next_producer_id` is set only in prepared states of
-version 2.
+Invariants: `partitions` is empty in the states Empty, CompleteCommit and CompleteAbort. `next_producer_id` is set only
+in prepared states of version 2. This program writes `MAX_EPOCH` only in prepared states, and, before version 2, for an
+abort that fenced the last usable epoch; so there is always an epoch left by which a producer can be fenced. Releases of
+Apache Kafka before 4.3 may have left open transactions with `MAX_EPOCH` in the log: these are aborted with that epoch.
 """
 
 from __future__ import annotations
@@ -133,9 +133,10 @@ class TransactionMetadata(NamedTuple):
     def prepared(
         self, *, committed: bool, client_version: int, next_producer_id: int, now_ms: int
     ) -> TransactionMetadata:
-        """The outcome is decided. In version 2 the epoch is bumped, which fences the producer's late records."""
+        """The outcome is decided. In version 2 the epoch is bumped, which fences the producer's late records; where no
+        epoch is left, only an abort is possible."""
         is_fence = self.state is TransactionState.PREPARE_EPOCH_FENCE
-        bump = client_version >= VERSION_2 or is_fence
+        bump = (client_version >= VERSION_2 or is_fence) and (committed or self.producer_epoch < MAX_EPOCH)
         if client_version >= VERSION_2:
             last_epoch = self.producer_epoch
         else:

@@ -114,3 +114,6 @@ def test_no_epoch_is_left_after_the_highest() -> None:
     opened = TransactionMetadata(1000, MAX_EPOCH, 60_000, S.ONGOING, start_ms=1)
     with pytest.raises(AssertionError, match="cannot be bumped"):
         opened.prepared(committed=True, client_version=2, next_producer_id=NO_PRODUCER_ID, now_ms=2)
+    for before, version in ((opened, 2), (opened.fenced(), 0), (opened.fenced(), 2)):
+        aborted = before.prepared(committed=False, client_version=version, next_producer_id=NO_PRODUCER_ID, now_ms=2)
+        assert aborted.producer_epoch == MAX_EPOCH

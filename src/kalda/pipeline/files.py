@@ -1,0 +1,100 @@
+"""Files beside a pipeline: read up to a bound, replaced whole or not at all, locked by one process.
+
+A lake and a snapshot's table keep their state in their directory `_kalda`. A directory with other files and without
+such a state belongs to somebody else. It is refused, because files that are no part of a table are deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from kalda.pipeline.session import PipelineError
+
+OWN: Final = "_kalda"
+"""The directory of a lake's or table's own state, in it."""
+MAX_TEXT_BYTES: Final = 1 << 20
+_PATTERN: Final = "{}[]*?\\"
+"""Where a path has one of these, Spark reads the files that match it."""
+_MAX_STATE_BYTES: Final = 1 << 30
+"""Of a state, which may have offsets of any number of partitions."""
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """A text file. Raises `PipelineError` where it is too large or not UTF-8, `OSError` where it cannot be read."""
+    with open(path, "rb") as file:
+        found = file.read(max_bytes + 1)
+    if len(found) > max_bytes:
+        raise PipelineError(f"{path} has more than {max_bytes} bytes")
+    try:
+        return found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is not a text in UTF-8: byte {error.start} is {found[error.start]:#x}") from None
+
+
+def read_state(path: Path, expected: Mapping[str, type]) -> dict[str, Any] | None:
+    """A JSON object with at least the `expected` entries; None where there is no such file. Raises `PipelineError`
+    where the file has something else."""
+    try:
+        found = json.loads(read_text(path, _MAX_STATE_BYTES))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise PipelineError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, dict):
+        raise PipelineError(f"{path} is damaged: a JSON object is expected")
+    for name, kind in expected.items():
+        if type(found.get(name)) is not kind:
+            raise PipelineError(f"{path} is damaged: it has no {name} of type {kind.__name__}")
+    return found
+
+
+def check_directory(given: str, state: Path, what: str) -> None:
+    """Raises `PipelineError` where the directory that was `given` cannot be a lake or a table with this file of its
+    state: a URI, a name that Spark takes for a pattern, or a directory with the files of somebody else."""
+    if "://" in given:
+        raise PipelineError(f"{given}: a {what} is a directory of a local or mounted file system, not a URI")
+    directory = state.parent.parent
+    wrong = sorted({letter for letter in str(directory) if letter in _PATTERN or not letter.isprintable()})
+    if wrong:
+        raise PipelineError(f"{directory}: the path of a {what} has none of {_PATTERN} and no control characters")
+    if not given:
+        raise PipelineError(f"the directory of the {what} has no name")
+    if state.exists() or not directory.exists():
+        return
+    own = list((directory / OWN).glob("*.json"))
+    if own or (any(directory.iterdir()) and not (directory / OWN).is_dir()):
+        raise PipelineError(f"{directory} is not empty, and no {what}: name a new or an empty directory")
+
+
+@contextmanager
+def locked(file: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock that ends with the process at the latest. Raises `PipelineError` where another process holds it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PipelineError(refusal) from None
+        yield
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
