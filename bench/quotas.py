@@ -1,12 +1,13 @@
 """Whether clients with a quota get the rate of that quota: real clients, one node, three times its windows.
 
-    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka,java]
+    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka,java,raw]
                            [--only produce|consume] [--system kalda|kafka]
 
 Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
 id. Printed is the rate of the bytes of its records over the quota, when its first bursts are over. The quota counts
 whole requests and responses, so the ratio is a little below 1. The Java clients are those of Apache Kafka's own
-performance tests. All rates of one client and direction are measured at the same time.
+performance tests; `raw` is two plain sockets that share the quota, with requests of a megabyte, which pause only while
+the node reads nothing from them. All rates of one client and direction are measured at the same time.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 
+from harness.client import produce_request
 from harness.nodes import Node
 from harness.systems import KALDA, apache_kafka, java_command
 
 from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
+from kalda.protocol.framing import encode_request
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
+from kalda.protocol.notation import Request
 
 _RECORD = os.urandom(10_000)
+_RAW_BYTES = 1_000_000
 _WINDOWS_S = 22.0
 """A new client may use all of the first windows at once. Eleven seconds later that burst is forgotten, and a smaller
 one follows, by Kafka's rules; the rate is measured after both."""
@@ -204,11 +211,53 @@ def consume_java(address: str, topic: str, client_id: str, meter: Meter) -> None
             process.kill()
 
 
+def produce_raw(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    _on_two_sockets(address, client_id, produce_request(topic, _RAW_BYTES), 9, lambda _: meter.add(_RAW_BYTES))
+
+
+def consume_raw(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    partition = FetchRequestFetchPartition(partition=0, fetch_offset=0, partition_max_bytes=_RAW_BYTES)
+    topics = [FetchRequestFetchTopic(topic=topic, partitions=[partition])]
+    request = FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=_RAW_BYTES, session_epoch=-1, topics=topics)
+    # What is not records is some hundred bytes, of an answer that is throttled all of it.
+    _on_two_sockets(address, client_id, request, 11, lambda size: meter.add(size if size > 1_000 else 0))
+
+
+def _on_two_sockets(
+    address: str, client_id: str, request: Request, version: int, answered: Callable[[int], bool]
+) -> None:
+    """Send the request again and again, one at a time on each socket, until `answered` is false for the answer's
+    size."""
+    body = b"".join(encode_request(request, version, 1, client_id))
+    frame = len(body).to_bytes(4, "big") + body
+    host, _, port = address.rpartition(":")
+
+    def run() -> None:
+        buffer = bytearray(4 * _RAW_BYTES)
+        with socket.create_connection((host, int(port))) as connection:
+            is_due = True
+            while is_due:
+                connection.sendall(frame)
+                got, size = 0, 4
+                while got < size:
+                    got += connection.recv_into(memoryview(buffer)[got:])
+                    if size == 4 and got >= 4:
+                        size += int.from_bytes(buffer[:4], "big")
+                is_due = answered(size)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 CLIENTS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     "librdkafka": (produce_librdkafka, consume_librdkafka),
     "kafka-python": (produce_kafka_python, consume_kafka_python),
     "aiokafka": (produce_aiokafka, consume_aiokafka),
     "java": (produce_java, consume_java),
+    "raw": (produce_raw, consume_raw),
 }
 
 
@@ -240,7 +289,8 @@ def measure(node: Node, names: list[str], rates: list[float], seconds: float, on
     with ClusterClient(address) as cluster:
         node.create_topics(["full"])
         if only != "produce":
-            fill(address, "full", int(max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)))
+            most = 50e6 if names == ["raw"] else max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)
+            fill(address, "full", int(most))
         for name in names:
             for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
                 if not key.startswith(only):

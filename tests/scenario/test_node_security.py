@@ -499,35 +499,36 @@ def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: p
     key = f"{SASL_LISTENER}plain.sasl.jaas.config"
     line = cluster.nodes[1].config[key]
 
-    def alter(name: str, value: str) -> None:
-        config = IncrementalAlterConfigsRequestAlterableConfig(name=name, value=value)
-        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=4, resource_name="1", configs=[config]
-        )
-        with connect(cluster) as admin:
-            [answer] = admin.request(IncrementalAlterConfigsRequest(resources=[resource])).responses
-        assert answer.error_code == ErrorCode.NONE, answer.error_message
-
     def user_is(name: str) -> bool:
         return own._options["username"] == name
 
     before = listener.sasl
-    alter("max.connections", "1000000")
+    alter_config(cluster, "max.connections", "1000000")
     wait_for(lambda: security._config["max.connections"] == 1_000_000)
     assert listener.sasl is before
-    alter(key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";'))
+    alter_config(
+        cluster, key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";')
+    )
     wait_for(lambda: user_is("zoe"))
     connect(cluster, user="zoe", password="node-secret").close()
-    alter(key, line.replace("username=", "name="))
+    alter_config(cluster, key, line.replace("username=", "name="))
     wait_for(
         lambda: "own logins go on with the former login line: sasl.jaas.config: the option username" in caplog.text
     )
     assert user_is("zoe")
-    alter(key, line)
+    alter_config(cluster, key, line)
     wait_for(lambda: user_is("node"))
     with pytest.raises(ApiError, match="Invalid username or password"):
         connect(cluster, user="zoe", password="node-secret")
     assert "node-secret" not in caplog.text
+
+
+def alter_config(cluster: Cluster, name: str, value: str) -> None:
+    config = IncrementalAlterConfigsRequestAlterableConfig(name=name, value=value)
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(resource_type=4, resource_name="1", configs=[config])
+    with connect(cluster) as admin:
+        [answer] = admin.request(IncrementalAlterConfigsRequest(resources=[resource])).responses
+    assert answer.error_code == ErrorCode.NONE, answer.error_message
 
 
 def set_password(cluster: Cluster, user: str, password: str) -> None:
@@ -727,8 +728,17 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
         with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
             described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
             hmac = create_token(client).hmac
+        # The metadata log has these, and nothing else: no line of the log, no answer.
+        line = f"{SASL_LISTENER}scram-sha-512.sasl.jaas.config"
+        alter_config(cluster, line, f'{SCRAM_MODULE} required password="Alt3red";')
+        alter_config(cluster, line, "Alt3red required;")
+        alter_config(cluster, f"{SASL_LISTENER}unknown", "Alt3red")
+        wait_for(lambda: "a login module, package.Class, is expected first" in caplog.text)
+        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
+            described += repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
+    assert "Alt3red" not in written
     for planted in ("Pl4nted", "node-secret", key, base64.b64encode(hmac).decode(), hmac.hex(), repr(hmac)[2:-1]):
         assert planted not in written
         files = [each for each in cluster.directory(1).rglob("*") if each.is_file()]

@@ -1,6 +1,7 @@
 """`kalda dump-log`: show the content of the files of a log directory, without a node.
 
-Records of the cluster's internal topics are decoded: the directory's name gives the kind, or --decode.
+Records of the cluster's internal topics are decoded: the directory's name gives the kind, or --decode. Secrets in
+metadata records are not shown, unless --decode none has the bytes of records shown as they are.
 """
 
 from __future__ import annotations
@@ -95,16 +96,28 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
 
 
 def _print_row(path: str, row: Row, as_json: bool) -> None:
+    records = row.get("records", ())
+    assert isinstance(records, list | tuple)
     if as_json:
+        for record in records:
+            if _is_redacted(record):
+                record["value"] = None  # its bytes
         click.echo(printable_json(_dump_json({"file": path, **{key: _plain(value) for key, value in row.items()}})))
         return
-    records = row.pop("records", ())
-    click.echo(printable("  ".join(f"{key}: {_shown(value)}" for key, value in row.items())))
-    assert isinstance(records, list | tuple)
+    click.echo(printable("  ".join(f"{key}: {_shown(value)}" for key, value in row.items() if key != "records")))
     for record in records:
         if "meaning" in record:  # the decoded record is shown instead of its bytes
             record = {key: value for key, value in record.items() if key not in ("key", "value")}
         click.echo("| " + printable("  ".join(f"{key}: {_shown(value)}" for key, value in record.items())))
+
+
+def _is_redacted(record: Row) -> bool:
+    """Whether the meaning of a record lacks a secret that its bytes have."""
+    from kalda.metadata.redaction import REDACTED
+
+    meaning = record.get("meaning")
+    data = meaning.get("data") if isinstance(meaning, dict) else None
+    return isinstance(data, dict) and REDACTED in data.values()
 
 
 def _dump_json(document: dict[str, object]) -> str:
@@ -162,6 +175,7 @@ def _meaning(path: str, decode: str) -> Meaning | None:
 
 def _read_metadata(module: str, record: Record) -> object:
     from kalda.base.errors import InvalidRequest
+    from kalda.metadata.redaction import REDACTED, secret_fields
     from kalda.protocol.plain import plain_fields
     from kalda.protocol.record_framing import decode_metadata_record
 
@@ -171,7 +185,8 @@ def _read_metadata(module: str, record: Record) -> object:
         decoded = decode_metadata_record(record.value, module)
     except InvalidRequest as error:
         return {"unreadable": error.message}
-    return {"type": type(decoded.record).__name__, "version": decoded.version, "data": plain_fields(decoded.record)}
+    data = plain_fields(decoded.record) | dict.fromkeys(secret_fields(decoded.record), REDACTED)
+    return {"type": type(decoded.record).__name__, "version": decoded.version, "data": data}
 
 
 def _read_coordinator(module: str, record: Record) -> object:

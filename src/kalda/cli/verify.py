@@ -6,7 +6,7 @@ import secrets
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -96,7 +96,7 @@ def verify(
     history of all clients is judged: lost, torn, aborted and doubled records, G1a, G1b, G1c, lost updates, outputs of
     inputs, order, and the last stable offset. It works on any cluster that speaks Kafka's protocol.
 
-    Exit codes: 0 sound, 1 an anomaly was found, 2 no verdict.
+    Exit codes: 0 sound, 1 an anomaly was found, 2 no verdict, also where no transaction was committed.
 
     \b
     Examples:
@@ -132,6 +132,15 @@ def verify(
             remove_topics(plan)
     if not verdict.is_sound:
         sys.exit(ANOMALY)
+    if not _is_proof(verdict):
+        raise CannotRun("no transaction was committed, so nothing is proven")
+
+
+def _is_proof(verdict: Verdict) -> bool:
+    """Whether a sound verdict says anything: a cluster that refuses every transaction violates no rule."""
+    from kalda.verify.history import Outcome
+
+    return verdict.outcomes[Outcome.COMMITTED] > 0
 
 
 def _replicas(bootstrap_server: str) -> int:
@@ -152,6 +161,8 @@ def _run(plan: Plan, history_path: str | None) -> Verdict:
     from kalda.verify.history_file import read_history
     from kalda.verify.judge import judge
 
+    if history_path is not None:
+        _write(history_path, [], "a")  # a path that cannot be written must not cost the run
     doing = ""
     progress = Progress(lambda seconds: doing)
 
@@ -168,8 +179,16 @@ def _run(plan: Plan, history_path: str | None) -> Verdict:
         finally:
             progress.clear()
     if history_path is not None:
-        Path(history_path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        _write(history_path, lines)
     return judge(read_history(lines))
+
+
+def _write(path: str, lines: list[str], mode: Literal["w", "a"] = "w") -> None:
+    try:
+        with Path(path).open(mode, encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise CannotRun(f"the history cannot be written to {path}: {error.strerror}") from error
 
 
 def _judge_file(path: str) -> Verdict:
@@ -216,7 +235,8 @@ def _print(verdict: Verdict, layout: str, seed: int | None) -> None:
     columns = ("COMMITTED", "ABORTED", "UNANSWERED", "SENT", "VISIBLE", "READ", "FAULTS")
     print_table(columns, [tuple(counts.values())], title="Transactions, records, faults")
     if verdict.is_sound:
-        click.echo("Sound: no rule was violated.")
+        if _is_proof(verdict):
+            click.echo("Sound: no rule was violated.")
         return
     click.echo()
     rows = [(rule.value, count, rule.meaning) for rule, count in verdict.violations.items()]

@@ -33,15 +33,14 @@ from kalda.metadata.metadata_version import (
     from_level,
     from_version_string,
 )
+from kalda.metadata.redaction import REDACTED, secret_fields
 from kalda.metadata.scram_arguments import parse_scram_arguments
-from kalda.protocol.messages.metadata_records import UserScramCredentialRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.values import Endpoint, ReplicaKey
 from kalda.raft.voters import Voter, VoterSet
 from kalda.storage.checkpoints import replace_file
 
 _SOURCE = "format command"
-_SECRET_FIELDS = ("salt", "stored_key", "server_key")
 
 
 class FormatError(Exception):
@@ -312,8 +311,8 @@ def _describe_record(record: object) -> str:
     for name in type(record).declared:  # type: ignore[attr-defined]
         head, *tail = name.split("_")
         value = getattr(record, name)
-        if isinstance(record, UserScramCredentialRecord) and name in _SECRET_FIELDS:
-            shown = "[redacted]"
+        if name in secret_fields(record):
+            shown = REDACTED
         else:
             shown = f"'{value}'" if isinstance(value, str) else str(value)
         fields.append(f"{head}{''.join(part.capitalize() for part in tail)}={shown}")

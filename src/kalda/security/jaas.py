@@ -6,11 +6,12 @@ A line names a login module, a control flag and options, and ends with a semicol
 each of Kafka's login modules, and that of Kerberos, is a mechanism of this project, and any other module is refused
 with its name, so that no line can have a class of its author's choice loaded (CVE-2023-25194, CVE-2025-27818).
 
-No error message contains the value of an option.
+No error message contains the value of an option, or a text that stands where a login module should.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ KERBEROS_MODULE = "com.sun.security.auth.module.Krb5LoginModule"
 MODULES = (PLAIN_MODULE, SCRAM_MODULE, OAUTHBEARER_MODULE, KERBEROS_MODULE)
 _FLAGS = ("REQUIRED", "REQUISITE", "SUFFICIENT", "OPTIONAL")
 _SEPARATORS = "=;{}"
+_CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+")
 
 
 class BadJaas(ValueError):
@@ -75,8 +77,9 @@ def _entries(tokens: Sequence[_Token], key: str) -> list[JaasEntry]:
     at = 0
     while at < len(tokens):
         module = tokens[at].text
-        if tokens[at].is_separator:
-            raise BadJaas(f"{key}: a login module is expected where there is {module!r}")
+        if tokens[at].is_separator or _CLASS.fullmatch(module) is None:
+            # What stands in its place may be a password.
+            raise BadJaas(f"{key}: a login module, package.Class, is expected first")
         flag = tokens[at + 1] if at + 1 < len(tokens) else None
         if flag is None or flag.text.upper() not in _FLAGS:
             raise BadJaas(f"{key}: the control flag of {module} is missing or not one of {', '.join(_FLAGS).lower()}")
@@ -108,7 +111,7 @@ def parse_file(text: str, path: str) -> dict[str, list[JaasEntry]]:
     at = 0
     while at < len(tokens):
         if tokens[at].is_separator or at + 1 >= len(tokens) or tokens[at + 1] != _Token("{", True):
-            raise BadJaas(f"{path}: NAME {{ is expected where there is {tokens[at].text!r}")
+            raise BadJaas(f"{path}: NAME {{ is expected at the beginning of each section")
         name = tokens[at].text
         try:
             end = tokens.index(_Token("}", True), at)

@@ -139,30 +139,30 @@ def read_operation(document: dict[str, Any]) -> Operation:
             return _read_transaction(document)
         case "read":
             return Read(
-                document["reader"],
+                _text(document["reader"]),
                 _partition(document["partition"]),
-                int(document["start"]),
-                int(document["end"]),
-                int(document["begun_us"]),
-                int(document["ended_us"]),
+                _number(document["start"]),
+                _number(document["end"]),
+                _number(document["begun_us"]),
+                _number(document["ended_us"]),
                 _records(document["records"]),
-                document.get("transaction", ""),
+                _text(document.get("transaction", "")),
             )
         case "sample":
             return Sample(
                 _partition(document["partition"]),
-                int(document["last_stable_offset"]),
-                int(document["high_watermark"]),
-                int(document["at_us"]),
+                _number(document["last_stable_offset"]),
+                _number(document["high_watermark"]),
+                _number(document["at_us"]),
             )
         case "fault":
-            return Fault(document["what"], int(document["begun_us"]), int(document["ended_us"]))
+            return Fault(_text(document["what"]), _number(document["begun_us"]), _number(document["ended_us"]))
         case "log":
             return _read_log(document)
         case "offset":
-            return FinalOffset(document["group"], _partition(document["partition"]), int(document["offset"]))
+            return FinalOffset(_text(document["group"]), _partition(document["partition"]), _number(document["offset"]))
         case "settings":
-            return Settings(int(document["transaction_timeout_ms"]), int(document["slack_ms"]))
+            return Settings(_number(document["transaction_timeout_ms"]), _number(document["slack_ms"]))
         case other:
             raise ValueError(f"unknown operation {other!r}")
 
@@ -170,38 +170,62 @@ def read_operation(document: dict[str, Any]) -> Operation:
 def _read_transaction(document: dict[str, Any]) -> Transaction:
     sent, ended = document["commit_sent_us"], document["ended_us"]
     return Transaction(
-        document["transactional_id"],
-        int(document["incarnation"]),
-        int(document["number"]),
+        _text(document["transactional_id"]),
+        _number(document["incarnation"]),
+        _number(document["number"]),
         Outcome(document["outcome"]),
-        int(document["begun_us"]),
-        None if sent is None else int(sent),
-        None if ended is None else int(ended),
-        tuple(Append(_partition(each[0]), *each[1:]) for each in document["appends"]),
-        tuple(Consumed(group, _partition(at), start, end) for group, at, start, end in document.get("consumed", ())),
+        _number(document["begun_us"]),
+        None if sent is None else _number(sent),
+        None if ended is None else _number(ended),
+        tuple(_append(*each) for each in document["appends"]),
+        tuple(
+            Consumed(_text(group), _partition(at), _number(start), _number(end))
+            for group, at, start, end in document.get("consumed", ())
+        ),
+    )
+
+
+def _append(partition: object, value: object, offset: object, source: object = None) -> Append:
+    return Append(
+        _partition(partition),
+        _text(value),
+        None if offset is None else _number(offset),
+        None if source is None else _text(source),
     )
 
 
 def _read_log(document: dict[str, Any]) -> FinalLog:
     records = _records(document["records"])
-    values = dict(records) | dict(document.get("different", ()))
+    values = dict(records) | dict(_records(document.get("different", ())))
     return FinalLog(
         _partition(document["partition"]),
-        int(document["start"]),
-        int(document["end"]),
-        int(document["last_stable_offset"]),
+        _number(document["start"]),
+        _number(document["end"]),
+        _number(document["last_stable_offset"]),
         records,
-        tuple(Seen(int(offset), values[offset]) for offset in document["visible"]),
+        tuple(Seen(offset, values[offset]) for offset in map(_number, document["visible"])),
     )
 
 
-def _partition(text: str) -> TopicPartition:
-    topic, _, partition = text.rpartition("-")
+def _partition(value: object) -> TopicPartition:
+    topic, _, partition = _text(value).rpartition("-")
     return TopicPartition(topic, int(partition))
 
 
-def _records(pairs: list[list[Any]]) -> tuple[Seen, ...]:
-    return tuple(Seen(int(offset), str(value)) for offset, value in pairs)
+def _records(pairs: Iterable[list[Any]]) -> tuple[Seen, ...]:
+    return tuple(Seen(_number(offset), _text(value)) for offset, value in pairs)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
 
 
 def read_history(lines: Iterable[str]) -> History:
@@ -218,11 +242,13 @@ def read_history(lines: Iterable[str]) -> History:
                 history.add(read_operation(document))
             elif document != FORMAT:
                 raise MalformedHistory(f"line 1: {FIRST_LINE} is expected; this is not a history of kalda verify")
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, MalformedHistory):
                 raise
             malformed = MalformedHistory(f"line {number}: {error}: {line[:80].strip()}")
             if is_first:
                 raise malformed from error
         is_first = False
+    if is_first:
+        raise MalformedHistory("it is empty")
     return history

@@ -2,7 +2,7 @@
 
 An open transaction ends by its client or by its timeout. So after the last fault was healed and the last transaction
 ended or was given up, the last stable offset reaches the high watermark within the transaction timeout, and the time
-that the coordinator takes to find what has timed out (`Settings.slack_ms`).
+that the coordinator takes to find what has timed out (`Settings.slack_ms`). In the final logs it has reached it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ def stable_offset_findings(view: View) -> Iterator[Finding]:
     for sample in view.history.samples:
         by_partition.setdefault(sample.partition, []).append(sample)
     quiet_us = _quiet_us(view)
+    reported: set[TopicPartition] = set()
     for partition, samples in by_partition.items():
         samples.sort(key=lambda sample: sample.at_us)
         yield from _monotonic(partition, samples)
-        yield from _stuck(view, partition, samples, quiet_us)
+        stuck = _stuck(view, partition, samples, quiet_us)
+        if stuck is not None:
+            reported.add(partition)
+            yield stuck
     for partition, log in view.history.logs.items():
-        if log.last_stable_offset < log.end and partition not in by_partition:
-            yield _stuck_at(view, partition, log.last_stable_offset, log.end)
+        if log.last_stable_offset < log.end and partition not in reported:
+            yield _stuck_at(view, partition, log.last_stable_offset, log.end, "after everything has ended")
 
 
 def _quiet_us(view: View) -> int:
@@ -53,24 +57,25 @@ def _monotonic(partition: TopicPartition, samples: list[Sample]) -> Iterator[Fin
         highest = max(highest, sample.last_stable_offset)
 
 
-def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_us: int) -> Iterator[Finding]:
+def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_us: int) -> Finding | None:
+    """It may become unstable again: a record that arrives late begins a transaction which nobody may ever end."""
     settings = view.history.settings
-    due_us = quiet_us + (settings.transaction_timeout_ms + settings.slack_ms) * 1_000
-    last: Sample | None = None
+    longest_us = (settings.transaction_timeout_ms + settings.slack_ms) * 1_000
+    since_us = quiet_us
     for sample in samples:
-        if sample.at_us < quiet_us:
+        waited_us = sample.at_us - since_us
+        if waited_us < 0:
             continue
         if sample.last_stable_offset >= sample.high_watermark:
-            return
-        if sample.at_us > due_us:
-            last = sample
-            break
-    if last is not None:
-        waited_s = (last.at_us - quiet_us) / 1e6
-        yield _stuck_at(view, partition, last.last_stable_offset, last.high_watermark, f"{waited_s:.1f} s ")
+            since_us = sample.at_us
+        elif waited_us > longest_us:
+            since = "the last fault and the last request" if since_us == quiet_us else "it had reached it last"
+            when = f"{waited_us / 1e6:.1f} s after {since}"
+            return _stuck_at(view, partition, sample.last_stable_offset, sample.high_watermark, when)
+    return None
 
 
-def _stuck_at(view: View, partition: TopicPartition, stable: int, end: int, waited: str = "") -> Finding:
+def _stuck_at(view: View, partition: TopicPartition, stable: int, end: int, when: str) -> Finding:
     """Names the transaction whose record is first at or above the last stable offset, where it is in the log."""
     log = view.history.logs.get(partition)
     first = next((record for record in log.records if record.offset >= stable), None) if log is not None else None
@@ -78,9 +83,6 @@ def _stuck_at(view: View, partition: TopicPartition, stable: int, end: int, wait
     place = Place(partition, stable)
     whose = f"; the first record there is {first.value!r}" if first is not None else ""
     whose += f" of transaction {writer[0].name}" if writer is not None else ""
-    text = (
-        f"the last stable offset of {partition} is {stable}, below its high watermark {end}, {waited}after the last "
-        f"fault and the last request{whose}"
-    )
+    text = f"the last stable offset of {partition} is {stable}, below its high watermark {end}, {when}{whose}"
     name = writer[0].name if writer is not None else None
     return Finding(Rule.LSO_STUCK, text, name, first.value if first is not None else None, place)

@@ -12,7 +12,7 @@ from kalda.base.ids import Uuid
 from kalda.broker.disk import RealDisk
 from kalda.cli.commands import cli
 from kalda.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue
-from kalda.protocol.messages.metadata_records import TopicRecord
+from kalda.protocol.messages.metadata_records import ConfigRecord, TopicRecord, UserScramCredentialRecord
 from kalda.protocol.messages.transaction_records import TransactionLogKey, TransactionLogValue
 from kalda.protocol.record_framing import encode_coordinator_record, encode_metadata_record
 from kalda.records.builder import build_batch
@@ -78,6 +78,31 @@ def test_metadata_records_are_decoded(tmp_path: Path) -> None:
         "version": 0,
         "data": {"name": "orders", "topic_id": "AAAAAAAAAAAAAAAAAAAABw"},
     }
+
+
+def test_secrets_in_metadata_records_are_not_shown(tmp_path: Path) -> None:
+    """A password in a broker's dynamic configs, what authenticates a user; also not in the bytes that JSON has."""
+    records = [
+        UserScramCredentialRecord(name="ann", mechanism=1, salt=b"hush", stored_key=b"hush", server_key=b"hush"),
+        *(
+            ConfigRecord(resource_type=4, resource_name="1", name=name, value=value)
+            for name, value in (
+                ("listener.name.x.plain.sasl.jaas.config", "hush"),
+                ("listener.name.x.ssl.keystore.password", "hush"),
+                ("unknown.key", "hush"),
+                ("log.cleaner.threads", "2"),
+            )
+        ),
+    ]
+    values = [(1, None, encode_metadata_record(record, 0), ()) for record in records]
+    path = segment(tmp_path / "__cluster_metadata-0", bytes(build_batch(values, base_offset=0)))
+    text, as_json = run(path, "--deep"), run(path, "--deep", "--json")
+    assert "hush" not in text.output
+    assert text.output.count("[redacted]") == 6
+    assert '"value": "2"' in text.output
+    [row] = [json.loads(line) for line in as_json.output.splitlines()]
+    assert [record["value"] is None for record in row["records"]] == [True, True, True, True, False]
+    assert "hush" not in as_json.output
 
 
 def test_committed_offsets_are_decoded_and_other_records_are_unreadable(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def test_login_lines() -> None:
     [
         ("", "Login module not specified"),
         (f"{PLAIN_MODULE};", "control flag"),
+        ("hush required;", "a login module, package.Class, is expected first"),
+        ("= required;", "a login module, package.Class, is expected first"),
         (f"{PLAIN_MODULE} maybe a=b;", "control flag"),
         (f"{PLAIN_MODULE} required username=a", "not terminated by semi-colon"),
         (f"{PLAIN_MODULE} required username;", "Value not specified"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hand_made import ABORTED, COMMITTED, UNKNOWN, A, B, findings_of, log, only, read, transaction
 
 from kalda.verify.findings import Rule
@@ -225,7 +226,19 @@ def test_an_open_transaction_has_its_timeout() -> None:
     assert not findings_of(SETTINGS, fault, waiting)
 
 
-def test_a_log_that_is_not_stable_in_the_end_without_samples() -> None:
+def test_a_late_record_begins_a_transaction_that_nobody_ends() -> None:
+    """The partition was stable after the fault: a record arrived later, from a broker that had been paused."""
+    hanging = transaction("p", ABORTED, (A, "x", 1))
+    final = log(A, None, "x", hidden=(1,))
+    fault, reached = Fault("kill -STOP", 0, 1_000_000), Sample(A, 1, 1, 1_200_000)
+    assert not findings_of(SETTINGS, hanging, fault, reached, Sample(A, 1, 2, 2_600_000), final)
+    found = only(SETTINGS, hanging, fault, reached, Sample(A, 1, 2, 2_800_000), final)
+    assert (found.rule, found.transaction, found.place) == (Rule.LSO_STUCK, "p/0/0", Place(A, 1))
+    assert "1.6 s after it had reached it last" in found.text
+
+
+@pytest.mark.parametrize("samples", [(), (Sample(A, 0, 0, 100),)])
+def test_a_log_that_is_not_stable_in_the_end(samples: tuple[Sample, ...]) -> None:
     final = log(A, "x", hidden=(0,))
     stuck = type(final)(A, 0, 1, 0, final.records, ())
-    assert only(transaction("p", ABORTED, (A, "x", 0)), stuck).rule is Rule.LSO_STUCK
+    assert only(transaction("p", ABORTED, (A, "x", 0)), stuck, *samples).rule is Rule.LSO_STUCK

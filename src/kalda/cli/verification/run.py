@@ -17,7 +17,7 @@ from kalda.cli.verification.members import MemberLoop, MemberSource
 from kalda.cli.verification.observers import CommittedReader, GroupSource, read_of, sample
 from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
-from kalda.cli.verification.settling import final_logs, final_offsets, has_records, wait_until_stable
+from kalda.cli.verification.settling import final_offsets, has_records, settled_logs, wait_until_stable
 from kalda.cli.verification.transactional import TransactionalProducer
 from kalda.cli.verification.writers import Ledger, Writer
 from kalda.client.admin.groups import committed_offsets
@@ -229,9 +229,8 @@ def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]
             processes.drain("loop-", 2 * settle_s, tick)
             processes.end_phase(Phase.STOP, 2 * _CLIENT_TIMEOUT_MS / 1_000, tick)
         with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
-            wait_until_stable(cluster, partitions, recorder.add, settle_s + 1)
             report("reading the final logs")
-            for log in final_logs(cluster, partitions):
+            for log in settled_logs(cluster, partitions, recorder.add, settle_s + 1):
                 recorder.add(log)
             for group in (plan.group, plan.member_group):
                 for offset in final_offsets(cluster, group, plan.inputs):

@@ -15,6 +15,8 @@ from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen
 
 _PAUSE_S = 0.3
+_MAX_PASSES = 3
+"""So often the final logs are read while late records arrive."""
 _STALLED_S = 30.0
 """For how long a log may return nothing while it is read to its end."""
 
@@ -45,6 +47,24 @@ def wait_until_stable(
                 raise failure
             return last
         time.sleep(_PAUSE_S)
+
+
+def settled_logs(
+    cluster: ClusterClient,
+    partitions: Collection[TopicPartition],
+    record: Callable[[Operation], None],
+    timeout_s: float,
+) -> list[FinalLog]:
+    """The final logs, when the partitions are stable or the time has passed. A record that arrives after that, from a
+    broker that was paused, may have begun another transaction: it gets its time too. Raises `ApiError`."""
+    for _ in range(_MAX_PASSES):
+        samples = wait_until_stable(cluster, partitions, record, timeout_s)
+        logs = final_logs(cluster, partitions)
+        if all(log.last_stable_offset >= log.end for log in logs):
+            break
+        if any(each.last_stable_offset < each.high_watermark for each in samples):
+            break
+    return logs
 
 
 def final_logs(cluster: ClusterClient, partitions: Collection[TopicPartition]) -> list[FinalLog]:

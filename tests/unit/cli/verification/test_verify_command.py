@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hand_made import COMMITTED, A, log, transaction
+from hand_made import ABORTED, COMMITTED, A, log, transaction
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.commands import cli
@@ -45,6 +45,14 @@ def test_a_sound_history(kept: Callable[[list[Operation]], Path]) -> None:
     assert "Sound: no rule was violated." in result.output
 
 
+def test_nothing_committed_proves_nothing(kept: Callable[[list[Operation]], Path]) -> None:
+    """A cluster that refuses every transaction violates no rule."""
+    result = run("--judge", kept([transaction("p", ABORTED), log(A)]))
+    assert result.exit_code == 2
+    assert "no transaction was committed" in result.stderr
+    assert "Sound" not in result.output
+
+
 def test_an_anomaly(kept: Callable[[list[Operation]], Path]) -> None:
     result = run("--judge", kept(LOST))
     assert result.exit_code == 1
@@ -71,6 +79,10 @@ def test_what_cannot_be_judged(tmp_path: Path, closed_port: int) -> None:
     assert (result.exit_code, "line 1" in result.stderr) == (2, True)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     assert run("--judge", tmp_path / "bytes").exit_code == 2
+    (tmp_path / "empty").touch()
+    assert run("--judge", tmp_path / "empty").exit_code == 2
+    result = run("--replication-factor", 1, "--history", tmp_path / "missing" / "history.jsonl")
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True), "before the run"
     result = run("--bootstrap-server", f"127.0.0.1:{closed_port}")
     assert (result.exit_code, f"127.0.0.1:{closed_port}" in result.stderr) == (2, True)
     assert run("--bootstrap-server", "a:b:c").exit_code == 2
