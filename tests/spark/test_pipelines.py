@@ -154,7 +154,7 @@ def test_large_records_empty_topics_and_gaps(
             with made.transaction():
                 made.send("large", b"x", None, 0)
         made.begin_transaction()
-        made.send("large", b"aborted", None, 0)
+        made.send("large", b"aborted", None, 0).result(60)
         made.abort_transaction()
     lake = Lake(tmp_path / "lake")
     load(session, lake, LoadSettings(("empty", "large"), options))
