@@ -116,9 +116,7 @@ def test_acls(shell: Shell) -> None:
     ]  # fmt: skip
     shell.run("topics", "describe", "orders", user="alice")
     asked = ["explain", "access", "--principal", "User:alice", "--resource", "topic:orders", "--operation"]
-    strange = shell.run(
-        "explain", "access", "--principal", "User:\x07", "--resource", "topic:o", "--operation", "Read"
-    )
+    strange = shell.run("explain", "access", "--principal", "User:\x07", "--resource", "topic:o", "--operation", "Read")
     assert "\x07" not in strange.output
     assert [shell.json(*asked, each)[0]["allowed"] for each in ("Describe", "Read")] == [True, False]
     shell.run("acls", "list", user="alice", code=1)  # needs DESCRIBE of the cluster
