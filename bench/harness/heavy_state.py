@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kalda.base.errors import ApiError
 from kalda.protocol.messages import (
     admin,
     configs,
@@ -282,7 +283,10 @@ def _users(_ask: Ask) -> Iterator[Case]:
 
 
 def _telemetry(ask: Ask) -> Iterator[Case]:
-    (subscribed,) = ask([telemetry.GetTelemetrySubscriptionsRequest()])
+    try:
+        (subscribed,) = ask([telemetry.GetTelemetrySubscriptionsRequest()])
+    except ApiError:
+        return  # the node has nothing that receives the metrics of clients, and so does not serve the API
     yield (
         "1 MB of telemetry",
         telemetry.PushTelemetryRequest(

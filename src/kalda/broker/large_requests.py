@@ -41,6 +41,8 @@ SMALL_OPERATION_ELEMENTS = 500
 """The same for operations of the controller: the response may be a hundred times as large, as that of CreateTopics."""
 SMALL_PRODUCE_ELEMENTS = 2_000
 """The same for Produce. Each partition is an append, which opens the files of a log that has long not been written."""
+SMALL_DELETE_ELEMENTS = 500
+"""The same for DeleteRecords and DeleteGroups."""
 MAX_REQUEST_ELEMENTS = 250_000
 """No client names as many things in one request. A request with more closes its connection."""
 MAX_OPERATIONS = 10_000
@@ -48,6 +50,9 @@ MAX_OPERATIONS = 10_000
 PART_ITEMS = 1_000
 """Items that are handled in one step: about ten milliseconds."""
 PRODUCE_PART_ITEMS = 300
+DELETE_RECORDS_PART_ITEMS = 200
+"""Each writes a small file, the epochs of a log that starts later."""
+DELETE_GROUPS_PART_ITEMS = 500
 MAX_FETCHED_AT_ONCE = 10_000
 """Partitions of a consumer's fetch that is handled whole. A fetch in parts waits for `min_bytes` in each part, so that
 records of one part may wait for those of another, at most for `max_wait_ms`."""
@@ -80,7 +85,9 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ),
     ApiKey.LIST_OFFSETS: _partitions(),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _partitions(),
-    ApiKey.DELETE_RECORDS: _partitions(),
+    ApiKey.DELETE_RECORDS: (
+        Cut(("topics", "partitions"), ("topics", "partitions"), part_items=DELETE_RECORDS_PART_ITEMS),
+    ),
     ApiKey.DESCRIBE_PRODUCERS: (Cut(("topics", "partition_indexes"), ("topics", "partitions")),),
     ApiKey.WRITE_TXN_MARKERS: (Cut(("markers", "topics", "partition_indexes"), ("markers", "topics", "partitions")),),
     ApiKey.OFFSET_COMMIT: _partitions(),
@@ -92,7 +99,7 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ),
     ApiKey.ALTER_REPLICA_LOG_DIRS: (Cut(("dirs", "topics", "partitions"), ("results", "partitions")),),
     ApiKey.DESCRIBE_GROUPS: (Cut(("groups",), ("groups",)),),
-    ApiKey.DELETE_GROUPS: (Cut(("groups_names",), ("results",)),),
+    ApiKey.DELETE_GROUPS: (Cut(("groups_names",), ("results",), part_items=DELETE_GROUPS_PART_ITEMS),),
     ApiKey.ADD_PARTITIONS_TO_TXN: (Cut(("transactions",), ("results_by_transaction",)),),
     ApiKey.DESCRIBE_TRANSACTIONS: (Cut(("transactional_ids",), ("transaction_states",)),),
     ApiKey.FIND_COORDINATOR: (Cut(("coordinator_keys",), ("coordinators",)),),
@@ -123,6 +130,8 @@ def small_elements(key: int) -> int:
     cuts = CUTS.get(key, ())
     if key == ApiKey.PRODUCE:
         return SMALL_PRODUCE_ELEMENTS
+    if key in (ApiKey.DELETE_RECORDS, ApiKey.DELETE_GROUPS):
+        return SMALL_DELETE_ELEMENTS
     return SMALL_OPERATION_ELEMENTS if cuts and cuts[0].is_one_operation else SMALL_ELEMENTS
 
 

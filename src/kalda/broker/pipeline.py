@@ -40,6 +40,7 @@ from kalda.protocol.framing import (
     counting_response_encoder,
     decode_request_header,
     encode_response,
+    encode_response_in_steps,
     response_encoder,
 )
 from kalda.protocol.notation import Request, Response
@@ -291,6 +292,8 @@ class RequestPipeline:
         if context.forwarded_by is None:
             # The answer may be large: a peer that reads nothing must not have many of them made.
             context.connection.answer_alone()
+        if served.row.throttled is None:
+            steps = _encoded_in_steps(context, steps)
         return self._later(served, context, request, self._steps.run(steps))
 
     def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
@@ -324,6 +327,15 @@ class RequestPipeline:
         """The answer to a request whose response could not be made or encoded."""
         response = self._failed(served, context, request, as_api_error(fault))
         return [] if response is None else served.encode(context.header.correlation_id, response)
+
+
+def _encoded_in_steps(context: RequestContext, steps: Steps[Response | Encoded]) -> Steps[Response | Encoded]:
+    """A response that takes several steps to make takes several to encode. One that is charged by its size, and may be
+    replaced then, is not encoded here."""
+    reply = yield from steps
+    if not isinstance(reply, Response):
+        return reply
+    return Encoded((yield from encode_response_in_steps(context.header.correlation_id, reply, context.api_version)))
 
 
 def _encoded_already(correlation_id: int, buffers: list[Buffer]) -> list[Buffer]:

@@ -233,8 +233,8 @@ async def _serve(options: Options) -> int:
             if gc.get_count()[0] < _MANY_OBJECTS:
                 gc.collect()
             gc.freeze()
-            # Collections of the younger generations hold the loop for 10 to 20 ms; a full one is rare.
-            gc.set_threshold(10_000, 5, 5_000)
+            # A collection of the younger generations visits at most 20,000 objects, 5 to 15 ms; a full one is rare.
+            gc.set_threshold(5_000, 2, 25_000)
             gc.enable()
             _keep_freed_memory()
             if not options.file:

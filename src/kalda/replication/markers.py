@@ -33,7 +33,7 @@ from kalda.storage.opening import opening_job
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 
 _ALL = -1
-_MARKERS_A_TURN = 250
+_MARKERS_A_TURN = 150
 """Appends of one request in one turn of the loop: some ten milliseconds."""
 _NOT_READY = frozenset(
     (

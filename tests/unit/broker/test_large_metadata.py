@@ -26,11 +26,15 @@ from kalda.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
 )
+from kalda.protocol.messages.metadata import (
+    DescribeTopicPartitionsRequestCursor as Cursor,
+)
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,
     BrokerRegistrationChangeRecord,
     PartitionRecord,
     RegisterBrokerRecord,
+    RemoveTopicRecord,
     TopicRecord,
 )
 from kalda.protocol.notation import Request
@@ -134,3 +138,22 @@ def test_descriptions_of_very_many_topics_are_sorted_and_each_is_there_once() ->
     topics = read_answer(answer, request, 0).topics
     assert [topic.name for topic in topics] == sorted(set(names))
     assert [len(topic.partitions) for topic in topics if topic.name == "small"] == [1]
+
+
+def test_a_page_of_descriptions_is_made_in_steps() -> None:
+    world = World()
+    request = DescribeTopicPartitionsRequest(topics=[])
+    answer = world.send(request, 0)
+    assert world.take_turns() >= 4
+    response = read_answer(answer, request, 0)
+    assert [each.partition_index for each in response.topics[0].partitions] == list(range(2_000))
+    assert response.next_cursor.partition_index == 2_000
+
+
+def test_a_topic_that_is_deleted_between_two_steps_is_left_out() -> None:
+    world = World()
+    request = DescribeTopicPartitionsRequest(topics=[], cursor=Cursor(topic_name="large", partition_index=4_400))
+    answer = world.send(request, 0)
+    world.update(RemoveTopicRecord(topic_id=SMALL))
+    world.take_turns()
+    assert [topic.name for topic in read_answer(answer, request, 0).topics] == ["large"]

@@ -15,7 +15,8 @@ from kalda.base.pending import Pending
 from kalda.base.steps import run_to_end
 from kalda.broker import large_requests
 from kalda.broker.api_versions import Features
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import RequestContext
+from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
@@ -26,6 +27,7 @@ from kalda.metadata.delegation_tokens import DelegationToken
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.framing import encode_response
+from kalda.protocol.messages.admin import ComponentData, DescribeClientQuotasRequest
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -42,7 +44,11 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestTopics,
 )
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from kalda.protocol.messages.security import DescribeDelegationTokenOwner, DescribeDelegationTokenRequest
+from kalda.protocol.messages.security import (
+    DescribeDelegationTokenOwner,
+    DescribeDelegationTokenRequest,
+    DescribeUserScramCredentialsRequest,
+)
 from kalda.protocol.messages.transactions import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 from kalda.protocol.notation import Request
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
@@ -129,6 +135,16 @@ def refusing(key: int, sizes: list[int], cut: Cut) -> Row:
         return row.failed(request, context.api_version, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
 
     return row._replace(handler=handler, authorize=Authorization.ANYONE)
+
+
+@pytest.mark.parametrize("key", [ApiKey.DELETE_RECORDS, ApiKey.DELETE_GROUPS])
+def test_items_that_take_long_are_handled_in_small_parts(key: ApiKey) -> None:
+    (cut,) = CUTS[key]
+    sizes: list[int] = []
+    bench = Bench(refusing(key, sizes, cut))
+    answer = bench.send(large(key, cut, version_with(key, cut), 600), version_with(key, cut))
+    bench.settle(answer, lambda: None)
+    assert max(sizes) <= 500
 
 
 @pytest.mark.parametrize(("key", "cut"), CUT_APIS)
@@ -368,8 +384,24 @@ def test_tokens_are_described_in_steps() -> None:
     for wanted, count in (([], 0), (owners[:2], 1), (owners, 1_200)):
         request = DescribeDelegationTokenRequest(owners=wanted)
         assert len(list(handlers._describe(context, request))) >= 2, "turns"
-        reply = run_to_end(handlers._describe(context, request))
-        assert isinstance(reply, Encoded) if count > 500 else len(reply.tokens) == count
+        assert len(run_to_end(handlers._describe(context, request)).tokens) == count
+
+
+def test_quotas_and_users_are_described_in_steps() -> None:
+    names = [f"user-{number}" for number in range(2_500)]
+    entities = {(("user", name),): {"consumer_byte_rate": 1.0} for name in names}
+    scram = Mock(mechanisms_of=lambda name: [1], get=lambda mechanism, name: Mock(iterations=4_096))
+    scram.users.return_value = names
+    handlers = DescribeHandlers(Mock(image=Mock(client_quotas=Mock(entities=entities), scram=scram)))
+    component = ComponentData(entity_type="user", match_type=2, match=None)
+    for steps in (
+        handlers.describe_client_quotas(Mock(), DescribeClientQuotasRequest(components=[component])),
+        handlers.describe_user_scram_credentials(Mock(), DescribeUserScramCredentialsRequest(users=None)),
+    ):
+        assert next(steps) is None
+        assert next(steps) is None
+        described: Any = run_to_end(steps)
+        assert len(described.entries if hasattr(described, "entries") else described.results) == len(names)
 
 
 def test_a_partition_that_is_named_again_is_not_described_again() -> None:

@@ -227,6 +227,6 @@ def test_force_terminate_waits_for_the_markers(shell: Transactions) -> None:
     result = shell.run("force-terminate", "--transactional-id", "tx")
     assert result.output == "Terminated the transaction of tx, and fenced its producer.\n"
     requests = shell.broker.requests(ApiKey.INIT_PRODUCER_ID)
-    assert [(r.transactional_id, r.transaction_timeout_ms, r.producer_id) for r in requests] == [("tx", 1, -1)] * 2
+    assert [(r.transactional_id, r.transaction_timeout_ms, r.producer_id) for r in requests] == [("tx", 30_000, -1)] * 2
     shell.init_codes = [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
     assert "no right" in shell.run("force-terminate", "--transactional-id", "tx", code=1).stderr

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.steps import Steps
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import RequestContext
 from kalda.broker.rows import Row, message_of, on_cluster
 from kalda.metadata.acl_filters import filter_matcher
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.security import (
     AclCreationResult,
     AclDescription,
@@ -44,21 +43,17 @@ class AclHandlers:
         """DescribeAcls."""
         return Row(ApiKey.DESCRIBE_ACLS, self.describe_acls, describe_acls_failed, on_cluster(AclOperation.DESCRIBE))
 
-    def describe_acls(
-        self, context: RequestContext, request: DescribeAclsRequest
-    ) -> Steps[DescribeAclsResponse | Encoded]:
+    def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> Steps[DescribeAclsResponse]:
         """The entries that match the filter, by the resource pattern that they are of."""
         if context.authorizer is None:
             raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured on the broker")
         matches = filter_matcher(request)
         resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
-        count = 0
         for seen, acl in enumerate(self._acls(), 1):
             if seen % _STEP_ITEMS == 0:
                 yield
             if not matches(acl):
                 continue
-            count += 1
             pattern = (acl.resource_type, acl.resource_name, acl.pattern_type)
             resource = resources.get(pattern)
             if resource is None:
@@ -73,12 +68,7 @@ class AclHandlers:
                     permission_type=acl.permission_type,
                 )
             )
-        response = DescribeAclsResponse(resources=list(resources.values()))
-        if count <= _STEP_ITEMS:
-            return response
-        return Encoded(
-            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
-        )
+        return DescribeAclsResponse(resources=list(resources.values()))
 
 
 # How each API reports that the whole request failed.

@@ -5,9 +5,11 @@ DescribeClientQuotas (48), DescribeUserScramCredentials (50).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.rows import Row, message_of, on_cluster
@@ -29,6 +31,8 @@ from kalda.protocol.messages.security import (
 )
 
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
+_STEP_ITEMS = 1_000
+"""Entities or users that are described in one step."""
 _ENTITY_TYPES = ("user", "client-id", "ip")
 
 
@@ -59,11 +63,13 @@ class DescribeHandlers:
 
     def describe_client_quotas(
         self, context: RequestContext, request: DescribeClientQuotasRequest
-    ) -> DescribeClientQuotasResponse:
+    ) -> Steps[DescribeClientQuotasResponse]:
         """Quotas of the entities that match every component; with `strict`, and have no other part (KIP-546)."""
         self._check_components(request.components)
         entries = []
-        for entity, quotas in self._metadata.image.client_quotas.entities.items():
+        for count, (entity, quotas) in enumerate(self._metadata.image.client_quotas.entities.items(), 1):
+            if count % _STEP_ITEMS == 0:
+                yield
             parts = dict(entity)
             if _matches(parts, request.components, request.strict):
                 entries.append(_quota_entry(parts, quotas))
@@ -96,16 +102,18 @@ class DescribeHandlers:
 
     def describe_user_scram_credentials(
         self, context: RequestContext, request: DescribeUserScramCredentialsRequest
-    ) -> DescribeUserScramCredentialsResponse:
+    ) -> Steps[DescribeUserScramCredentialsResponse]:
         """Mechanisms and iterations of some users, or of all; never the keys."""
         scram = self._metadata.image.scram
-        names = [user.name for user in request.users] if request.users else []
+        named = Counter(user.name for user in request.users or ())
         response = DescribeUserScramCredentialsResponse()
-        for name in dict.fromkeys(names) if names else scram.users():
+        for count, name in enumerate(named or scram.users(), 1):
+            if count % _STEP_ITEMS == 0:
+                yield
             result = DescribeUserScramCredentialsResult(user=name)
             response.results.append(result)
             mechanisms = scram.mechanisms_of(name)
-            if names.count(name) > 1:
+            if named[name] > 1:
                 result.error_code = ErrorCode.DUPLICATE_RESOURCE
                 result.error_message = (
                     f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"

@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import RequestContext
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.rows import Authorization, Row, message_of, on_group
@@ -30,7 +30,6 @@ from kalda.protocol.access import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
-from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -205,25 +204,21 @@ class GroupHandlers:
 
     def _list_groups(
         self, context: RequestContext, request: ListGroupsRequest, now_ms: int
-    ) -> Steps[ListGroupsResponse | Encoded]:
+    ) -> Steps[ListGroupsResponse]:
         """In steps: a coordinator may have very many groups. Who may describe the cluster sees all, others those that
         they may describe."""
         sees_all = context.allows(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False)
         return _listed_groups(context, self._coordinator.list_groups(request, now_ms), sees_all)
 
 
-def _listed_groups(
-    context: RequestContext, every: Iterable[ListedGroup], sees_all: bool
-) -> Steps[ListGroupsResponse | Encoded]:
+def _listed_groups(context: RequestContext, every: Iterable[ListedGroup], sees_all: bool) -> Steps[ListGroupsResponse]:
     response = ListGroupsResponse()
     for count, group in enumerate(every, 1):
         if count % _STEP_ITEMS == 0:
             yield
         if sees_all or DESCRIBE_GROUP.holds_quietly(context, group.group_id):
             response.groups.append(group)
-    if len(response.groups) <= _STEP_ITEMS:
-        return response
-    return Encoded((yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version)))
+    return response
 
 
 def _may_commit_in_transaction(caller: Caller, request: TxnOffsetCommitRequest) -> ApiError | None:

@@ -55,6 +55,8 @@ _SMALL_ANSWER = 4_000
 """Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
 _STEP_ITEMS = 1_000
 """Topics and partitions that are described in one step."""
+_DESCRIBED_A_STEP = 500
+"""Topics and partitions that are described with all their replicas in one step."""
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
 
@@ -315,25 +317,11 @@ class MetadataHandlers:
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
-    ) -> DescribeTopicPartitionsResponse | Steps[DescribeTopicPartitionsResponse]:
-        """Partitions with their eligible leaders, a page at a time (KIP-966). Topics that do not exist count for no
-        page, so a request that names many of them is answered in steps."""
-        steps = self._described_partitions(context, request)
-        return run_to_end(steps) if len(request.topics) <= _STEP_ITEMS else steps
-
-    def _described_partitions(
-        self, context: RequestContext, request: DescribeTopicPartitionsRequest
     ) -> Steps[DescribeTopicPartitionsResponse]:
+        """Partitions with their eligible leaders, a page at a time (KIP-966). Topics that do not exist count for no
+        page, so a request may name very many of them."""
+        _check_cursor(request)
         cursor = request.cursor
-        if cursor is not None:
-            if cursor.partition_index < 0:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative"
-                )
-            if request.topics and cursor.topic_name not in {topic.name for topic in request.topics}:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST, f"Cursor topic {cursor.topic_name!r} is not among the topics asked for"
-                )
         cache = self._cache
         fetch_all = not request.topics
         if fetch_all:
@@ -349,24 +337,21 @@ class MetadataHandlers:
         alive = {broker.id for broker in cache.alive_brokers(context.listener_name)}
         limit = max(1, min(request.response_partition_limit, self._max_partitions))
         response = DescribeTopicPartitionsResponse()
-        for count, name in enumerate(names, 1):
-            if not fetch_all and count % _STEP_ITEMS == 0:
+        size = 0
+        for name in names:
+            size += 1
+            if size >= _DESCRIBED_A_STEP:
+                size = 0
                 yield
             if limit == 0:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(topic_name=name, partition_index=0)
                 break
             first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
             topic = cache.topic(name)
+            if topic is None and fetch_all:
+                continue  # deleted between two steps
             if topic is None:
-                is_legal = is_topic_name(name)
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
-                response.topics.append(
-                    DescribeTopicPartitionsResponseTopic(
-                        error_code=code,
-                        name=name,
-                        topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, name),
-                    )
-                )
+                response.topics.append(_undescribed_topic(context, name))
                 continue
             entry = DescribeTopicPartitionsResponseTopic(
                 name=name,
@@ -376,7 +361,13 @@ class MetadataHandlers:
             )
             response.topics.append(entry)
             indexes = [index for index in sorted(topic.partitions) if index >= first]
-            entry.partitions += [self._described_partition(topic, index, alive) for index in indexes[:limit]]
+            for start in range(0, min(limit, len(indexes)), _DESCRIBED_A_STEP):
+                some = indexes[start : min(limit, start + _DESCRIBED_A_STEP)]
+                entry.partitions += [self._described_partition(topic, index, alive) for index in some]
+                size += len(some)
+                if size >= _DESCRIBED_A_STEP:
+                    size = 0
+                    yield
             if len(indexes) > limit:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(
                     topic_name=name, partition_index=indexes[limit]
@@ -478,6 +469,28 @@ def _may_find(caller: Caller, request: FindCoordinatorRequest) -> ApiError | Non
 
 def _no_coordinator(key: str, code: ErrorCode, message: str | None) -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
+
+
+def _undescribed_topic(context: RequestContext, name: str) -> DescribeTopicPartitionsResponseTopic:
+    """A topic that does not exist."""
+    is_legal = is_topic_name(name)
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION,
+        name=name,
+        topic_authorized_operations=operations_on(context, AclResourceType.TOPIC, name),
+    )
+
+
+def _check_cursor(request: DescribeTopicPartitionsRequest) -> None:
+    cursor = request.cursor
+    if cursor is None:
+        return
+    if cursor.partition_index < 0:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative")
+    if request.topics and cursor.topic_name not in {topic.name for topic in request.topics}:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"Cursor topic {cursor.topic_name!r} is not among the topics asked for"
+        )
 
 
 def _sorted_names(topics: list[DescribeTopicPartitionsRequestTopicRequest]) -> Steps[Iterator[str]]:

@@ -20,7 +20,6 @@ from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
 from kalda.protocol.access import DESCRIBE_TOKEN, DESCRIBE_TOKENS
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import ANONYMOUS
-from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.security import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
@@ -68,7 +67,7 @@ class TokenHandlers:
 
     def _describe(
         self, context: RequestContext, request: DescribeDelegationTokenRequest
-    ) -> Steps[DescribeDelegationTokenResponse | Encoded]:
+    ) -> Steps[DescribeDelegationTokenResponse]:
         """The tokens of some owners, or of all, that the caller may see. There may be very many: in steps."""
         if not context.may_request_tokens:
             raise ApiError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
@@ -83,11 +82,7 @@ class TokenHandlers:
                 yield
             if _is_wanted(token, owners) and _may_see(context, token):
                 response.tokens.append(_described(token, self._secret, context.api_version))
-        if len(response.tokens) <= _STEP_TOKENS:
-            return response
-        return Encoded(
-            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
-        )
+        return response
 
 
 def _not_allowed(context: RequestContext, request: Request) -> Response:

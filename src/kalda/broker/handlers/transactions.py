@@ -303,7 +303,7 @@ class TransactionHandlers:
         response: ListTransactionsResponse,
         pattern: IdPattern | None,
         every: Iterable[tuple[str, TransactionMetadata]],
-    ) -> Steps[ListTransactionsResponse | Encoded]:
+    ) -> Steps[ListTransactionsResponse]:
         states = {STATE_BY_LABEL.get(each) for each in request.state_filters}
         producer_ids = set(request.producer_id_filters)
         duration_ms, now_ms = request.duration_filter, self._coordinator.runtime.wall_ms()
@@ -325,11 +325,7 @@ class TransactionHandlers:
                     transaction_state=metadata.state.label,
                 )
             )
-        if len(response.transaction_states) <= _STEP_ITEMS:
-            return response
-        return Encoded(
-            (yield from encode_response_in_steps(context.header.correlation_id, response, context.api_version))
-        )
+        return response
 
 
 def _codes_of(refused: dict[tuple[str, int], ErrorCode]) -> Codes:

@@ -42,8 +42,9 @@ from kalda.protocol.messages.transactions import (
     WriteTxnMarkersRequest,
 )
 
-_FENCING_TIMEOUT_MS = 1
-"""The transaction timeout of a producer that only fences others."""
+_FENCING_TIMEOUT_MS = 30_000
+"""The transaction timeout of a producer that only fences others. Coordinators of Apache Kafka wait that long for the
+replicas of the record with the new epoch, so it is a request timeout, as in Kafka's own client (KAFKA-16570)."""
 _MAX_INIT = 5
 """Version 6 is for two-phase commit (KIP-939)."""
 _NO_MODERN_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
