@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafkaNode
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
 from node_cluster import NodeCluster
@@ -93,6 +95,47 @@ def test_the_asyncio_producer(server: LoneNode, fresh: Callable[[str], str]) -> 
 
     asyncio.run(work())
     assert read(server.address, topic, 2)[0] == [b"%d" % number for number in range(2_000)]
+
+
+def test_a_topic_deleted_and_made_again_under_load(server: LoneNode, fresh: Callable[[str], str]) -> None:
+    topic = fresh("again")
+    create(server, topic, 1)
+    admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
+    futures: list[DeliveryFuture] = []
+    done: list[int] = []
+    is_over = threading.Event()
+
+    def send_all() -> None:
+        for number in itertools.count():
+            if number % 20 == 0 and is_over.wait(0.001):
+                return
+            futures.append(producer.send(topic, b"%d" % number, partition=0, on_delivery=partial(count, number)))
+
+    def count(number: int, _metadata: object, _error: object) -> None:
+        done.append(number)
+
+    def wait_for(number: int) -> None:
+        end_s = time.monotonic() + TIMEOUT_S
+        while len(done) < number:
+            assert time.monotonic() < end_s, f"{len(done)} of {len(futures)} records are done, not {number}"
+            time.sleep(0.01)
+
+    with Producer(bootstrap_servers=server.address, metadata_max_age_ms=500) as producer:
+        thread = threading.Thread(target=send_all)
+        thread.start()
+        try:
+            wait_for(200)
+            admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+            with suppress(KafkaException):  # the producer's request for metadata has created it
+                create(server, topic, 1)
+            wait_for(len(futures) + 200)
+        finally:
+            is_over.set()
+            thread.join()
+    assert done == list(range(len(futures))), "each callback once, in order"
+    assert all(future.exception(0) is None for future in futures)
+    found = [int(value) for value in read(server.address, topic, 1)[0]]
+    assert found == list(range(found[0], len(futures))), "no later record is lost, doubled or out of order"
 
 
 def test_tables(server: LoneNode, fresh: Callable[[str], str]) -> None:

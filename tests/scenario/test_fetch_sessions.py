@@ -139,6 +139,7 @@ def test_a_full_cache_evicts_stale_sessions_only() -> None:
     world.advance(120_001)
     newer = opened(world, A)
     assert newer not in (0, session)
+    assert world.sessions.evictions == 1
     with pytest.raises(ApiError) as refused:
         world.fetch(session=(session, 1))
     assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND

@@ -153,6 +153,9 @@ def test_large_records_empty_topics_and_gaps(
         for _ in range(2):
             with made.transaction():
                 made.send("large", b"x", None, 0)
+        made.begin_transaction()
+        made.send("large", b"aborted", None, 0).result(60)
+        made.abort_transaction()
     lake = Lake(tmp_path / "lake")
     load(session, lake, LoadSettings(("empty", "large"), options))
     found = {(row.topic, row.offset): bytes(row.value) for row in lake.frame(session).collect()}
@@ -226,11 +229,17 @@ def test_a_snapshot_is_what_a_compacted_log_gives(
     assert (second.version, second.records, second.rebuilt) == (2, 20, None)
     assert actual() == expected()
     assert take_snapshot(session, table, "users", options).version == 2
+    with producer(cluster, **{"transactional.id": "users"}) as made:
+        with made.transaction():
+            made.send("users", b"open", b"k1", 1).result(60)
+            assert take_snapshot(session, table, "users", options).version == 2  # up to the open transaction
+        third = take_snapshot(session, table, "users", options)
+        assert (third.version, third.records, third.rebuilt) == (3, 1, None)
     send(520, 521)
     late = int(time.time() * 1000) + 25 * 60 * 60 * 1000
     assert "delete.retention.ms" in str(take_snapshot(session, table, "users", options, now_ms=late).rebuilt)
     assert actual() == expected()
-    assert os.readlink(table.path / "current") == "v=3"
+    assert os.readlink(table.path / "current") == "v=4"
 
 
 def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, options: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.coordinator.loading import Load
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
+from kalda.coordinator.timers import RETRY_MS
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.replication.markers import append_marker
@@ -120,7 +121,10 @@ class CoordinatorShell:
 
     def _poll(self) -> None:
         self._timer = None
-        self._runtime.poll(self._clock.mono_ms())
+        try:
+            self._runtime.poll(self._clock.mono_ms())
+        except Exception:
+            log.exception("a timer of the coordinator of %s failed; it fires again in %d ms", self._topic, RETRY_MS)
         self._start_loads()
 
     def close(self) -> None:

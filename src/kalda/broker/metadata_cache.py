@@ -105,6 +105,14 @@ class MetadataCache:
             self._fenced[broker_id].cancel()
         self._fenced[broker_id] = self._timers.call_later_ms(LISTED_MS, end)
 
+    def reassigning(self, leader_id: int) -> int:
+        """How many partitions of this leader are being reassigned. Visits all partitions."""
+        return sum(
+            partition.leader == leader_id and partition.is_reassigning
+            for topic in self.image.topics.by_id.values()
+            for partition in topic.partitions.values()
+        )
+
     def is_missing(self, broker_id: int) -> bool:
         """Whether the broker is missing in the epoch that it has in the image."""
         broker = self.image.cluster.brokers.get(broker_id)

@@ -158,6 +158,11 @@ class ReplicaFetcherManager:
             throttle,
         )
 
+    @property
+    def max_lag(self) -> int:
+        """By how many offsets the partition that is furthest behind is behind its leader."""
+        return self._fetchers.max_lag
+
     def resize(self, fetchers_a_leader: int) -> None:
         """Use so many fetchers for each leader."""
         self._fetchers.resize(fetchers_a_leader)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kalda.base.printable import printable
 from kalda.cli.metrics_pages import addresses, node_option, read
 from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
@@ -96,13 +97,14 @@ def _upper(name: str) -> str:
 
 def _print_access(node: dict[str, Any]) -> None:
     word = "allowed" if node["allowed"] else "denied"
-    click.echo(
-        f"\nbroker {node['node']}: {node['principal']} from {node['host']} is {word} {node['operation']} on "
+    decision = (
+        f"broker {node['node']}: {node['principal']} from {node['host']} is {word} {node['operation']} on "
         f"{node['resource_type']} {node['resource_name']}, by {node['rule']}, in the metadata up to {node['offset']}"
     )
+    click.echo(f"\n{printable(decision)}")
     decided = node["decided_by"]
     for pattern in node["patterns"]:
-        click.echo(f"  {pattern['type']} {pattern['name']}: {pattern['of_others']} entries of others")
+        click.echo(printable(f"  {pattern['type']} {pattern['name']}: {pattern['of_others']} entries of others"))
         rows = []
         for each in pattern["entries"]:
             what = each["skipped"] or ("decides" if each == decided else "applies")

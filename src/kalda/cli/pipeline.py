@@ -195,7 +195,7 @@ def _print_load(done: Loaded, rows: list[dict[str, Any]]) -> None:
     rate = progress.rows / progress.seconds if progress.seconds else 0
     click.echo(f"{progress.rows:,} rows in {progress.batches} batches, {progress.seconds:.1f} s, {rate:,.0f} rows/s")
     if done.removed:
-        click.echo(f"{done.removed} files that an interrupted load had left uncommitted were deleted")
+        click.echo(f"{done.removed} files of an earlier load that are no part of the table were deleted")
 
 
 @pipeline.command("derive")

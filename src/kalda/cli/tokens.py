@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from kalda.client.admin.token_plans import Token
     from kalda.client.cluster import ClusterClient
 
-_hmac_option = click.option("--hmac", metavar="BASE64", required=True, help="The token's HMAC, as `create` prints it.")
+_hmac_option = click.option(
+    "--hmac",
+    metavar="BASE64",
+    prompt="HMAC",
+    hide_input=True,
+    help="The token's HMAC, as `create` prints it. Asked for where not given: arguments are visible to others.",
+)
 
 
 @click.group()
@@ -26,7 +32,7 @@ def tokens() -> None:
     Examples:
       kalda tokens create --renewer User:scheduler --max-life-time-ms 86400000
       kalda tokens list --owner User:alice
-      kalda tokens expire --hmac BASE64
+      kalda tokens expire
     """
 
 

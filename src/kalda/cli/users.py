@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
 
 _MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_PASSWORD_HELP = "Asked for where not given: arguments are visible to others."
 _mechanism_option = click.option(
     "--mechanism", type=click.Choice(list(_MECHANISMS)), default="SCRAM-SHA-512", show_default=True
 )
@@ -34,7 +35,7 @@ def users() -> None:
 @click.argument("name")
 @_mechanism_option
 @click.option("--iterations", type=click.IntRange(4096, 16384), default=8192, show_default=True)
-@click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help="Asked for where not given.")
+@click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help=_PASSWORD_HELP)
 @with_cluster
 def set_command(cluster: ClusterClient, /, name: str, mechanism: str, iterations: int, password: str) -> None:
     """Set the password of a user. Only its salted hash is sent."""

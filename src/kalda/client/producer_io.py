@@ -1,9 +1,9 @@
 """The I/O of a blocking producer: turns that its own thread runs, or a thread of the application that waits.
 
 A thread that waits for a record runs the turns itself where no other thread does, so that its round trips need no
-other thread. The producer's thread then pauses for `_GRACE_S` behind each such wait: a batch that is sent meanwhile, by
-a thread that does not wait for it, leaves that much later at most. Where several threads wait, the producer's thread
-runs all turns. Soon after a full turn, the first one of a wait is short: it sends, and waits for the answer.
+other thread. The producer's thread pauses meanwhile, and for `_GRACE_S` behind each such wait: a batch that is sent
+then, by a thread that does not wait for it, leaves that much later at most. Where several threads wait, the producer's
+thread runs all turns. Soon after a full turn, the first one of a wait is short: it sends, and waits for the answer.
 
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
 records fail, as where the producer's own thread fails. An exception of a signal handler (Ctrl-C) that comes while the
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity
 
 _GRACE_S = 0.002
+_LONGEST_PAUSE_S = 1.0
+"""A signal handler's exception (Ctrl-C) may prevent that a pause is ended."""
 _USUAL_WAIT_MS = 1
 """Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
 _FULL_TURN_EVERY_MS = 5
@@ -66,6 +68,8 @@ class ProducerIo(IoThread):
         """A thread of the application runs turns."""
         self._driven_at_s = 0.0
         """When one last did."""
+        self._pauses_until_driven = False
+        """The producer's thread pauses until the thread of the application has run its turns, which ends the pause."""
         self._waiting = 0
         """Threads of the application that wait for another thread's turns."""
         self._failure: BaseException | None = None
@@ -82,13 +86,24 @@ class ProducerIo(IoThread):
             if self._failure is not None:
                 raise self._failure
             if self._is_driven or time.monotonic() - self._driven_at_s < _GRACE_S:
-                self._resume.acquire(timeout=_GRACE_S)
+                self._pause()
                 continue
             with self._baton:
                 if not self._is_driven and not driven.is_over():
                     self._driver = threading.get_ident()
                     self._turn()
                     self._driver = 0
+
+    def _pause(self) -> None:
+        """Pause for `_GRACE_S`, or, where one wait of a thread of the application lasts longer, until that ends: short
+        pauses would cost CPU for as long as a broker does not answer."""
+        before_s = self._driven_at_s
+        if self._resume.acquire(timeout=_GRACE_S) or self._driven_at_s != before_s:
+            return
+        self._pauses_until_driven = True  # before `_is_driven` is read: `run_until` clears that one, then reads this
+        if self._is_driven:
+            self._resume.acquire(timeout=_LONGEST_PAUSE_S)
+        self._pauses_until_driven = False
 
     def _end(self, failure: ApiError | None) -> None:
         with self._baton:
@@ -122,6 +137,8 @@ class ProducerIo(IoThread):
             self._entry.release()
             if self._waiting or self._failure is not None or self._driven.is_over():
                 self._driven_at_s = 0.0
+                self._end_pause()
+            elif self._pauses_until_driven:
                 self._end_pause()
         return awaited.is_done or not self._driven.is_over()
 

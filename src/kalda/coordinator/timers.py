@@ -10,7 +10,8 @@ half of the heap, it is made anew without them: members that join and leave cann
 would have lasted.
 
 Invariant: an armed timer has a heap entry at `_queued_ms`, which is not after its deadline.
-Timers due at one moment fire in the order in which their entries were pushed.
+Timers due at one moment fire in the order in which their entries were pushed. What a timer does never ends for good by
+a fault: a timer whose callback raises is armed again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Callable
 
 _FEW = 64
 """So many entries without effect are left in the heap in any case."""
+RETRY_MS = 10_000
+"""When a timer whose callback has raised fires again."""
 
 
 class TimerTask:
@@ -78,7 +81,7 @@ class CoordinatorTimer:
         """Run the timers that are due and return how many ran.
 
         One that a callback arms at or before `now_ms` waits for the next call, so that a timer that re-arms itself
-        without delay cannot hold the caller.
+        without delay cannot hold the caller. Raises what a callback raises; timers that were due after it stay due.
         """
         fired = 0
         for _ in range(len(self._heap)):
@@ -97,7 +100,12 @@ class CoordinatorTimer:
                 continue
             timer.deadline_ms = None
             fired += 1
-            timer.callback(now_ms)
+            try:
+                timer.callback(now_ms)
+            except Exception:
+                if timer.deadline_ms is None:
+                    self.arm(timer, now_ms + RETRY_MS)
+                raise
         return fired
 
     def _push(self, timer: TimerTask, deadline_ms: int) -> None:

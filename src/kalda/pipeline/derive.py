@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.files import locked
 from kalda.pipeline.lake import SINK_LOG
-from kalda.pipeline.load import SOURCE, starting_options
+from kalda.pipeline.load import ISOLATION, SOURCE, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
 from kalda.pipeline.session import PipelineError, batch_limit, first_line
@@ -75,8 +75,8 @@ def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> 
 def _stream(spark: SparkSession, project: Project, source: TopicSource, once: bool) -> DataFrame:
     """The topic's records: with JSON, Avro and Protobuf a column a field. Records that cannot be decoded have null in
     all of these, and what is wrong in `reason`."""
-    options = {**project.options, "subscribe": source.topic}
-    with Topics(project.options) as topics:
+    options = {ISOLATION: "read_committed", **project.source_options, "subscribe": source.topic}
+    with Topics(options) as topics:
         options |= starting_options(source.since, topics, (source.topic,))
     if source.rows_a_batch is not None:
         options |= batch_limit(source.rows_a_batch, to_the_end=once)
@@ -138,7 +138,7 @@ def _start(frame: DataFrame, project: Project, name: str, derived: Derived, once
     elif derived.every is not None:
         writer = writer.trigger(processingTime=derived.every)
     if derived.topic is not None:
-        options = {**project.options, "topic": derived.topic}
+        options = {**project.sink_options, "topic": derived.topic}
         if derived.exactly_once:
             options["kalda.exactly.once"] = "true"
         if derived.mode == "update":

@@ -42,7 +42,7 @@ def read_state(path: Path, expected: Mapping[str, type]) -> dict[str, Any] | Non
     where the file has something else."""
     try:
         found = json.loads(read_text(path, _MAX_STATE_BYTES))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
         raise PipelineError(f"{path} is damaged: {error}") from None

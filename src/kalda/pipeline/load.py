@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FILE_FORMATS: Final = ("parquet", "delta", "iceberg")
 ROWS_A_BATCH: Final = 2_000_000
 SOURCE: Final = "kalda"
+ISOLATION: Final = "kafka.isolation.level"
 _KEPT: Final = ("topics", "format", "value", "schema", "message", "descriptor", "registry", "key", "until")
 """Settings that a later load may not change."""
 
@@ -75,7 +76,7 @@ class Loaded:
 
     progress: Progress
     removed: int
-    """Files of a batch that an earlier load had not committed."""
+    """Files of an earlier load that it had not committed, or that its compaction had replaced."""
     compacted: Compacted
 
 
@@ -89,6 +90,7 @@ def load(
     if settings.format not in FILE_FORMATS:
         raise PipelineError(f"format {settings.format}: {', '.join(FILE_FORMATS)} are possible")
     with lake.locked():
+        settings = _with_isolation(lake, settings)
         settings, until = _agree(spark, lake, settings)
         is_files = settings.format == "parquet"
         removed = lake.remove_uncommitted() if is_files else 0
@@ -99,6 +101,13 @@ def load(
         if is_files and settings.compacts:
             compacted = compact(spark, lake, settings.target_bytes)
         return Loaded(progress, removed, compacted)
+
+
+def _with_isolation(lake: Lake, settings: LoadSettings) -> LoadSettings:
+    """Records of aborted transactions are none of a lake's, unless the options or what it was begun with say so."""
+    known = lake.settings()
+    level = "read_committed" if known is None else known.get("isolation", "read_uncommitted")
+    return _replace(settings, options={ISOLATION: level, **settings.options})
 
 
 def _agree(
@@ -123,6 +132,7 @@ def _agree(
             "schema": settings.schema,
             "since": since,
             "bootstrap": settings.options.get("kafka.bootstrap.servers"),
+            "isolation": settings.options[ISOLATION],
             "ends": None if until is None else to_json(until),
             "complete": False,
         }

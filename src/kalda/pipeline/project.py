@@ -37,6 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
+from kalda.base.configs.consumer import CONSUMER
+from kalda.base.configs.producer import PRODUCER
 from kalda.pipeline.files import read_text
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.values import ValueFormat, schema_text
@@ -114,11 +116,35 @@ class Project:
         return self.checkpoints / name
 
     @property
+    def source_options(self) -> dict[str, str]:
+        """The options without those that only the sink has."""
+        return {
+            name: value
+            for name, value in self.options.items()
+            if not name.startswith("kalda.exactly.once") and (_key(name) in CONSUMER or _key(name) not in PRODUCER)
+        }
+
+    @property
+    def sink_options(self) -> dict[str, str]:
+        """The options without those that only the source has."""
+        return {
+            name: value
+            for name, value in self.options.items()
+            if name.startswith(("kafka.", "kalda.exactly.once"))
+            and (_key(name) in PRODUCER or _key(name) not in CONSUMER)
+        }
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Which of `session.PACKAGES` the project needs."""
         formats = [each.format for each in self.tables.values()] + [each.format for each in self.derived.values()]
         values = [need for each in self.topics.values() for need in each.value_format.needs]
         return tuple(dict.fromkeys((*formats, *values)))
+
+
+def _key(option: str) -> str:
+    """Kafka's key of an option."""
+    return option.removeprefix("kafka.")
 
 
 def read_project(path: Path) -> Project:

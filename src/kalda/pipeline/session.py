@@ -39,7 +39,7 @@ _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
+    "spark.log.level": "FATAL",  # a command says what has failed; this would print a Java stack for each attempt
 }
 _OF_QUERIES: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -130,10 +130,16 @@ def batch_limit(rows: int, *, to_the_end: bool) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of Spark says, without the Java stack; where Python raised it in a worker, what that says."""
+    """What an exception of Spark says, and its first cause, without the Java stack; where Python raised it in a worker,
+    what that says."""
     raised = _RAISED.findall(str(error))
     if raised:
         return str(raised[-1])[:500]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("at ", "Caused by", "Traceback", "File "))]
-    return (said or lines or [type(error).__name__])[0][:500]
+    shown = (said or lines or [type(error).__name__])[0][:500]
+    first = error
+    while (cause := getattr(first, "_cause", None)) is not None:  # of PySpark's exceptions
+        first = cause
+    below = "" if first is error else first_line(first)
+    return shown if not below or below in shown else f"{shown.removesuffix('.')}: {below}"

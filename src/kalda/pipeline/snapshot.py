@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
-from kalda.pipeline.load import SOURCE, from_json, to_json
+from kalda.pipeline.load import ISOLATION, SOURCE, from_json, to_json
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Ends, Topics
 
@@ -114,6 +114,7 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
     state = table.state()
     if state is not None and state["topic"] != topic:
         raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
+    options = {**options, ISOLATION: "read_committed"}
     with Topics(options) as topics:
         topic_id, ends = topics.topic_id(topic), topics.ends([topic])
         retention = topics.config(topic, "delete.retention.ms")
@@ -129,7 +130,6 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
         .options(**options)
         .option("subscribe", topic)
         .option("includeHeaders", "true")
-        .option("kafka.isolation.level", "read_committed")
         .option("startingOffsets", json.dumps(to_json(since)))
         .option("endingOffsets", json.dumps(to_json(upto)))
         .load()

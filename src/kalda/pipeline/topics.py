@@ -33,6 +33,7 @@ class Topics:
         """`options` of the source: those that begin with `kafka.` are the client's."""
         config = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
         names = ("bootstrap.servers", "client.id", "request.timeout.ms", "default.api.timeout.ms")
+        self._read_committed = config.get("isolation.level") == "read_committed"
         self._servers = config.get("bootstrap.servers", "")
         try:
             self._admin = Admin(
@@ -62,14 +63,16 @@ class Topics:
         ]
 
     def ends(self, topics: Collection[str]) -> dict[TopicPartition, Ends]:
-        """The first offset and the end of each partition."""
+        """The first offset and the end of each partition, as readers of the isolation level of the options get it."""
         partitions = self.partitions(topics)
         first, last = (self.offsets_at(partitions, spec) for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST))
         return {partition: Ends(first[partition], last[partition]) for partition in partitions}
 
     def offsets_at(self, partitions: Collection[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """In each partition the first record at or after a time, -1 where all are older; or one of `OffsetSpec`."""
-        outcomes = self._admin.list_offsets(dict.fromkeys(partitions, int(timestamp_ms)))
+        outcomes = self._admin.list_offsets(
+            dict.fromkeys(partitions, int(timestamp_ms)), read_committed=self._read_committed
+        )
         self._refuse(outcomes.errors)
         return {partition: found.offset for partition, found in outcomes.succeeded.items()}
 

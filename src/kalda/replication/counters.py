@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
 FETCH_SESSIONS = "kafka.server:type=FetchSessionCache"
+FETCHERS = "kafka.server:type=ReplicaFetcherManager"
 PURGATORY = "kafka.server:type=DelayedOperationPurgatory"
 
 _OF_TOPICS = {
@@ -152,6 +153,7 @@ def make_gauges(sensors: Sensors, replicas: Replicas) -> None:
     gauge("UnderReplicatedPartitions", lambda: sum(each.is_under_replicated for each in replicas))
     gauge("UnderMinIsrPartitionCount", lambda: sum(each.is_under_min_isr for each in replicas))
     gauge("AtMinIsrPartitionCount", lambda: sum(each.is_at_min_isr for each in replicas))
+    gauge("ProducerIdCount", lambda: sum(len(each.log.producer_states) for each in replicas))
     for operation in DelayedOperation:
         _make_purgatory_gauges(sensors, replicas, operation)
 

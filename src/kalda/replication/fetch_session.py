@@ -164,6 +164,8 @@ class FetchSessionCache:
         self._sessions: dict[int, FetchSession] = {}
         self.size_bytes = 0
         """The cost of all sessions."""
+        self.evictions = 0
+        """Sessions so far that were removed to make room for others."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -176,6 +178,10 @@ class FetchSessionCache:
     def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.id]
         self.size_bytes -= session.size_bytes
+
+    def _evict(self, session: FetchSession) -> None:
+        self._remove(session)
+        self.evictions += 1
 
     def _resize(self, session: FetchSession, added_bytes: int) -> None:
         session.size_bytes += added_bytes
@@ -305,7 +311,7 @@ class FetchSessionCache:
         for each in evictable:
             if self.size_bytes + added_bytes <= self._max_bytes:
                 break
-            self._remove(each)
+            self._evict(each)
         return True
 
     def _make_room(self, is_follower: bool, size: int, now_ms: int) -> bool:
@@ -317,12 +323,12 @@ class FetchSessionCache:
             return False
         stalest = min(self._sessions.values(), key=lambda session: session.last_used_ms)
         if now_ms - stalest.last_used_ms > _EVICTION_AFTER_MS:
-            self._remove(stalest)
+            self._evict(stalest)
             return True
         least = min(self._sessions.values(), key=lambda session: (session.is_follower, len(session.entries)))
         evictable = now_ms - least.created_ms > _EVICTION_AFTER_MS and len(least.entries) < size
         if (is_follower and not least.is_follower) or (least.is_follower == is_follower and evictable):
-            self._remove(least)
+            self._evict(least)
             return True
         return False
 

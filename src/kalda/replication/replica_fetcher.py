@@ -76,6 +76,7 @@ class Followed:
         "backoff_ms",
         "is_fenced",
         "is_in_sync",
+        "lag",
         "leader_epoch",
         "partition",
         "retry_at_ms",
@@ -97,6 +98,8 @@ class Followed:
         """The last pause; 0 after a successful append."""
         self.is_in_sync = False
         """Whether the log reached the leader's high watermark with the last response: no throttle leaves it out."""
+        self.lag = 0
+        """How many offsets the log was behind the leader's high watermark with the last response."""
         self.is_fenced = False
         """No request any more: the epoch is over, or the disk has failed."""
 
@@ -176,6 +179,11 @@ class ReplicaFetcher:
 
     def __len__(self) -> int:
         return len(self._followed)
+
+    @property
+    def max_lag(self) -> int:
+        """Of the partition that is furthest behind its leader's high watermark, in offsets. Visits each."""
+        return max([each.lag for each in self._followed.values()], default=0)
 
     # -- what to fetch
 
@@ -336,7 +344,8 @@ class ReplicaFetcher:
                 records, followed.leader_epoch, data.high_watermark, data.log_start_offset
             )
             followed.backoff_ms = 0
-            followed.is_in_sync = data.high_watermark <= followed.partition.log.log_end_offset
+            followed.lag = max(0, data.high_watermark - followed.partition.log.log_end_offset)
+            followed.is_in_sync = not followed.lag
             throttle = self._throttle
             if throttle is not None and records and throttle.is_throttled(*followed.partition.topic_partition):
                 throttle.record(len(records), now_ms)

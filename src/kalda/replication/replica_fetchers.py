@@ -63,6 +63,11 @@ class ReplicaFetchers:
         if known is not None:
             known[0].remove(known[1])
 
+    @property
+    def max_lag(self) -> int:
+        """Of the partition that is furthest behind its leader's high watermark, in offsets."""
+        return max([fetcher.max_lag for fetcher in self._fetchers.values()], default=0)
+
     def _fetcher(self, partition: Partition) -> ReplicaFetcher:
         topic, index = partition.topic_partition
         shard = (zlib.crc32(topic.encode()) + index) % self._config.fetchers_a_leader

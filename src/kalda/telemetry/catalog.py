@@ -63,6 +63,8 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("UnderMinIsrPartitionCount", "partitions led here with fewer replicas in sync than min.insync.replicas"),
         Metric("AtMinIsrPartitionCount", "partitions led here with just as many"),
         Metric("PartitionsWithLateTransactionsCount", "partitions with a transaction that is open for too long"),
+        Metric("ReassigningPartitions", "partitions led here that are being reassigned"),
+        Metric("ProducerIdCount", "idempotent producers of all replicas here, each once a partition"),
         Metric("IsrExpandsPerSec", "replicas that came into sync", "", True),
         Metric("IsrShrinksPerSec", "replicas that fell out of sync", "", True),
         Metric("FailedIsrUpdatesPerSec", "in-sync sets that the controller has refused", "", True),
@@ -163,6 +165,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.coordinator.group:type=GroupMetadataManager": (
         Metric("NumGroups", "groups that this broker coordinates"),
+        Metric("NumOffsets", "offsets that these have committed"),
         *(
             Metric(f"NumGroups{state}", f"of these, those that are {state}")
             for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
@@ -193,6 +196,10 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=FetchSessionCache": (
         Metric("NumIncrementalFetchSessions", "fetch sessions that this broker holds"),
         Metric("NumIncrementalFetchPartitionsCached", "partitions in them"),
+        Metric("IncrementalFetchSessionEvictionsPerSec", "those removed to make room for others", "", True),
+    ),
+    "kafka.server:type=ReplicaFetcherManager": (
+        Metric("MaxLag", "offsets by which the follower that is furthest behind is behind its leader", "clientId"),
     ),
     "kafka.log:type=LogManager": (
         Metric("OfflineLogDirectoryCount", "log directories that have failed"),
@@ -228,14 +235,16 @@ ABSENT: Final[dict[str, str]] = {
     "BrokerTopicMetrics: Remote..., ...Share...; ShareGroupMetrics, ShareSessionCache, share-coordinator-metrics": (
         "there are no tiered storage and no share groups"
     ),
-    "ReplicaManager: ReassigningPartitions, ProducerIdCount; FetcherLagMetrics, ReplicaFetcherManager, "
-    "ReplicaAlterLogDirsManager": "not measured: `kalda reassign status` and `kalda topics describe` show them",
+    "FetcherLagMetrics; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount, "
+    "FailedPartitionsCount": (
+        "MaxLag is the largest lag, and there would be as many others as partitions: `kalda topics describe` shows "
+        "which replicas are in sync. There are no threads, and a partition that fails is fetched again, or its "
+        "directory is offline"
+    ),
     "Produce, Fetch, Request, ControllerMutation: queue-size": (
         "a muted connection stands in no queue; `kalda quotas top` shows who pauses"
     ),
-    "FetchSessionCache: IncrementalFetchSessionEvictionsPerSec; SnapshotEmitter; EventQueueOperations...": (
-        "not counted: snapshots, and operations that time out, are logged"
-    ),
+    "SnapshotEmitter; EventQueueOperations...": "not counted: snapshots, and operations that time out, are logged",
     "...-channel-metrics, alter-partition-, directory-assignments-, forwarding-, heartbeat-, registration-metrics": (
         "of Kafka's own network clients between nodes; RequestMetrics has their requests at the node that answers"
     ),
@@ -245,6 +254,7 @@ ABSENT: Final[dict[str, str]] = {
     "AvgIdleRatio; node-metrics, app-info, kafka-metrics-count, linux-disk-...-bytes, ClusterId; FinalizedLevel": (
         "`kalda features` and `kalda cluster` show versions and levels; the machine's own exporter has its disks"
     ),
+    "broker-metadata-metrics: metadata-load-error-count": "a node that cannot load a committed record stops",
     "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
     "LogCleaner: cleaner-recopy-, max-buffer-utilization-percent, max-clean-time-, max-compaction-delay-secs, "
     "DeadThreadCount; Log: RetentionSizeInPercent": "not measured: the log line of each compaction has its figures",
@@ -252,7 +262,7 @@ ABSENT: Final[dict[str, str]] = {
         "the quorum has no thread of its own; a text is no metric, and `kalda quorum` shows it; only known voters are "
         "connected to"
     ),
-    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates, NumOffsets": (
+    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates": (
         "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"
     ),
     "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
@@ -277,6 +287,16 @@ def page() -> str:
         "OpenMetrics a name is of lower case letters, digits and underscores, as the JMX exporter makes it for Kafka's",
         "usual dashboards; a counter ends in `_total`, without `PerSec`. Requests are measured only where the listener",
         "is set.",
+        "",
+        "With `kalda.metrics.otlp.endpoint=URL` a node posts the same names to an OpenTelemetry collector, by HTTP and",
+        "in Protobuf: counters as cumulative sums, everything else as gauges. OpenTelemetry's own classes",
+        "(`opentelemetry-proto`) read these messages without an unknown field.",
+        "",
+        "What clients measure themselves they push where it is subscribed (KIP-714): `kalda client-metrics alter",
+        "--name all --metrics '*'`. Seen in the topic `__client_metrics`, with `kalda client-metrics tail`, and as a",
+        "table of Spark (`kalda.spark.client_metrics`): 96 metrics of a producer and 107 of a consumer of Apache Kafka",
+        "4.3.1, which push by default; 10 and 13 of librdkafka 2.16 with `enable.metrics.push=true`; 44 and 28 of",
+        "Kalda's own clients.",
         "",
     ]
     for group in sorted(METRICS):

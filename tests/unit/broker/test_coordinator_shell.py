@@ -14,6 +14,7 @@ from coordinator_world import CountingShard, counter_batch
 
 from kalda.broker.coordinator_shell import CoordinatorShell, InternalTopicLog
 from kalda.coordinator.runtime import CoordinatorRuntime
+from kalda.coordinator.timers import RETRY_MS, TimerTask
 from kalda.records.batch import read_header
 from kalda.records.builder import read_records
 from kalda.records.compression import Compression
@@ -105,3 +106,23 @@ def test_a_closed_shell_reads_nothing_and_sets_no_timer() -> None:
     log.refuses = False
     broker.pass_time(3_600_000)
     assert served(runtime) == "NOT_COORDINATOR", "the load that failed is not tried again"
+
+
+def test_a_timer_that_fails_ends_neither_itself_nor_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    fired: list[str] = []
+
+    def fail_once(_now_ms: int) -> None:
+        fired.append("one")
+        if fired == ["one"]:
+            raise ZeroDivisionError
+
+    runtime.timers.arm(TimerTask(fail_once), 10)
+    runtime.timers.arm(TimerTask(lambda _: fired.append("other")), 10)
+    shell.arm()
+    broker.pass_time(11)
+    assert fired == ["one", "other"]
+    assert "a timer of the coordinator of" in caplog.text
+    broker.pass_time(RETRY_MS)
+    assert fired == ["one", "other", "one"]

@@ -72,6 +72,13 @@ class World:
         return entry.leader_id, entry.error_code
 
 
+def test_partitions_that_are_reassigned_are_counted_at_their_leader() -> None:
+    world = World()
+    assert world.cache.reassigning(1) == 0
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, removing_replicas=[2]))
+    assert [world.cache.reassigning(broker_id) for broker_id in (1, 2)] == [1, 0]
+
+
 def test_a_fenced_broker_leads_nothing_but_is_listed_for_a_while() -> None:
     world = World()
     world.fence()

@@ -47,7 +47,7 @@ class Shell:
         self._cluster = cluster
         self._directory = directory
 
-    def run(self, *arguments: str, code: int = 0, user: str = "admin") -> Result:
+    def run(self, *arguments: str, code: int = 0, user: str = "admin", typed: str | None = None) -> Result:
         properties = self._directory / f"{user}.properties"
         keys = self._cluster.client_config(user)
         properties.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
@@ -56,6 +56,7 @@ class Shell:
             cli,
             [group, command, *others, "--command-config", str(properties)],
             prog_name="kalda",
+            input=typed,
             env={"KALDA_BOOTSTRAP_SERVER": self._cluster.bootstrap_servers},
         )
         assert result.exit_code == code, f"{arguments}: {result.exit_code}\n{result.output}"
@@ -115,6 +116,8 @@ def test_acls(shell: Shell) -> None:
     ]  # fmt: skip
     shell.run("topics", "describe", "orders", user="alice")
     asked = ["explain", "access", "--principal", "User:alice", "--resource", "topic:orders", "--operation"]
+    strange = shell.run("explain", "access", "--principal", "User:\x07", "--resource", "topic:o", "--operation", "Read")
+    assert "\x07" not in strange.output
     assert [shell.json(*asked, each)[0]["allowed"] for each in ("Describe", "Read")] == [True, False]
     shell.run("acls", "list", user="alice", code=1)  # needs DESCRIBE of the cluster
     shell.run("acls", "remove", "--topic", "orders", "--force")
@@ -149,7 +152,7 @@ def test_tokens(cluster: Cluster, shell: Shell) -> None:
     assert made["hmac"] not in shell.run("tokens", "list").output
     renewed = shell.run("tokens", "renew", "--hmac", made["hmac"], "--renew-time-period-ms", "60000").output
     assert "The token expires at" in renewed
-    shell.run("tokens", "expire", "--hmac", made["hmac"])
+    assert made["hmac"] not in shell.run("tokens", "expire", typed=made["hmac"] + "\n").output
     shell.json_when(lambda rows: not rows, "tokens", "list")
     with pytest.raises(ApiError, match="invalid credentials with SASL mechanism SCRAM-SHA-512"):
         log_in(cluster, made["token_id"], made["hmac"], "tokenauth=true")

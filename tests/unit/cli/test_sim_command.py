@@ -69,7 +69,7 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
         command.send_signal(number)
         _, printed = command.communicate(timeout=60)
         assert b"Traceback" not in printed
-        assert command.returncode == (1 if number == signal.SIGINT else -number)
+        assert command.returncode == (130 if number == signal.SIGINT else -number)
         assert not psutil.wait_procs(workers, timeout=60)[1]
     finally:
         command.kill()

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,6 +18,7 @@ from kalda.client.channels import Channels
 from kalda.client.core.connections import Action
 from kalda.client.io_loop import IoLoop
 from kalda.client.io_thread import IoThread
+from kalda.client.producer_io import ProducerIo
 
 TIMEOUT_S = 30
 DUE_MS = 3
@@ -177,3 +179,48 @@ def test_a_wake_during_a_turn_ends_its_waiting() -> None:
     thread.start()
     thread.join(TIMEOUT_S)
     assert driven.has_ended.is_set()
+
+
+class CountedLock:
+    """A lock, and how it was used."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.timeouts_s: list[float] = []
+        self.releases = 0
+
+    def acquire(self, timeout: float) -> bool:
+        self.timeouts_s.append(timeout)
+        acquired: bool = self.lock.acquire(timeout=timeout)
+        return acquired
+
+    def release(self) -> None:
+        self.releases += 1
+        self.lock.release()
+
+
+def test_a_producers_thread_pauses_once_for_a_wait_that_lasts() -> None:
+    driven = UntilStopped()
+    io = ProducerIo("test", driven, Mock(), None, 1024, 1024)
+    resume: Any = CountedLock(io._resume)
+    io._resume = resume
+    awaited = SimpleNamespace(is_done=False)
+    waiting = threading.Thread(target=io.run_until, args=(awaited, None))
+    waiting.start()
+    while not (io._is_driven and io._is_selecting and io.sleeps_until_ms):
+        threading.Event().wait(0.001)
+    io.start()
+    while len(resume.timeouts_s) < 2:
+        threading.Event().wait(0.001)
+    short_s, long_s = resume.timeouts_s
+    assert long_s >= 100 * short_s, "a broker that does not answer costs no wakes"
+    while not io._pauses_until_driven:
+        threading.Event().wait(0.001)
+    awaited.is_done = True
+    io.wake()
+    waiting.join(TIMEOUT_S)
+    assert resume.releases == 1, "the end of the wait ends the pause"
+    driven.is_stopped = True
+    io.wake()
+    io.join(TIMEOUT_S)
+    assert not io.is_alive()

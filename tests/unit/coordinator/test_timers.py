@@ -6,10 +6,11 @@ import weakref
 from collections.abc import Callable
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.coordinator.timers import RETRY_MS, CoordinatorTimer, TimerTask
 
 
 def test_a_later_deadline_replaces_an_earlier_one_and_the_other_way_round() -> None:
@@ -128,3 +129,23 @@ def test_a_heap_that_is_made_anew_fires_what_it_would_have_fired(
         return fired
 
     assert sorted(fired_by(-1)) == sorted(fired_by(10**9))
+
+
+def test_a_timer_that_fails_fires_again_and_the_others_stay_due() -> None:
+    timers, fired = CoordinatorTimer(), []
+
+    def fail_once(now_ms: int) -> None:
+        fired.append(now_ms)
+        if len(fired) == 1:
+            raise ZeroDivisionError
+
+    timers.arm(TimerTask(fail_once), 10)
+    timers.arm(TimerTask(fired.append), 11)
+    with pytest.raises(ZeroDivisionError):
+        timers.fire(20)
+    assert fired == [20]
+    timers.fire(21)
+    assert fired == [20, 21]
+    timers.fire(20 + RETRY_MS)
+    assert fired == [20, 21, 20 + RETRY_MS]
+    assert timers.next_deadline_ms() is None

@@ -53,8 +53,10 @@ def test_status_of_a_checkpoint_counts_the_records_of_its_batches(tmp_path: Path
     (found,) = statuses(checkpoint(tmp_path, [{"0": 5}, {"0": 9, "1": 2}], committed=2), {})
     assert [batch.records for batch in found.batches] == [5, 6]
     assert (found.kind, found.lag, sum(found.done.values())) == ("query", None, 11)
-    with pytest.raises(PipelineError, match="neither a lake"):
-        statuses(tmp_path / "offsets", {})
+    for path in (tmp_path / "offsets", tmp_path / "offsets" / "0"):
+        with pytest.raises(PipelineError, match="neither a lake"):
+            statuses(path, {})
+    assert Lake(tmp_path / "offsets" / "0").settings() is None  # a single file can be replayed
 
 
 def entry(path: Path, size: int) -> str:
@@ -292,6 +294,20 @@ def test_a_project_file(tmp_path: Path) -> None:
 def test_a_wrong_project_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
         read_project(project(tmp_path, GOOD.replace(before, after)))
+
+
+def test_each_side_of_a_project_gets_the_options_that_it_has(tmp_path: Path) -> None:
+    """The others would be refused there as misspelt; what neither has is refused by both."""
+    both = '"kafka.client.id" = "c"\n"kafka.nothing" = 1\n'
+    read = '"kafka.isolation.level" = "read_uncommitted"\nfailOnDataLoss = false\n'
+    written = '"kafka.compression.type" = "lz4"\n"kalda.exactly.once.check" = false\n'
+    found = read_project(project(tmp_path, GOOD.replace("[topics", both + read + written + "[topics")))
+    shared = {"kafka.bootstrap.servers": "localhost:1", "kafka.client.id": "c", "kafka.nothing": "1"}
+    assert found.source_options == shared | {
+        "kafka.isolation.level": "read_uncommitted",
+        "failOnDataLoss": "false",
+    }
+    assert found.sink_options == shared | {"kafka.compression.type": "lz4", "kalda.exactly.once.check": "false"}
 
 
 def test_value_formats_name_what_they_lack(tmp_path: Path) -> None:

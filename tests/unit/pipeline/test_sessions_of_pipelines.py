@@ -157,3 +157,18 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
 )
 def test_what_an_exception_of_spark_says(text: str, said: str) -> None:
     assert first_line(RuntimeError(text)) == said
+
+
+def test_an_exception_of_spark_says_what_caused_it() -> None:
+    class Captured(Exception):
+        """As PySpark makes of Java's exceptions."""
+
+        def __init__(self, text: str, cause: Exception | None = None) -> None:
+            super().__init__(text)
+            self._cause = cause
+
+    full = Captured("java.io.IOException: No space left on device\n\tat java.base/x")
+    failed = Captured("[TASK_WRITE_FAILED] Task failed while writing rows to file:/lake.", full)
+    assert first_line(Captured("[STREAM_FAILED] Task failed.", Captured("Task failed", failed))) == (
+        "[STREAM_FAILED] Task failed: java.io.IOException: No space left on device"
+    )

@@ -7,7 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
+from kalda.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchResponsePartitionData,
+)
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
 
@@ -66,6 +71,28 @@ def test_a_fetch_does_not_wait_long_without_a_partition_that_is_being_flushed() 
         started[0].on_interrupted()
     assert waits[0] == 500
     assert waits[1] < 50
+
+
+def test_the_largest_lag_is_that_of_the_last_responses() -> None:
+    started: list[ReplicaFetcher] = []
+    fetchers = ReplicaFetchers(FetcherConfig(7, "cluster"), lambda: 1, started.append)
+    assert fetchers.max_lag == 0, "nothing is fetched"
+    for index in range(2):
+        followed = partition(index)
+        followed.may_fetch, followed.append_as_follower = True, lambda *_: None
+        followed.log = SimpleNamespace(
+            cold=False, truncation=None, log_end_offset=5, log_start_offset=0, leader_epochs=SimpleNamespace(latest=0)
+        )
+        fetchers.follow(followed)
+    for high_watermarks, lag in (((5, 12), 7), ((9, 5), 4), ((5, 4), 0)):
+        assert started[0].next_request(0) is not None
+        data = [
+            FetchResponsePartitionData(partition_index=index, high_watermark=each)
+            for index, each in enumerate(high_watermarks)
+        ]
+        topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=data)
+        started[0].on_response(FetchResponse(responses=[topic]), 0)
+        assert fetchers.max_lag == lag
 
 
 def test_an_unknown_error_code_is_followed_by_a_pause() -> None:

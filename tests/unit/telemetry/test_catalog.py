@@ -75,6 +75,8 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     assert values["LogEndOffset", "measured", "0"] == EVERY
     assert values["Size", "measured", "0"] > 60 * EVERY
     assert values["NumLogSegments", "measured", "0"] == 1
+    assert values["ProducerIdCount",] == 1
+    assert values["MaxLag", "Replica"] == values["NumOffsets",] == values["ReassigningPartitions",] == 0
 
 
 def test_durations_fall_into_buckets_of_an_eighth_at_most() -> None:

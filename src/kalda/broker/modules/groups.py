@@ -109,6 +109,9 @@ def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
         )
 
     sensors.gauge(_MANAGER, "NumGroups", read=count)
+    sensors.gauge(
+        _MANAGER, "NumOffsets", read=lambda: sum(each.offsets.count for each in coordinator.runtime.active_shards())
+    )
     add_load_times(sensors, "kafka.server:type=group-coordinator-metrics", coordinator.runtime)
     sensors.gauge("kafka.server:type=group-coordinator-metrics", "group-count", (("protocol", "classic"),), count)
     for state, name in _COUNTED_STATES.items():

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kalda.base.configs.server import ServerConfig
+from kalda.base.sensors import SensorName, counted
 from kalda.base.topic_names import TRANSACTIONS_TOPIC
 from kalda.broker.broker_channels import BrokerChannels
 from kalda.broker.handlers.data import DataHandlers
@@ -23,7 +24,7 @@ from kalda.broker.rows import Row
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
-from kalda.replication.counters import FETCH_SESSIONS, REPLICA_MANAGER
+from kalda.replication.counters import FETCH_SESSIONS, FETCHERS, REPLICA_MANAGER
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -70,11 +71,14 @@ class ReplicationModule(Module):
             host.rng.randint,
             config["kalda.fetch.session.cache.bytes"],
         )
-        context.sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
-        context.sensors.gauge(
-            FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count
-        )
-        context.sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
+        sensors = context.sensors
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count)
+        evictions = SensorName(FETCH_SESSIONS, "IncrementalFetchSessionEvictionsPerSec")
+        sensors.add_source(lambda: [(evictions, counted(sessions.evictions))])
+        sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
+        sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: cache.reassigning(config.node_id))
+        sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
         self._clock = host.clock
         self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
         self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route, context.to_brokers)

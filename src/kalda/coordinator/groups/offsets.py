@@ -76,6 +76,11 @@ class Offsets:
         """By group, topic and partition: the producers with an open transaction that commits it. The inverse of
         `by_producer`."""
 
+    @property
+    def count(self) -> int:
+        """Committed offsets, those of open transactions not counted. Visits all groups."""
+        return sum(len(each) for each in self.by_group.values())
+
     # -- replay --------------------------------------------------------------------------------------------------
 
     def replay(self, record: OffsetRecord, record_offset: int, producer_id: int) -> None:

@@ -33,7 +33,10 @@ def test_a_pending_offset_is_seen_only_after_its_commit() -> None:
     offsets.replay(commit(5), 1, 7)
     assert fetched(offsets) == (1, "NONE")
     assert fetched(offsets, require_stable=True) == (-1, "UNSTABLE_OFFSET_COMMIT")
+    offsets.replay(commit(5, partition=1), 2, 7)
+    assert offsets.count == 1
     offsets.replay_marker(7, committed=True)
+    assert offsets.count == 2
     assert fetched(offsets, require_stable=True) == (5, "NONE")
     assert not offsets.has_open_transactions("g")
 
