@@ -32,9 +32,13 @@ from kalda.protocol.messages.security import (
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
 )
+from kalda.protocol.notation import maker
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+_removal = maker(RemoveAccessControlEntryRecord, "id")
+_matched = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
 
 
 class AclControl:
@@ -84,13 +88,13 @@ class AclControl:
             for acl_id, acl in self.by_id.items():
                 if matches(acl):
                     removed[acl_id] = None
-                    matching.append(_matching(acl))
+                    matching.append(_matched(None, *acl))
             results.append(
                 DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message=None, matching_acls=matching)
             )
         if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
             raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
-        records = [VersionedRecord(RemoveAccessControlEntryRecord(id=acl_id), 0) for acl_id in removed]
+        records = [VersionedRecord(_removal(acl_id), 0) for acl_id in removed]
         return Result(records, results, atomic=True)
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:
@@ -103,25 +107,28 @@ class AclControl:
         acl = self.by_id.pop(record.id)
         self._ids.pop(acl, None)
 
+    def replay_removals(self, records: Sequence[VersionedRecord], first: int) -> int:
+        """Apply the removals from `records[first]` on, together: the effect of `replay_removal` for each, at a fraction
+        of the cost. Returns how many; 0 where that record is another one. A record that cannot be applied so is left to
+        `replay_removal`."""
+        removed: dict[Uuid, StandardAcl] = {}
+        for index in range(first, len(records)):
+            record = records[index].record
+            if type(record) is not RemoveAccessControlEntryRecord or record.id in removed:
+                break
+            acl = self.by_id.get(record.id)
+            if acl is None:
+                break
+            removed[record.id] = acl
+        self.by_id.remove_all(removed)
+        self._ids.remove_all({acl for acl in removed.values() if acl in self._ids})
+        return len(removed)
+
     def _fresh_id(self) -> Uuid:
         while True:
             acl_id = self._new_id()
             if acl_id not in self.by_id:
                 return acl_id
-
-
-def _matching(acl: StandardAcl) -> DeleteAclsMatchingAcl:
-    return DeleteAclsMatchingAcl(
-        error_code=ErrorCode.NONE,
-        error_message=None,
-        resource_type=acl.resource_type,
-        resource_name=acl.resource_name,
-        pattern_type=acl.pattern_type,
-        principal=acl.principal,
-        host=acl.host,
-        operation=acl.operation,
-        permission_type=acl.permission_type,
-    )
 
 
 def _validate_creation(creation: AclCreation) -> None:

@@ -52,7 +52,7 @@ from kalda.controller.periodic import PeriodicTask, PeriodicTasks
 from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
-from kalda.controller.replaying import other_records, replay_table
+from kalda.controller.replaying import other_records, replay_run, replay_table
 from kalda.controller.scram import ScramControl
 from kalda.controller.suspects import Probe
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
@@ -244,7 +244,7 @@ class QuorumController:
             registry,
             self._prepare,
             self._replay,
-            replay_run=lambda batch, first: self.partitions.replay_new_partitions(batch, first),
+            replay_run=lambda batch, first: replay_run(self, batch, first),
             schedule=self._quorum.schedule_append,
             not_leader=ErrorCode.NOT_CONTROLLER,
             max_records_per_batch=self.config.max_records_per_batch,
