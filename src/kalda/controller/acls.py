@@ -6,9 +6,11 @@ The creation of an entry that exists already succeeds without a record: CreateAc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
+from kalda.base.pending import Pending
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
 from kalda.metadata.acl_filters import (
     PATTERN_ANY,
@@ -31,6 +33,7 @@ from kalda.protocol.messages.security import (
     DeleteAclsFilter,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
+    DeleteAclsResponse,
 )
 from kalda.protocol.notation import maker
 from kalda.protocol.record_framing import VersionedRecord
@@ -38,7 +41,14 @@ from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 _removal = maker(RemoveAccessControlEntryRecord, "id")
-_matched = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
+_matching_acl = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
+
+
+class Matched(NamedTuple):
+    """The entries that a filter of a deletion matches, or why the filter is refused."""
+
+    acls: Sequence[StandardAcl]
+    error: ApiError | None = None
 
 
 class AclControl:
@@ -75,23 +85,21 @@ class AclControl:
         check_batch_size(len(records))
         return Result(records, results, atomic=True)
 
-    def delete(self, filters: Sequence[DeleteAclsFilter]) -> Result[VersionedRecord, list[DeleteAclsFilterResult]]:
+    def delete(self, filters: Sequence[DeleteAclsFilter]) -> Result[VersionedRecord, list[Matched]]:
         removed: dict[Uuid, None] = {}
-        results: list[DeleteAclsFilterResult] = []
+        results: list[Matched] = []
         for entry_filter in filters:
             try:
                 matches = filter_matcher(entry_filter)
             except ApiError as error:
-                results.append(DeleteAclsFilterResult(error_code=error.code, error_message=error.message))
+                results.append(Matched([], error))
                 continue
             matching = []
             for acl_id, acl in self.by_id.items():
                 if matches(acl):
                     removed[acl_id] = None
-                    matching.append(_matched(None, *acl))
-            results.append(
-                DeleteAclsFilterResult(error_code=ErrorCode.NONE, error_message=None, matching_acls=matching)
-            )
+                    matching.append(acl)
+            results.append(Matched(matching))
         if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
             raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
         records = [VersionedRecord(_removal(acl_id), 0) for acl_id in removed]
@@ -129,6 +137,30 @@ class AclControl:
             acl_id = self._new_id()
             if acl_id not in self.by_id:
                 return acl_id
+
+
+def answer_deletion(deletion: Pending[list[Matched]]) -> Pending[DeleteAclsResponse]:
+    """The response to a deletion. It is made once the deletion is committed, and so not in the turn of the event loop
+    that writes the records: there may be thousands of entries."""
+    answer: Pending[DeleteAclsResponse] = Pending()
+
+    def on_committed(results: list[Matched] | None, error: ApiError | None) -> None:
+        if results is None:
+            answer.settle(None, error)
+        else:
+            answer.complete(DeleteAclsResponse(filter_results=list(map(_filter_result, results))))
+
+    deletion.then(on_committed)
+    return answer
+
+
+def _filter_result(matched: Matched) -> DeleteAclsFilterResult:
+    error = matched.error
+    return DeleteAclsFilterResult(
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message,
+        matching_acls=[_matching_acl(None, *acl) for acl in matched.acls],
+    )
 
 
 def _validate_creation(creation: AclCreation) -> None:

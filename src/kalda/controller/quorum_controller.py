@@ -26,13 +26,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
-from kalda.controller.acls import AclControl
+from kalda.controller.acls import AclControl, answer_deletion
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
@@ -609,11 +610,8 @@ class QuorumController:
     def handle_delete_acls(
         self, request: DeleteAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteAclsResponse]:
-        def operation() -> Result[VersionedRecord, DeleteAclsResponse]:
-            result = self.acls.delete(request.filters)
-            return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
-
-        return self._write("deleteAcls", now_ms, operation, caller, AclOperation.ALTER)
+        delete = partial(self.acls.delete, request.filters)
+        return answer_deletion(self._write("deleteAcls", now_ms, delete, caller, AclOperation.ALTER))
 
     def handle_delegation_token(self, request: TokenRequest, caller: Caller, now_ms: int) -> Pending[Any]:
         """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken."""

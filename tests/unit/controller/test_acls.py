@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.controller.acls import AclControl
+from kalda.base.pending import Pending
+from kalda.controller.acls import AclControl, Matched, answer_deletion
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import AclCreation, DeleteAclsFilter
 from kalda.protocol.record_framing import VersionedRecord
@@ -39,17 +41,30 @@ def acls() -> AclControl:
 
 
 def test_one_filter_removes_every_entry(acls: AclControl) -> None:
-    deleted = acls.delete([EVERY])
-    (result,) = deleted.response
-    assert [
-        (matching.resource_name, matching.error_code, matching.error_message) for matching in result.matching_acls
-    ] == [
+    deleted = acls.delete([EVERY, DeleteAclsFilter(resource_type_filter=99)])
+    committed: Pending[list[Matched]] = Pending()
+    answer = answer_deletion(committed)
+    assert not answer.done
+    committed.complete(deleted.response)
+    assert answer.value is not None
+    result, refused = answer.value.filter_results
+    assert [(each.resource_name, each.error_code, each.error_message) for each in result.matching_acls] == [
         *((creation.resource_name, 0, None) for creation in CREATIONS),
         ("t-0", 0, None),
     ]
+    assert (result.error_code, result.error_message) == (0, None)
+    assert (refused.error_code, refused.matching_acls) == (ErrorCode.INVALID_REQUEST, [])
     assert acls.replay_removals(deleted.records, 0) == 21
     assert not acls.by_id
     assert len(acls.create(CREATIONS).records) == 20, "no entry is left by its content either"
+
+
+def test_a_deletion_that_fails_is_answered_with_its_error() -> None:
+    committed: Pending[list[Matched]] = Pending()
+    answer = answer_deletion(committed)
+    committed.fail(ApiError(ErrorCode.NOT_CONTROLLER))
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.NOT_CONTROLLER
 
 
 def test_removals_are_applied_together_up_to_a_record_that_is_none(acls: AclControl) -> None:
