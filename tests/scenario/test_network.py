@@ -243,6 +243,24 @@ def test_a_broker_connects_to_a_full_node() -> None:
     run(scenario)
 
 
+def test_a_broker_does_not_wait_behind_clients_that_wait() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=1))
+        clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=2))
+        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, Limits(backlog=2), protected=True)
+        client = await dial(clients.port)
+        await ask(client, b"12345678")
+        held = [await dial(clients.port) for _ in range(2)]
+        await until(lambda: server.describe()["waiting"] == len(held))
+        broker = await dial(brokers.port)
+        assert await ask(broker, b"12345678") == b"re:12345678"
+        assert await client[0].read() == b""
+        assert server.describe()["waiting"] == len(held)
+        await server.stop()
+
+    run(scenario)
+
+
 def test_an_address_beyond_its_maximum_is_refused() -> None:
     async def scenario() -> None:
         server = Server(HandClock(), NodeLimits(max_connections_per_ip=1))

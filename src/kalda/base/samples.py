@@ -59,6 +59,10 @@ class FreeUse:
 
     def take(self, value: float, now_ms: int) -> bool:
         """Record `value` where it is free; otherwise nothing is recorded, and False is returned."""
+        return self.take_free(value, now_ms)
+
+    def take_free(self, value: float, now_ms: int) -> bool:
+        """`take`, for compiled callers: a function of C."""
         sample = self.sample
         if now_ms >= self.until_ms or sample is None:
             return False
@@ -73,11 +77,11 @@ class FreeUse:
 
     def take_frame(self, frame: Sized, now_ms: int) -> bool:
         """`take`, of the size of a request's frame."""
-        return self.take(len(frame), now_ms)
+        return self.take_free(len(frame), now_ms)
 
     def take_buffers(self, buffers: list[Sized], less: int, now_ms: int) -> bool:
         """`take`, of the size of a response without `less` bytes of its header."""
         size = -less
         for buffer in buffers:
             size += len(buffer)
-        return self.take(size, now_ms)
+        return self.take_free(size, now_ms)

@@ -6,24 +6,26 @@ has the field, and the connection is muted at the same moment (KIP-219). An answ
 because a Fetch is charged by its size and any request by the time that it takes. Where the client has to pause it is
 encoded again, of a row with `throttled` the response of that, which has no records.
 
-While the time of requests is a quota, a `Stopwatch` runs while a request holds the event loop: from its decoding to its
-encoded answer, without the time for which it waits.
+While the time of requests is a quota, the time for which a request holds the event loop is measured: from its decoding
+to its encoded answer, without the time for which it waits. A `RequestTimer` measures the requests that are answered at
+once, a `Stopwatch` each of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from struct import pack_into, unpack_from
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produce, charged_time
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass, Row, Throttle
-from kalda.broker.stopwatch import Stopwatch
+from kalda.broker.stopwatch import Decode, RequestTimer, Stopwatch
 from kalda.network.connection import AtTurn, Buffer
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.schema import is_flexible, wire_struct
+from kalda.quota.client_quotas import NANOS_TO_PERCENT
 
 T = TypeVar("T")
 _FIELD_BYTES = 4
@@ -32,16 +34,6 @@ _HEADER = 4
 _TAGGED_HEADER = _HEADER + 1
 """With an empty tagged section, in flexible versions."""
 _THROTTLE_TIME = "throttle_time_ms"
-
-
-Decode = Callable[[memoryview, int, int, int], tuple[Any, int]]
-
-
-class Handling(Protocol):
-    """What a pipeline is doing."""
-
-    handling: RequestContext | None
-    """The request that it handles."""
 
 
 class Charge:
@@ -57,8 +49,9 @@ class Charge:
         "_response",
         "_throttle",
         "_throttle_time_at",
+        "_timer",
         "_waits_alone",
-        "is_timed",
+        "decode",
         "row",
     )
 
@@ -69,8 +62,10 @@ class Charge:
         version: int,
         encode: Callable[[int, Response], list[Buffer]],
         encode_again: Callable[[int, Response], list[Buffer]],
+        decode: Decode,
     ) -> None:
-        """`encode` encodes a response, `encode_again` one in place of a response that was encoded already."""
+        """`encode` encodes a response, `encode_again` one in place of a response that was encoded already. `decode`
+        decodes a request."""
         self._throttle = throttle
         self._encode = encode
         self._encode_again = encode_again
@@ -79,8 +74,12 @@ class Charge:
             row.forwarded and row.quota is not QuotaClass.EXEMPT
         )
         """Whether the next request of the connection is served after the answer, which the controller makes."""
-        self.is_timed = throttle.measures_time
-        """Whether a stopwatch runs for the requests of this route."""
+        self._timer: RequestTimer | None = None
+        """None where requests are not timed."""
+        if throttle.measures_time:
+            self._timer = RequestTimer(decode, throttle.now_ns, throttle.now_ms, NANOS_TO_PERCENT)
+        self.decode: Decode = decode if self._timer is None else self._timer.decode
+        """Decodes a request of this route, whose time begins."""
         self._quota_of_bytes = throttle.quota_of_bytes(row.quota)
         """The only quota that requests count against; None where there are others."""
         self._quota_of_time = None if self._waits_alone else throttle.quota_of_time(row.quota)
@@ -95,18 +94,6 @@ class Charge:
             self._throttle_time_at = self._header_bytes
 
     # -- before the answer is known
-
-    def timed_decode(self, decode: Decode, pipeline: Handling) -> Decode:
-        """`decode`, which starts the stopwatch of the request that the pipeline is handling."""
-        now_ns = self._throttle.now_ns
-
-        def decode_timed(frame: memoryview, at: int, max_elements: int, depth: int) -> tuple[Any, int]:
-            context = pipeline.handling
-            assert context is not None, "a request is being decoded"
-            context.stopwatch = Stopwatch(now_ns)
-            return decode(frame, at, max_elements, depth)
-
-        return decode_timed
 
     def handler(self, handler: Handler) -> Handler:
         """`handler` with what the throttle does before it."""
@@ -148,7 +135,9 @@ class Charge:
         is returned, and must not be passed to `answer`."""
         now_ms = self._throttle.now_ms
         if (quotas := self._quota_of_time) is not None:
-            return charged_time(handler, quotas, now_ms, self._paused, self._encode, self._encode_again, self._response)
+            assert self._timer is not None, "the time of requests is a quota"
+            timer, encode, again = self._timer, self._encode, self._encode_again
+            return charged_time(handler, quotas, timer, now_ms, self._paused, encode, again, self._response)
         if (quotas := self._quota_of_bytes) is None:
             return self.handler(handler)
         if self.row.quota is QuotaClass.PRODUCE:
@@ -159,19 +148,19 @@ class Charge:
 
     def pause_time(self, context: RequestContext) -> None:
         """The request waits from now on."""
-        if self.is_timed:
-            context.stopwatch.stop()
+        if self._timer is not None:
+            _stopwatch_of(context, self._timer).stop()
 
     def resume_time(self, context: RequestContext) -> None:
         """The request is being handled again."""
-        if self.is_timed:
-            context.stopwatch.start()
+        if self._timer is not None:
+            _stopwatch_of(context, self._timer).start()
 
     def timed_steps(self, context: RequestContext, steps: Generator[None, None, T]) -> Generator[None, None, T]:
         """`steps`, with the stopwatch stopped between them."""
-        if not self.is_timed:
+        if self._timer is None:
             return (yield from steps)
-        watch = context.stopwatch
+        watch = _stopwatch_of(context, self._timer)
         try:
             while True:
                 watch.start()
@@ -240,7 +229,7 @@ class Charge:
         self, context: RequestContext, request: Request, reply: Response | Encoded | None, size: int, known_ms: int
     ) -> int:
         """Charge the client, and mute its connection. Returns the pause; `known_ms` is one that it has already."""
-        busy_ns = context.stopwatch.read() if self.is_timed else 0
+        busy_ns = 0 if self._timer is None else _stopwatch_of(context, self._timer).read()
         pause_ms = self._throttle.charge(context, self.row.quota, request, reply, size, busy_ns)
         pause_ms = max(pause_ms, known_ms)
         if pause_ms > 0:
@@ -268,3 +257,12 @@ class Charge:
     def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
         if self._has_throttle_time:
             cast(Any, reply).throttle_time_ms = pause_ms
+
+
+def _stopwatch_of(context: RequestContext, timer: RequestTimer) -> Stopwatch:
+    """The stopwatch of a request. It is made on the stack that has decoded the request, before the next one begins."""
+    try:
+        return context.stopwatch
+    except AttributeError:
+        watch = context.stopwatch = timer.stopwatch()
+        return watch

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.broker.context import RequestContext
+from kalda.broker.stopwatch import RequestTimer
 from kalda.network.connection import Buffer
 from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
 from kalda.protocol.notation import Request, Response
-from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas, ClientSensors
+from kalda.quota.client_quotas import ClientQuotas, ClientSensors
 
 Handler = Callable[[RequestContext, Any], Any]
 Encode = Callable[[int, Response], list[Buffer]]
@@ -85,28 +86,31 @@ def charged_fetch(
 def charged_time(
     handler: Handler,
     quotas: ClientQuotas,
+    timer: RequestTimer,
     now_ms: Callable[[], int],
     paused: Paused,
     encode: Encode,
     encode_again: Encode,
     response: type[Response],
 ) -> Handler:
-    """`handler`, whose `response` is encoded, and charged by the time on the request's stopwatch."""
+    """`handler`, whose `response` is encoded, and charged by the time of the request on the timer."""
 
     may_be_exempt = response is FetchResponse  # a Produce with acks=0 has no response
 
     def timed(context: RequestContext, request: Any) -> Any:
         reply = handler(context, request)
-        if type(reply) is not response or (may_be_exempt and is_follower(request)):
+        if type(reply) is not response:
+            return reply
+        if may_be_exempt and (request.replica_id >= 0 or request.replica_state.replica_id >= 0):
             return reply
         buffers = encode(context.header.correlation_id, reply)
-        time, now = context.stopwatch.read() * NANOS_TO_PERCENT, now_ms()
         generation, client_id, sensors = context.connection.quota_use
         if generation is not quotas.generation or client_id != context.client_id:
-            sensors = _sensors_of(quotas, context, now)
-        if sensors.take(time, now):
+            sensors = _sensors_of(quotas, context, now_ms())
+        if timer.take(sensors):
             return buffers
-        if pause_ms := quotas.record_of(sensors, time, now):
+        now = now_ms()
+        if pause_ms := quotas.record_of(sensors, timer.percent, now):
             sensors.note_pause(pause_ms, now)
             return encode_again(context.header.correlation_id, paused(context, request, reply, pause_ms))
         return buffers

@@ -32,7 +32,7 @@ class RequestContext(Caller):
     __slots__ = ("connection", "forwarded_token", "frame", "header", "stopwatch")
 
     stopwatch: Stopwatch
-    """Exists only where the time of requests is charged."""
+    """Exists only where the time of requests is charged, and the answer is not made at once."""
     forwarded_token: bool
     """Whether the client of an envelope has authenticated with a delegation token. Exists only in such a context."""
 

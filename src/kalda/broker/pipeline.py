@@ -55,7 +55,7 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "charge", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
+    __slots__ = ("at_once", "charge", "decode", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
 
     def __init__(
         self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: ErrorCounts | None
@@ -69,8 +69,11 @@ class Served:
         encode = response_encoder(response, version)
         self.encode = encode if errors is None else counting_response_encoder(response, version, errors)
         """A response's frame, given its correlation id."""
-        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode)
+        decode = decoder(request_class(row.key), version)
+        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode, decode)
         """The charge stage; None where the route has none."""
+        self.decode = decode if self.charge is None else self.charge.decode
+        """A request and the position behind it, given its frame."""
         self.is_charged = self.charge is not None
         self.at_once: type[Response] = _Charged if self.is_charged else response
         """The class of the settled replies that are only encoded. On a charged route no reply is of it."""
@@ -190,13 +193,10 @@ class RequestPipeline:
         charged = throttle is not None and throttle.applies_to(row.quota)
         errors = None if self.errors is None else self.errors.setdefault(row.key, ErrorCounts(int))
         found = Served(row, version, throttle if charged else None, requests, errors)
-        decode = decoder(request_class(row.key), version)
-        if found.charge is not None and found.charge.is_timed:
-            decode = found.charge.timed_decode(decode, self)
         handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
         handler, limit = self._behind_checks(row, handler), small_elements(row.key)
         encode = _encoded_already if found.returned_at_once is list else found.encode
-        route = self._routes[header[:2]] = (handler, decode, limit, found.returned_at_once, encode, found)
+        route = self._routes[header[:2]] = (handler, found.decode, limit, found.returned_at_once, encode, found)
         return route
 
     def _behind_checks(self, row: Row, handler: Handler) -> Handler:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from importlib import import_module, reload
+from importlib import import_module
+from importlib.util import module_from_spec
+from types import ModuleType
 from typing import Any
 
 from kalda.base.configs.server import ServerConfig
@@ -135,10 +137,12 @@ class _CallbackFile:
     def load_anew(self) -> ClientQuotaCallback | None:
         """The class in the changed file; None, and a line in the log, where it cannot be loaded."""
         self._changed_ns = self._modified_ns()
+        former = self._module
         try:
-            self._module = reload(self._module)
+            self._module = _from_source(former)
             self.loaded = self._make()
         except Exception as error:
+            self._module = former
             log.error(
                 "%s=%s has changed, and cannot be loaded: %s. The former one stays", CALLBACK_CLASS, self._path, error
             )
@@ -164,6 +168,16 @@ class _CallbackFile:
         if configure is not None:
             configure(self._properties)
         return _Contained(callback)
+
+
+def _from_source(former: ModuleType) -> ModuleType:
+    """A module from the source of another one, as it is now. The former module does not change: its class is used where
+    the new one fails. Bytecode is not used: Python takes it for current where a file has changed within a second, and
+    has kept its length."""
+    spec: Any = former.__spec__
+    module = module_from_spec(spec)
+    exec(spec.loader.source_to_code(spec.loader.get_data(spec.origin), spec.origin), module.__dict__)
+    return module
 
 
 class _Contained:

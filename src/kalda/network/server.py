@@ -191,8 +191,8 @@ class Server:
         self.now_ms = clock.mono_ms
         self._limits = limits or NodeLimits()
         self._admission = Admission(self._limits)
-        self._waiting: deque[Connection] = deque()
-        """Connections that wait for admission, in order of arrival."""
+        self._waiting: dict[str, deque[Connection]] = {}
+        """By listener: connections that wait for admission, in order of arrival."""
         self._retry: asyncio.TimerHandle | None = None
         """The timer that admits `_waiting` again when a creation rate allows it."""
         self._logins: OrderedDict[Connection, int] = OrderedDict()
@@ -232,6 +232,7 @@ class Server:
         limits = limits or Limits()
         listener = Listener(self, name, handler, limits, security_protocol, on_close, security)
         self._admission.add_listener(name, limits, protected)
+        self._waiting[name] = deque()
         await listener.open(host, port, accepts)
         self.listeners[name] = listener
         if self._sweeper is None:
@@ -310,12 +311,14 @@ class Server:
         self._empty.clear()
         if self._stopping:
             connection.close()
-        elif self._waiting or not self._admit_or_abort(connection):
-            if len(self._waiting) >= self.listeners[connection.listener_name].limits.backlog:
+            return
+        waiting = self._waiting[connection.listener_name]
+        if waiting or not self._admit_or_abort(connection):
+            if len(waiting) >= self.listeners[connection.listener_name].limits.backlog:
                 self._refuse(connection, "too many connections wait for admission")
                 return
             connection.wait_for_admission()
-            self._waiting.append(connection)
+            waiting.append(connection)
 
     def disconnected(self, connection: Connection) -> None:
         """Remove a connection, and admit the next one that waits."""
@@ -328,8 +331,8 @@ class Server:
             self._admission.release(connection.listener_name)
         else:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(connection)
-        if self._waiting:
+                self._waiting[connection.listener_name].remove(connection)
+        if any(self._waiting.values()):
             self.loop.call_soon(self._admit_waiting)
         if not self.connections:
             self._empty.set()
@@ -442,10 +445,11 @@ class Server:
 
     def _admit_waiting(self) -> None:
         """Admit the waiting connections that the limits allow. One whose listener is full does not block others."""
-        for _ in range(len(self._waiting)):
-            connection = self._waiting.popleft()
-            if not connection.closed and not self._admit_or_abort(connection):
-                self._waiting.append(connection)
+        for waiting in self._waiting.values():
+            for _ in range(len(waiting)):
+                connection = waiting.popleft()
+                if not connection.closed and not self._admit_or_abort(connection):
+                    waiting.append(connection)
 
     # -- the budget for unanswered requests
 
@@ -515,7 +519,7 @@ class Server:
         return {
             "connections": len(self.connections),
             "admitted": self._admission.count,
-            "waiting": len(self._waiting),
+            "waiting": sum(map(len, self._waiting.values())),
             "queued_bytes": self._queued_bytes,
             "logins": len(self._logins),
         }

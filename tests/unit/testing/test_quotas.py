@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from os import utime
 from pathlib import Path
 from typing import Any
 
@@ -220,16 +221,26 @@ def test_an_operators_class_is_loaded_anew_when_its_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = tmp_path / "our_quotas.py"
-    module.write_text(CALLBACK + "LIMIT = None\n")
+    second_ns = 1_700_000_000_000_000_000
+
+    def put(source: str, modified_ns: int) -> None:
+        """Replace the file at once."""
+        written = tmp_path / "written"
+        written.write_text(CALLBACK + source)
+        utime(written, ns=(modified_ns, modified_ns))
+        written.replace(module)
+
+    put("LIMIT = None\n", second_ns)
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
     monkeypatch.syspath_prepend(str(tmp_path))
     with Cluster(config={"client.quota.callback.class": "our_quotas.Quotas"}) as cluster:
         cluster.create_topic("t")
         with connect(cluster, "any") as connection:
             assert produce(connection) == 0
-            module.write_text(CALLBACK + "LIMIT = 'broken\n")
+            put("LIMIT = 'broken\n", second_ns + 1)
             until(lambda: "cannot be loaded" in caplog.text)
             assert produce(connection) == 0, "the former one stays"
-            module.write_text(CALLBACK + "LIMIT = 5_000.0 # another length\n")
+            put("LIMIT = 5e+3\n", second_ns + 2)  # of the length, and in the second, of the first one
             until(lambda: produce(connection, 5_000) > 0)
 
 
