@@ -39,10 +39,14 @@ SMALL_ELEMENTS = 4_000
 with an answer of its own."""
 SMALL_OPERATION_ELEMENTS = 500
 """The same for operations of the controller: the response may be a hundred times as large, as that of CreateTopics."""
-SMALL_PRODUCE_ELEMENTS = 2_000
-"""The same for Produce. Each partition is an append, which opens the files of a log that has long not been written."""
-SMALL_DELETE_ELEMENTS = 500
-"""The same for DeleteRecords and DeleteGroups."""
+_SMALL_ELEMENTS_OF: Mapping[int, int] = {
+    ApiKey.PRODUCE: 2_000,
+    ApiKey.LIST_OFFSETS: 1_000,
+    ApiKey.DELETE_RECORDS: 200,
+    ApiKey.DELETE_GROUPS: 500,
+}
+"""The same for other APIs whose items take long: an append may open the files of a log, an offset may be searched in
+them, a deletion writes."""
 MAX_REQUEST_ELEMENTS = 250_000
 """No client names as many things in one request. A request with more closes its connection."""
 MAX_OPERATIONS = 10_000
@@ -50,7 +54,9 @@ MAX_OPERATIONS = 10_000
 PART_ITEMS = 1_000
 """Items that are handled in one step: about ten milliseconds."""
 PRODUCE_PART_ITEMS = 300
-DELETE_RECORDS_PART_ITEMS = 200
+LIST_OFFSETS_PART_ITEMS = 300
+"""The offset of the largest timestamp is searched in each log."""
+DELETE_RECORDS_PART_ITEMS = 80
 """Each writes a small file, the epochs of a log that starts later."""
 DELETE_GROUPS_PART_ITEMS = 500
 MAX_FETCHED_AT_ONCE = 10_000
@@ -71,8 +77,8 @@ class Cut(NamedTuple):
     """Items of one part."""
 
 
-def _partitions(asked: str = "topics", answered: str = "topics") -> tuple[Cut, ...]:
-    return (Cut((asked, "partitions"), (answered, "partitions")),)
+def _partitions(part_items: int = PART_ITEMS) -> tuple[Cut, ...]:
+    return (Cut(("topics", "partitions"), ("topics", "partitions"), part_items=part_items),)
 
 
 def _operation(*asked: str, answered: tuple[str, ...]) -> tuple[Cut, ...]:
@@ -83,11 +89,9 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
     ApiKey.PRODUCE: (
         Cut(("topic_data", "partition_data"), ("responses", "partition_responses"), part_items=PRODUCE_PART_ITEMS),
     ),
-    ApiKey.LIST_OFFSETS: _partitions(),
+    ApiKey.LIST_OFFSETS: _partitions(part_items=LIST_OFFSETS_PART_ITEMS),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _partitions(),
-    ApiKey.DELETE_RECORDS: (
-        Cut(("topics", "partitions"), ("topics", "partitions"), part_items=DELETE_RECORDS_PART_ITEMS),
-    ),
+    ApiKey.DELETE_RECORDS: _partitions(part_items=DELETE_RECORDS_PART_ITEMS),
     ApiKey.DESCRIBE_PRODUCERS: (Cut(("topics", "partition_indexes"), ("topics", "partitions")),),
     ApiKey.WRITE_TXN_MARKERS: (Cut(("markers", "topics", "partition_indexes"), ("markers", "topics", "partitions")),),
     ApiKey.OFFSET_COMMIT: _partitions(),
@@ -128,11 +132,8 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
 def small_elements(key: int) -> int:
     """How many elements a request of that API has at most that is not large."""
     cuts = CUTS.get(key, ())
-    if key == ApiKey.PRODUCE:
-        return SMALL_PRODUCE_ELEMENTS
-    if key in (ApiKey.DELETE_RECORDS, ApiKey.DELETE_GROUPS):
-        return SMALL_DELETE_ELEMENTS
-    return SMALL_OPERATION_ELEMENTS if cuts and cuts[0].is_one_operation else SMALL_ELEMENTS
+    usual = SMALL_OPERATION_ELEMENTS if cuts and cuts[0].is_one_operation else SMALL_ELEMENTS
+    return _SMALL_ELEMENTS_OF.get(key, usual)
 
 
 _ANSWERED_IN_STEPS = frozenset((ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.DESCRIBE_CONFIGS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from kalda.base.ids import Uuid
 from kalda.base.topic_names import collision_key
@@ -25,8 +26,11 @@ from kalda.protocol.messages.metadata_records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from kalda.protocol.notation import all_fields_but
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
+
+_all_but_partition_id = all_fields_but(PartitionRecord, "partition_id")
 
 NO_BROKER = -1
 _TOPICS_A_STEP = 500
@@ -178,6 +182,9 @@ class PartitionControl:
         topic_id = record.topic_id
         count = end = self.partition_counts.get(topic_id, 0)
         new: dict[TopicIdPartition, PartitionRegistration] = {}
+        alike: tuple[Any, ...] | None = None
+        """All fields but the id of the partition before, which has this `partition`."""
+        partition: PartitionRegistration
         for index in range(first, len(records)):
             record = records[index].record
             if type(record) is not PartitionRecord or record.topic_id != topic_id or record.partition_id < count:
@@ -185,10 +192,14 @@ class PartitionControl:
             at = TopicIdPartition(topic_id, record.partition_id)
             if at in new:
                 break
-            try:
-                new[at] = PartitionRegistration.from_record(record)
-            except ValueError:
-                break
+            others = _all_but_partition_id(record)
+            if others != alike:
+                try:
+                    partition = PartitionRegistration.from_record(record)
+                except ValueError:
+                    break
+                alike = others
+            new[at] = partition
             end = max(end, record.partition_id + 1)
         if new:
             self.partition_counts[topic_id] = end

@@ -46,17 +46,18 @@ class _Turns:
 
     def next(self, epoch: int) -> int | None:
         brokers = self._brokers
-        if not brokers:
+        count = len(brokers)
+        if not count:
             return None
+        taken = self._taken
         if self._epoch != epoch:
             self._epoch = epoch
-            self._taken = 0
-            self._offset = (self._offset + 1) % len(brokers)
-        if self._taken == len(brokers):
+            self._offset = (self._offset + 1) % count
+            taken = 0
+        if taken == count:
             return None
-        broker = brokers[(self._taken + self._offset) % len(brokers)]
-        self._taken += 1
-        return broker
+        self._taken = taken + 1
+        return brokers[(taken + self._offset) % count]
 
     def restart(self, rng: Random) -> None:
         self._epoch = 0
@@ -100,7 +101,10 @@ class _Racks:
             self._shuffle()  # every unfenced broker was a preferred leader once: continue in another order
         if self._offset == len(self._names):
             self._offset = 0
-        leader_rack, leader = self._first_unfenced()
+        leader_rack = self._offset
+        leader = self._racks[self._names[leader_rack]].unfenced.next(self._epoch)
+        if leader is None:
+            leader_rack, leader = self._first_unfenced()
         replicas = [leader]
         at, skip = self._offset, leader_rack
         while len(replicas) < replication_factor:

@@ -26,13 +26,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
-from kalda.controller.acls import AclControl
+from kalda.controller.acls import AclControl, answer_deletion
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
@@ -52,7 +53,7 @@ from kalda.controller.periodic import PeriodicTask, PeriodicTasks
 from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
-from kalda.controller.replaying import other_records, replay_table
+from kalda.controller.replaying import other_records, replay_run, replay_table
 from kalda.controller.scram import ScramControl
 from kalda.controller.suspects import Probe
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
@@ -244,7 +245,7 @@ class QuorumController:
             registry,
             self._prepare,
             self._replay,
-            replay_run=lambda batch, first: self.partitions.replay_new_partitions(batch, first),
+            replay_run=lambda batch, first: replay_run(self, batch, first),
             schedule=self._quorum.schedule_append,
             not_leader=ErrorCode.NOT_CONTROLLER,
             max_records_per_batch=self.config.max_records_per_batch,
@@ -609,11 +610,8 @@ class QuorumController:
     def handle_delete_acls(
         self, request: DeleteAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteAclsResponse]:
-        def operation() -> Result[VersionedRecord, DeleteAclsResponse]:
-            result = self.acls.delete(request.filters)
-            return Result(result.records, DeleteAclsResponse(filter_results=result.response), atomic=True)
-
-        return self._write("deleteAcls", now_ms, operation, caller, AclOperation.ALTER)
+        delete = partial(self.acls.delete, request.filters)
+        return answer_deletion(self._write("deleteAcls", now_ms, delete, caller, AclOperation.ALTER))
 
     def handle_delegation_token(self, request: TokenRequest, caller: Caller, now_ms: int) -> Pending[Any]:
         """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken."""

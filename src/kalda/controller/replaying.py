@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kalda.metadata.image import MetadataImage
@@ -58,6 +58,13 @@ def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, i
         # In logs of clusters that were migrated from ZooKeeper.
         records.ZkMigrationStateRecord: ignore,
     }
+
+
+def replay_run(controller: QuorumController, batch: Sequence[VersionedRecord], first: int) -> int:
+    """Apply records of a long batch from `batch[first]` on together. Returns how many; 0 where that record has to be
+    applied by itself."""
+    new = controller.partitions.replay_new_partitions(batch, first)
+    return new or controller.acls.replay_removals(batch, first)
 
 
 def other_records(image: MetadataImage) -> Iterator[VersionedRecord]:

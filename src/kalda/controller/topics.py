@@ -448,6 +448,7 @@ class TopicControl:
         """The records of new partitions, numbered from `first` on. Those of equal partitions share their lists: a topic
         may have thousands of partitions."""
         version = self._features.metadata_version
+        record_version = version.partition_record_version
         models: dict[int, PartitionRecord] = {}
         """By identity: `_place` gives partitions with the same replicas one registration."""
         records = []
@@ -459,7 +460,7 @@ class TopicControl:
                     model.directories = []
             record = shallow_copy(model)
             record.partition_id = at
-            records.append(VersionedRecord(record, version.partition_record_version))
+            records.append(VersionedRecord(record, record_version))
         return records
 
     def _fresh_topic_id(self) -> Uuid:

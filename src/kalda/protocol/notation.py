@@ -23,6 +23,7 @@ is first instantiated, the schema when it is first encoded or decoded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from kalda.base.ids import Uuid
@@ -208,6 +209,12 @@ def shallow_copy(struct: S) -> S:
         copier = _copiers[cls] = names["copied"]
     copy: S = copier(struct)
     return copy
+
+
+def all_fields_but(cls: type[Struct], name: str) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from a `cls` to the values of its fields without the one of that name: two that have equal ones differ
+    in that field alone."""
+    return attrgetter(*(each for each in cls.declared if each != name))
 
 
 def maker(cls: type[S], *given: str) -> Callable[..., S]:

@@ -7,9 +7,12 @@ the append. Control batches hold KRaft's own records, which the state machines d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from struct import Struct
+from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.protocol.messages.metadata_records import PartitionRecord
+from kalda.protocol.notation import all_fields_but
 from kalda.protocol.record_framing import VersionedRecord, encode_metadata_record
 from kalda.raft.rpc import Control, FetchedBatch
 from kalda.records.batch import LOG_OVERHEAD, BatchHeader, Buffer, check_crc, read_header
@@ -18,6 +21,10 @@ from kalda.records.control import ControlRecord, read_control_batch
 from kalda.records.messages import decode_metadata_messages
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
+_PARTITION_ID = Struct(">i")
+_AT_PARTITION_ID = 3
+"""Where the id is in an encoded `PartitionRecord`: it follows the frame's three numbers, of one byte each."""
+_all_but_partition_id = all_fields_but(PartitionRecord, "partition_id")
 
 
 class CommittedBatch(NamedTuple):
@@ -35,7 +42,7 @@ class CommittedBatch(NamedTuple):
 def encode_batch(records: Sequence[VersionedRecord], base_offset: int, epoch: int, now_ms: int) -> bytearray:
     """One batch. Raises `ApiError` where it would be larger than `MAX_BATCH_BYTES`."""
     batch = build_batch(
-        [(now_ms, None, encode_metadata_record(record, version), ()) for record, version in records],
+        [(now_ms, None, value, ()) for value in _encoded(records)],
         base_offset=base_offset,
         leader_epoch=epoch,
     )
@@ -45,6 +52,24 @@ def encode_batch(records: Sequence[VersionedRecord], base_offset: int, epoch: in
             f"{len(records)} records make a batch of {len(batch)} bytes; {MAX_BATCH_BYTES} is the limit",
         )
     return batch
+
+
+def _encoded(records: Sequence[VersionedRecord]) -> Iterator[bytes]:
+    """The values of records. Most partitions of a new topic equal the one before in all fields but the id: then the
+    encoded value differs in the four bytes of the id, at a third of the cost."""
+    alike: tuple[Any, int] | None = None
+    head = tail = b""
+    for record, version in records:
+        if type(record) is not PartitionRecord:
+            yield encode_metadata_record(record, version)
+            continue
+        others = (_all_but_partition_id(record), version)
+        if others == alike:
+            yield head + _PARTITION_ID.pack(record.partition_id) + tail
+            continue
+        value = encode_metadata_record(record, version)
+        alike, head, tail = others, value[:_AT_PARTITION_ID], value[_AT_PARTITION_ID + _PARTITION_ID.size :]
+        yield value
 
 
 def decode_batch(buf: Buffer, pos: int, header: BatchHeader) -> CommittedBatch:

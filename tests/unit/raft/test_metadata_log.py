@@ -9,8 +9,11 @@ import pytest
 from raft_world import topic
 
 from kalda.base.disk import File
+from kalda.base.ids import Uuid
 from kalda.broker.disk import RealDisk
-from kalda.raft.batches import encode_batch, inspect_fetched
+from kalda.protocol.messages.metadata_records import PartitionRecord
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.raft.batches import decode_all, encode_batch, inspect_fetched
 from kalda.raft.log_state import SnapshotRequired, Valid
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import snapshot_name, write_snapshot
@@ -31,6 +34,29 @@ def test_batches_before_a_damaged_one_are_appended(tmp_path: Path, at: int, valu
     log.append_fetched(fetched, 1, 1)
     assert log.log.log_end_offset == 1
     log.close()
+
+
+def test_the_partitions_of_a_topic_are_read_as_they_were_written() -> None:
+    """Those that are alike but for their ids are encoded together."""
+
+    def partition(topic_id: bytes, at: int, replicas: list[int], version: int = 2) -> VersionedRecord:
+        return VersionedRecord(
+            PartitionRecord(
+                topic_id=Uuid(topic_id * 16), partition_id=at, replicas=replicas, isr=replicas, leader=replicas[0],
+                directories=[Uuid(b"d" * 16)] * len(replicas) if version else [],
+            ),
+            version,
+        )  # fmt: skip
+
+    records = [topic("t"), *(partition(b"t", at, [1]) for at in range(300)), partition(b"t", 300, [2, 1])]
+    records += [
+        partition(b"u", 7, [2, 1]),
+        topic("v"),
+        partition(b"u", 2**31 - 1, [2, 1]),
+        partition(b"u", 8, [2, 1], 0),
+    ]
+    (batch,) = decode_all(encode_batch(records, 0, 1, 1))
+    assert batch.records == records
 
 
 class Cleaning(RealDisk):
