@@ -1,9 +1,10 @@
 """What quotas cost a request: one node, whose quotas are set and removed in turn while one client sends.
 
-    python bench/quota_costs.py [--rounds 40] [--requests 5000] [--levels one|eight|time]
+    python bench/quota_costs.py [--rounds 40] [--requests 5000] [--levels one|eight|beside|time]
 
     one      a byte rate of the default client id
     eight    byte rates at all eight levels of entities, and for 100,000 other users and client ids
+    beside   byte rates at all eight levels; 100,000 other users and client ids have a quota of another kind throughout
     time     a share of the event loop's time, of the default client id
 
 It is the same process with and without, since two processes of the same program differ by more than a quota costs. The
@@ -36,16 +37,15 @@ _AT_ONCE = 2_000
 _TOPIC = "measured"
 _BYTES = ("producer_byte_rate", "consumer_byte_rate")
 Entity = dict[str, str | None]
+_ALL_LEVELS: list[Entity] = [
+    *({"user": user, "client-id": client_id} for user in ("ANONYMOUS", None) for client_id in ("bench", None)),
+    *({"user": user} for user in ("ANONYMOUS", None)),
+    *({"client-id": client_id} for client_id in ("bench", None)),
+]
 LEVELS: dict[str, tuple[tuple[str, ...], list[Entity]]] = {
     "one": (_BYTES, [{"client-id": None}]),
-    "eight": (
-        _BYTES,
-        [
-            *({"user": user, "client-id": client_id} for user in ("ANONYMOUS", None) for client_id in ("bench", None)),
-            *({"user": user} for user in ("ANONYMOUS", None)),
-            *({"client-id": client_id} for client_id in ("bench", None)),
-        ],
-    ),
+    "eight": (_BYTES, _ALL_LEVELS),
+    "beside": (_BYTES, _ALL_LEVELS),
     "time": (("request_percentage",), [{"client-id": None}]),
 }
 
@@ -82,8 +82,9 @@ def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
     """Print the ratios, with quotas over without."""
     keys, entities = LEVELS[levels]
     phase = 1
+    others: list[Entity] = [{"user": f"user-{at}", "client-id": f"client-{at}"} for at in range(_OTHERS)]
     if levels == "eight":
-        entities = entities + [{"user": f"user-{at}", "client-id": f"client-{at}"} for at in range(_OTHERS)]
+        entities = entities + others
         phase = max(1, rounds // 4)
     clients = {
         "Produce": Raw(node.port, produce_request(_TOPIC, 100), 9),
@@ -91,6 +92,9 @@ def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
     }
     costs: dict[tuple[str, bool], list[float]] = {(name, is_on): [] for name in clients for is_on in (False, True)}
     with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+        if levels == "beside":
+            alter(cluster, ("controller_mutation_rate",), others, remove=False)
+            settle(node)
         was_limited = False
         for is_limited in [each for _ in range(rounds // phase // 2) for each in (False, True, True, False)]:
             if is_limited is not was_limited:
@@ -109,7 +113,7 @@ def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
         ratios = [one / other for one, other in zip(limited, without, strict=True)]
         low, _, high = quantiles(ratios, n=4)
         print(
-            f"{levels:5} {name:7} CPU of a request {median(without):.2f} -> {median(limited):.2f} µs, "
+            f"{levels:6} {name:7} CPU of a request {median(without):.2f} -> {median(limited):.2f} µs, "
             f"ratio {median(ratios):.4f} ± {0.93 * (high - low) / len(ratios) ** 0.5:.4f} of {len(ratios)} rounds",
             flush=True,
         )

@@ -21,7 +21,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `item_checks.py`: checks of the single items of a request
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
-- `stopwatch.py`: for how long a request has held the event loop; compiled
+- `stopwatch.py`: for how long requests hold the event loop; compiled
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `request_faults.py`: log lines about unforeseen exceptions of handlers
