@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from importlib import import_module, reload
+from importlib import import_module
 from typing import Any
 
 from kalda.base.configs.server import ServerConfig
@@ -20,6 +20,7 @@ from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest
+from kalda.network.python_classes import module_from_source
 from kalda.security.custom_authorizer import AuthorizerClass, CustomAuthorizer
 from kalda.security.standard_authorizer import StandardAuthorizer, parse_super_users
 
@@ -141,10 +142,12 @@ class _ClassFile:
     def make_anew(self) -> AuthorizerClass | None:
         """An object of the class in the changed file; None, and a line in the log, where it cannot be loaded."""
         self._changed_ns = self._modified_ns()
+        former = self._module
         try:
-            self._module = reload(self._module)
+            self._module = module_from_source(former)
             made = self.make()
         except Exception as error:
+            self._module = former
             log.error(
                 "%s=%s has changed, and cannot be loaded: %s. The former one stays", AUTHORIZER_CLASS, self._path, error
             )

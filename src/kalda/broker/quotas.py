@@ -13,8 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import module_from_spec
-from types import ModuleType
 from typing import Any
 
 from kalda.base.configs.server import ServerConfig
@@ -26,6 +24,7 @@ from kalda.broker.throttling import ClientThrottle
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest
+from kalda.network.python_classes import module_from_source
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.entities import Entity
 from kalda.quota.managers import QuotaManagers, Windows
@@ -139,7 +138,7 @@ class _CallbackFile:
         self._changed_ns = self._modified_ns()
         former = self._module
         try:
-            self._module = _from_source(former)
+            self._module = module_from_source(former)
             self.loaded = self._make()
         except Exception as error:
             self._module = former
@@ -168,16 +167,6 @@ class _CallbackFile:
         if configure is not None:
             configure(self._properties)
         return _Contained(callback)
-
-
-def _from_source(former: ModuleType) -> ModuleType:
-    """A module from the source of another one, as it is now. The former module does not change: its class is used where
-    the new one fails. Bytecode is not used: Python takes it for current where a file has changed within a second, and
-    has kept its length."""
-    spec: Any = former.__spec__
-    module = module_from_spec(spec)
-    exec(spec.loader.source_to_code(spec.loader.get_data(spec.origin), spec.origin), module.__dict__)
-    return module
 
 
 class _Contained:

@@ -1,9 +1,13 @@
-"""Classes of the operator that the properties name, as `package.module.Class` or `package.module:Class`."""
+"""Classes of the operator that the properties name, as `package.module.Class` or `package.module:Class`, and their
+modules, loaded again where a file has changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import module_from_spec
+from types import ModuleType
 from typing import Any
 
 
@@ -38,3 +42,14 @@ def make(key: str, path: str, configs: Mapping[str, str], method: str) -> Any:
     except Exception as error:
         raise ClassFailed(f"{key}={path} cannot be configured: {type(error).__name__}") from error
     return instance
+
+
+def module_from_source(former: ModuleType) -> ModuleType:
+    """A module from the source of another one, as it is now. The former module does not change: its class is used where
+    the new one fails. Bytecode is not used: Python takes it for current where a file has changed within a second, and
+    has kept its length. Raises what the source raises."""
+    spec: Any = former.__spec__
+    module = module_from_spec(spec)
+    with open(spec.origin, "rb") as file:
+        exec(compile(file.read(), spec.origin, "exec"), module.__dict__)
+    return module

@@ -112,7 +112,7 @@ class Mine:
 def test_a_changed_class_is_loaded_anew_and_a_broken_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "own_authorizer_of_test.py"
+    file = tmp_path / "authorizer_that_changes.py"
 
     def write(text: str, when: int) -> None:
         file.write_text(text)
@@ -120,23 +120,27 @@ def test_a_changed_class_is_loaded_anew_and_a_broken_one_is_not(
         importlib.invalidate_caches()
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
     write(SOURCE.format(decision="action.resource_name == self.name"), 10**18)
     hand = Hand()
-    found = node_authorizer("own_authorizer_of_test.Mine", hand, **{"our.topic": "t", "super.users": "User:root"})
+    found = node_authorizer("authorizer_that_changes.Mine", hand, **{"our.topic": "t", "super.users": "User:root"})
     found.start()
     allows = found.authorizer.allows
     assert allows(ALICE, READ, TOPIC, "t")
     assert not allows(ALICE, READ, TOPIC, "u")
     assert allows(Caller(principal="User:root"), READ, TOPIC, "u")
-    write("this is no Python", 2 * 10**18)
+    write("this is no Python", 10**18 + 1)
     hand.fire()
     assert allows(ALICE, READ, TOPIC, "t")
     assert "The former one stays" in caplog.text
-    write(SOURCE.format(decision="action.resource_name == 'u'"), 3 * 10**18)
+    # Of the length, and in the second, of the first one, whose bytecode Python has kept.
+    write(
+        SOURCE.format(decision="action.resource_name == 'u'".ljust(len("action.resource_name == self.name"))),
+        10**18 + 2,
+    )
     hand.fire()
     assert allows(ALICE, READ, TOPIC, "u")
-    write(SOURCE.format(decision="1 // 0"), 4 * 10**18)
+    write(SOURCE.format(decision="1 // 0"), 10**18 + 3)
     hand.fire()
     assert not allows(ALICE, READ, TOPIC, "u")
     assert "is denied" in caplog.text
