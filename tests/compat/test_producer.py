@@ -103,7 +103,7 @@ def test_a_topic_deleted_and_made_again_under_load(server: LoneNode, fresh: Call
     admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
     futures: list[DeliveryFuture] = []
     done: list[int] = []
-    is_over = threading.Event()
+    is_over, more = threading.Event(), threading.Condition()
 
     def send_all() -> None:
         for number in itertools.count():
@@ -112,13 +112,14 @@ def test_a_topic_deleted_and_made_again_under_load(server: LoneNode, fresh: Call
             futures.append(producer.send(topic, b"%d" % number, partition=0, on_delivery=partial(count, number)))
 
     def count(number: int, _metadata: object, _error: object) -> None:
-        done.append(number)
+        with more:
+            done.append(number)
+            more.notify()
 
     def wait_for(number: int) -> None:
-        end_s = time.monotonic() + TIMEOUT_S
-        while len(done) < number:
-            assert time.monotonic() < end_s, f"{len(done)} of {len(futures)} records are done, not {number}"
-            time.sleep(0.01)
+        with more:
+            is_done = more.wait_for(lambda: len(done) >= number, TIMEOUT_S)
+        assert is_done, f"{len(done)} of {len(futures)} records are done, not {number}"
 
     with Producer(bootstrap_servers=server.address, metadata_max_age_ms=500) as producer:
         thread = threading.Thread(target=send_all)

@@ -279,6 +279,44 @@ def test_an_address_beyond_its_maximum_is_refused() -> None:
     run(scenario)
 
 
+def test_a_short_wait_does_not_last_as_long_as_one_that_began_before() -> None:
+    async def scenario() -> None:
+        clock = HandClock()
+        server = Server(clock, NodeLimits(max_creation_rate=100, rate_config=MetricConfig(20, 11)))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=200))
+        server._retry_in(3_600_000)  # as for a listener whose rate allows no connection for an hour
+        held = [await dial(listener.port) for _ in range(23)]
+        await until(lambda: server.describe()["waiting"] == 3)
+        clock.now += 1_000
+        await until(lambda: server.describe()["admitted"] == len(held))
+        await server.stop()
+
+    run(scenario)
+
+
+def test_listeners_take_turns_for_slots_that_they_share() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=1))
+        first = await server.listen("FIRST", "127.0.0.1", 0, echo, Limits(backlog=10))
+        second = await server.listen("SECOND", "127.0.0.1", 0, echo, Limits(backlog=10))
+        held = await dial(first.port)
+        await ask(held, b"12345678")
+        waiting = {"FIRST": [await dial(first.port) for _ in range(4)], "SECOND": [await dial(second.port)]}
+        await until(lambda: server.describe()["waiting"] == 5)
+        admitted = []
+        while len(admitted) < 3:
+            known = {connection for connection in server.connections.values() if connection.admitted}
+            held[1].close()
+            await until(lambda: any(c.admitted for c in server.connections.values() if c not in known))  # noqa: B023
+            [now] = [c for c in server.connections.values() if c.admitted and c not in known]
+            admitted.append(now.listener_name)
+            held = waiting[now.listener_name].pop(0)
+        assert "SECOND" in admitted
+        await server.stop()
+
+    run(scenario)
+
+
 def test_creation_rate_delays() -> None:
     async def scenario() -> None:
         clock = HandClock()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
+from form_server import Form, FormServer
 
 import kalda
 import kalda.aio
@@ -31,47 +29,29 @@ SECRETS = {"node": "node-key", "admin": "admin-key", "alice": "alice-key", "bob"
 """Client secrets by client id."""
 
 
-class TokenEndpoint:
-    """An HTTP server that grants client credentials (RFC 6749, section 4.4), and publishes its keys."""
+class TokenEndpoint(FormServer):
+    """Grants client credentials (RFC 6749, section 4.4), and publishes its keys."""
 
     def __init__(self) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        key = ec.generate_private_key(ec.SECP256R1())
+        self._key = ec.generate_private_key(ec.SECP256R1())
         self.keys = json.dumps(
-            {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k"}]}
+            {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key())), "kid": "k"}]}
         )
         """The set of keys, JWKS."""
         self.granted: Counter[str] = Counter()
         """How many tokens each client id has been granted."""
-        endpoint = self
+        super().__init__("/token", self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                credentials = base64.b64decode(self.headers["Authorization"].removeprefix("Basic ")).decode()
-                client, _, secret = credentials.partition(":")
-                status, answer = 401, {"error": "invalid_client", "error_description": "unknown"}
-                if form == {"grant_type": ["client_credentials"], "scope": ["kafka"]} and SECRETS.get(client) == secret:
-                    endpoint.granted[client] += 1
-                    claims = {"sub": client, "aud": "kalda", "scope": "kafka", "exp": int(time.time()) + 3_600}
-                    status, answer = 200, {"access_token": jwt.encode(claims, key, "ES256", headers={"kid": "k"})}
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(json.dumps(answer).encode())
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/token"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def _answer(self, headers: Mapping[str, str], form: Form) -> tuple[int, str]:
+        credentials = base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode()
+        client, _, secret = credentials.partition(":")
+        if form != {"grant_type": "client_credentials", "scope": "kafka"} or SECRETS.get(client) != secret:
+            return 401, json.dumps({"error": "invalid_client", "error_description": "unknown"})
+        self.granted[client] += 1
+        claims = {"sub": client, "aud": "kalda", "scope": "kafka", "exp": int(time.time()) + 3_600}
+        return 200, json.dumps({"access_token": jwt.encode(claims, self._key, "ES256", headers={"kid": "k"})})
 
     def keys_of(self, client: str, secret: str | None = None) -> dict[str, str]:
         """The configuration that gets tokens here as that client."""

@@ -436,20 +436,28 @@ class Server:
             oldest.close()
 
     def _retry_in(self, wait_ms: int) -> None:
-        if self._retry is None:
-            self._retry = self.loop.call_later(wait_ms / 1000, self._retry_now)
+        at_s = self.loop.time() + wait_ms / 1000
+        if self._retry is not None:
+            if self._retry.when() <= at_s:
+                return
+            self._retry.cancel()
+        self._retry = self.loop.call_at(at_s, self._retry_now)
 
     def _retry_now(self) -> None:
         self._retry = None
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Admit the waiting connections that the limits allow. One whose listener is full does not block others."""
-        for waiting in self._waiting.values():
+        """Admit the waiting connections that the limits allow. One whose listener is full does not block others.
+        Each time another listener is first: else the clients of one could take all slots that listeners share."""
+        names = list(self._waiting)
+        for name in names:
+            waiting = self._waiting[name]
             for _ in range(len(waiting)):
                 connection = waiting.popleft()
                 if not connection.closed and not self._admit_or_abort(connection):
                     waiting.append(connection)
+        self._waiting[names[0]] = self._waiting.pop(names[0])
 
     # -- the budget for unanswered requests
 

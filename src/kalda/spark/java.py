@@ -46,7 +46,7 @@ def java_advice() -> str | None:
 @contextmanager
 def ending_java() -> Iterator[None]:
     """Ends the Java process that PySpark starts in the block, where the block is interrupted before PySpark holds a
-    connection to it: that process would run for good, as it waits for nobody."""
+    connection to it: nothing else would ever end that process."""
     try:
         from pyspark import SparkContext, java_gateway
     except ImportError:  # PySpark's client of Spark Connect alone, which starts no Java

@@ -58,7 +58,7 @@ def _monotonic(partition: TopicPartition, samples: list[Sample]) -> Iterator[Fin
 
 
 def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_us: int) -> Finding | None:
-    """It may become unstable again: a record that arrives late begins a transaction which nobody may ever end."""
+    """It may become unstable again: a record that arrives late begins a transaction which may never be ended."""
     settings = view.history.settings
     longest_us = (settings.transaction_timeout_ms + settings.slack_ms) * 1_000
     since_us = quiet_us

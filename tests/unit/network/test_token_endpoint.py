@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
+from form_server import Form, FormServer
 
 from kalda.base.errors import ApiError
 from kalda.network.client_security import ClientSecurity
@@ -24,45 +22,21 @@ JwtBearer = "org.apache.kafka.common.security.oauthbearer.JwtBearerJwtRetriever"
 SECRET = "pl4nted/secret"
 
 
-class Endpoint:
-    """An HTTP server that answers with what the test has put into `answers`, and keeps what it was sent."""
+class Endpoint(FormServer):
+    """Answers with what the test has put into `answers`, and keeps what it was sent."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str]] = []
         """The next ones; without one, a valid token."""
-        self.seen: list[tuple[dict[str, str], dict[str, str]]] = []
+        self.seen: list[tuple[Mapping[str, str], Form]] = []
         """Headers and form of each POST."""
-        endpoint = self
+        super().__init__("/oauth?tenant=a", self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer()
-
-            def do_POST(self) -> None:
-                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                endpoint.seen.append((dict(self.headers), {name: values[0] for name, values in form.items()}))
-                self._answer()
-
-            def _answer(self) -> None:
-                token = unsecured_token({"sub": "alice", "exp": time.time() + 3600})
-                known = (200, json.dumps({"access_token": token}))
-                status, content = endpoint.answers.pop(0) if endpoint.answers else known
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(content.encode())
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/oauth?tenant=a"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def _answer(self, headers: Mapping[str, str], form: Form) -> tuple[int, str]:
+        if form:
+            self.seen.append((headers, form))
+        token = unsecured_token({"sub": "alice", "exp": time.time() + 3600})
+        return self.answers.pop(0) if self.answers else (200, json.dumps({"access_token": token}))
 
 
 @pytest.fixture
