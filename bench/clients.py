@@ -1,10 +1,11 @@
 """Clients beside each other at one Kalda node: records produced a second, round trips, CPU a record, resident memory.
 
-    .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--json]
+    .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--only NAME ...] [--json]
 
 Every client is a process of its own, and they take turns, `--rounds` times; the best round counts. All of them ask for
 the acknowledgement of all replicas, linger for 5 ms, and gather batches of `--batch` bytes (Kafka's default; 1000000 is
-librdkafka's). The last column is the rate divided by that of confluent-kafka.
+librdkafka's). The last column is the rate divided by that of confluent-kafka; of round trips, which do not linger, the
+median of the rounds' ratios to confluent-kafka's p50 and p99 of the same round.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -172,17 +174,23 @@ def kalda_round_trip(servers: str, count: int, value: bytes, batch: int) -> Figu
         return percentiles(count // 200, lambda: producer.send(TOPIC, value, partition=0).result())
 
 
-def confluent_round_trip(servers: str, count: int, value: bytes, batch: int) -> Figures:
+def confluent_round_trip(servers: str, count: int, value: bytes, batch: int, *, is_idempotent: bool = False) -> Figures:
     """`produce` and `flush`, without linger."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 0})
+    settings = {"acks": "all", "linger.ms": 0, "enable.idempotence": is_idempotent}
+    producer = Producer({"bootstrap.servers": servers, **settings})
 
     def trip() -> None:
         producer.produce(TOPIC, value, partition=0)
         producer.flush()
 
     return percentiles(count // 200, trip)
+
+
+def confluent_idempotent_round_trip(servers: str, count: int, value: bytes, batch: int) -> Figures:
+    """The same of an idempotent producer, as Kalda's is by default."""
+    return confluent_round_trip(servers, count, value, batch, is_idempotent=True)
 
 
 def kalda_first_record(servers: str, count: int, value: bytes, batch: int) -> Figures:
@@ -206,23 +214,33 @@ WORKS: dict[str, Callable[[str, int, bytes, int], Figures]] = {
     work.__name__: work
     for work in (
         confluent, kalda_send, kalda_send_batch, kafka_python, aiokafka, kalda_aio_send, confluent_round_trip,
-        kalda_round_trip, kalda_first_record,
+        kalda_round_trip, confluent_idempotent_round_trip, kalda_first_record,
     )
 }  # fmt: skip
 
 
 def rounds(servers: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
-    """The best figures of each client."""
+    """The best figures of each client, and the ratios of round trips."""
     best: dict[str, Figures] = {}
+    ratios: dict[str, list[Figures]] = {}
     for _ in range(arguments.rounds):
-        for name in WORKS:
+        peer: Figures = {}
+        for name in arguments.only:
             command = [sys.executable, __file__, "--work", name, "--servers", servers]
             command += ["--count", str(arguments.count), "--size", str(arguments.size), "--batch", str(arguments.batch)]
             run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
             found: Figures = json.loads(run.stdout)
+            if name == "confluent_round_trip":
+                peer = found
+            elif peer and "p50_us" in found:
+                ratios.setdefault(name, []).append({key: found[key] / peer[key] for key in ("p50_us", "p99_us")})
             kept = best.setdefault(name, found)
             for key, figure in found.items():
                 kept[key] = max(kept[key], figure) if key == "records_s" else min(kept[key], figure)
+    for name, each in ratios.items():
+        best[name] |= {
+            f"{key[:3]}_ratio": statistics.median(ratio[key] for ratio in each) for key in ("p50_us", "p99_us")
+        }
     yield from best.items()
 
 
@@ -232,6 +250,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=WORKS, nargs="+", default=list(WORKS), metavar="NAME")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", choices=WORKS)
     parser.add_argument("--servers")
@@ -252,10 +271,12 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    peer = found["confluent"]["records_s"]
+    peer = found.get("confluent", {}).get("records_s")
     for name, figures in found.items():
         text = "  ".join(f"{key} {figure:,.2f}" for key, figure in figures.items())
-        print(f"{name:22} {text}" + (f"  {figures['records_s'] / peer:.2f}x" if "records_s" in figures else ""))
+        print(
+            f"{name:32} {text}" + (f"  {figures['records_s'] / peer:.2f}x" if peer and "records_s" in figures else "")
+        )
 
 
 if __name__ == "__main__":

@@ -32,16 +32,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:
-    """Refuse to run where a compiled module is older than its source, since the old module would be tested."""
-    stale = [
+    """Refuse to run where a compiled module is older than its source, since the old module would be tested, and where
+    some modules are compiled and others are not: they call each other's compiled functions."""
+    compiled = {module.with_name(module.name.partition(".")[0]): module for module in SOURCES.rglob("*.so")}
+    stale = {
         source
-        for compiled in SOURCES.rglob("*.so")
-        for source in (compiled.with_name(compiled.name.partition(".")[0] + suffix) for suffix in (".py", ".pxd"))
-        if source.exists() and source.stat().st_mtime > compiled.stat().st_mtime
-    ]
+        for path, module in compiled.items()
+        for source in (path.with_suffix(suffix) for suffix in (".py", ".pxd"))
+        if source.exists() and source.stat().st_mtime > module.stat().st_mtime
+    }
+    if compiled:
+        declared = {source.with_suffix("") for suffix in ("pxd", "pyi") for source in SOURCES.rglob(f"*.{suffix}")}
+        stale |= {path.with_suffix(".py") for path in declared - compiled.keys() if path.with_suffix(".py").exists()}
     if stale:
-        names = ", ".join(str(source.relative_to(TESTS.parent)) for source in stale)
-        raise pytest.UsageError(f"newer than the compiled module: {names}. Run: python setup.py build_ext --inplace")
+        names = ", ".join(sorted(str(source.relative_to(TESTS.parent)) for source in stale))
+        raise pytest.UsageError(
+            f"newer than the compiled module, or not compiled: {names}. Run: python setup.py build_ext --inplace"
+        )
 
 
 def _missing(*modules: str) -> list[str]:

@@ -1,7 +1,9 @@
 """The blocking producer: thread-safe, with one I/O thread.
 
-`send` encodes the record into its partition's open batch and returns; it never touches a socket. It waits at two
-places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
+`send` encodes the record into its partition's open batch and returns. Without linger, a record that finds nothing
+queued and nothing in flight, soon after a thread has waited for another one, is written to its socket by `send` itself.
+That does not wait; the response is received by the thread that calls `result`, or by the I/O thread. `send` waits at
+two places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
 `buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
 failed; a record that is malformed (not serializable, a closed producer) raises.
 
@@ -108,13 +110,15 @@ class _Driven:
         return self.is_forced or (self.is_closing and self.core.has_ended(monotonic_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
+        now_ms = monotonic_ms()
+        self.core.at(now_ms)
         self.appenders.clear()
         self.core.accumulator.close()
         self.failure = error
         why = "the producer was closed before the record was acknowledged" if error is None else error.message
         self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
         self.core.sender.abort(why)
-        self.core.connections.close(monotonic_ms())
+        self.core.connections.close(now_ms)
         self.is_ended = True
         with self.changed:
             self.changed.notify_all()
@@ -165,11 +169,15 @@ class Producer(ProducerCalls):
         self._core = core
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
+        security = security_of(settings.values)
+        if security is None and self._outgoing.is_plain:
+            core.may_send_at_once(DeliveryFuture)
+        self._sends_at_once = core.express is not None
         driven.thread = self._thread = ProducerIo(
             f"kafka-producer-network-thread | {client_id}",
             driven,
             core,
-            security_of(settings.values),
+            security,
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
@@ -197,11 +205,17 @@ class Producer(ProducerCalls):
         of the two is None. Without a partition, the key
         chooses it, or without a key the sticky partitioner. A record without a value is a tombstone.
         """
-        appender = self._appenders.get(topic)
-        if appender is not None and not headers:
-            future = appender.append(value, key, partition, timestamp_ms, on_delivery, time.time())
-            if future is not None:
-                return future  # type: ignore[no-any-return]
+        if not headers:
+            appender = self._appenders.get(topic)
+            if appender is not None:
+                future = appender.append(value, key, partition, timestamp_ms, on_delivery, time.time())
+                if future is not None:
+                    return future  # type: ignore[no-any-return]
+            if self._sends_at_once and _is_plain(value, key, partition, timestamp_ms):
+                at_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+                ticket = self._thread.send_at_once(topic, partition, at_ms, key, value, on_delivery)
+                if ticket is not None:
+                    return ticket  # type: ignore[return-value]
         return self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
 
     def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> DeliveryFuture:
@@ -463,7 +477,8 @@ class Producer(ProducerCalls):
             accumulator.flushes += 1
             waiting = list(accumulator.incomplete)
         try:
-            self._thread.wake()
+            if accumulator.has_queued:
+                self._thread.wake()
             while waiting:
                 batch = waiting.pop()
                 left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -495,6 +510,16 @@ class Producer(ProducerCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_plain(value: object, key: object, partition: object, timestamp_ms: object) -> bool:
+    """Whether a record can be encoded without a check that may fail."""
+    return (
+        (value is None or type(value) is bytes)
+        and (key is None or type(key) is bytes)
+        and (partition is None or type(partition) is int)
+        and (timestamp_ms is None or (type(timestamp_ms) is int and 0 <= timestamp_ms < 1 << 62))
+    )
 
 
 def _abandon(driven: _Driven) -> None:

@@ -110,6 +110,8 @@ class World:
         self.down: set[int] = set()
         """Nodes to which nobody can connect."""
         self.max_batch_bytes = 1 << 30
+        self.throttle_ms = 0
+        """In responses to Produce."""
         self.names_leaders = False
         """Errors name the partition's leader (KIP-951)."""
         self.requests: list[tuple[int, ApiKey, Any]] = []
@@ -125,6 +127,8 @@ class World:
         self._busy_until_ms: dict[int, int] = {}
         self._client_events = 0
         """Events of the producer's connections. Only these, and its deadline, make it take a turn."""
+        self.sent_at_once = 0
+        """Records that `send_at_once` has sent."""
         self._written: list[int] = []
         """Connections to which requests were written in this turn."""
         config = producer_config({"bootstrap.servers": "n0:1", **keys}, {})
@@ -151,6 +155,16 @@ class World:
         )
         assert left is None
         return ticket if appended else None
+
+    def send_at_once(self, value: bytes, partition: int | None = None, topic: str = "t") -> bool:
+        """Send a record without a queue. False: it has to be appended."""
+        express = self.core.express
+        if express is None or express.begin(topic, partition, self.now_ms, None, value, value, self.now_ms) is None:  # type: ignore[arg-type]
+            return False
+        self.sent_at_once += 1
+        self._transmit(express.connection_id, express.request)
+        express.on_written()
+        return True
 
     # -- time
 
@@ -207,6 +221,9 @@ class World:
             written, self._written = self._written, []
             for connection_id in written:
                 self._client().on_written(connection_id)
+        self._deliver()
+
+    def _deliver(self) -> None:
         for batch in self.core.take_finished():
             self.done.append(batch)
             if batch.final_state is not FinalState.SPLIT:
@@ -246,15 +263,17 @@ class World:
             self._client().on_lost(connection_id, "cut", self.now_ms)
 
     def _write(self, connection_id: int, data: bytes) -> None:
-        if connection_id not in self._connected:
-            return
+        if connection_id in self._connected:
+            self._transmit(connection_id, data)
+            self._written.append(connection_id)
+
+    def _transmit(self, connection_id: int, data: bytes) -> None:
         (size,) = struct.unpack_from(">i", data)
         assert size == len(data) - 4
         # Requests of a connection are processed in order, each some time after it was sent.
         at_ms = max(self.now_ms, self._busy_until_ms.get(connection_id, 0)) + self.random.choice((0, 1, 2, 15))
         self._busy_until_ms[connection_id] = at_ms
         self.at(at_ms - self.now_ms, lambda: self._process(connection_id, data[4:]))
-        self._written.append(connection_id)
 
     def _process(self, connection_id: int, frame: bytes) -> None:
         node = self._connected.get(connection_id)
@@ -280,7 +299,12 @@ class World:
         answer = b"".join(encode_response(header.correlation_id, response, header.api_version))
 
         def arrive() -> None:
-            if connection_id in self._connected:
+            if connection_id not in self._connected:
+                return
+            express = self.core.express
+            if express is not None and express.finish(memoryview(answer), self.now_ms):
+                self._deliver()
+            else:
                 self._client().on_frame(connection_id, memoryview(answer), self.now_ms)
 
         self.at(0, arrive)
@@ -348,7 +372,8 @@ class World:
         if request.acks == 0:
             return None
         return ProduceResponse(
-            responses=[TopicProduceResponse(topic_id=TOPIC_ID, name="t", partition_responses=results)]
+            responses=[TopicProduceResponse(topic_id=TOPIC_ID, name="t", partition_responses=results)],
+            throttle_time_ms=self.throttle_ms,
         )
 
     def _append(self, node: int, index: int, batch: bytes, has_faults: bool) -> tuple[ErrorCode, int]:

@@ -125,6 +125,7 @@ def test_a_result_without_patience_does_not_wait(broker: Broker, producer: Produ
 def test_a_round_trip_soon_after_another_takes_a_short_turn(broker: Broker, producer: Producer) -> None:
     io, runs = producer._thread, 0
     run = producer._core.run
+    producer._sends_at_once = False
 
     def counted(now_ms: int) -> None:
         nonlocal runs

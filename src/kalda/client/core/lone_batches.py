@@ -48,11 +48,13 @@ class Acknowledged(NamedTuple):
 class LonePartition:
     """The requests and responses of one partition, in one version."""
 
-    __slots__ = ("_expected", "_request_start", "_response")
+    __slots__ = ("_expected", "_request_start", "_response", "topic_id", "version")
 
     def __init__(self, request: ProduceRequest, version: int) -> None:
         """`request` is an example, with one partition and no records."""
         topic = request.topic_data[0]
+        self.topic_id = topic.topic_id
+        self.version = version
         index = topic.partition_data[0].index
         encoded = encode(request, version)
         self._request_start = encoded.removesuffix(_NO_RECORDS + _REQUEST_END)
@@ -63,6 +65,11 @@ class LonePartition:
         response = b"".join(encode_response(0, ProduceResponse(responses=[answer]), version))
         self._expected = response[_CORRELATION_BYTES : -_CHANGING.size]
         self._response = Struct(f">i{len(self._expected)}s{_CHANGING.format[1:]}")
+
+    @property
+    def response_bytes(self) -> int:
+        """The size of a response that `read` may be able to read."""
+        return self._response.size
 
     def body(self, records: Buffer) -> list[Buffer]:
         """The body of the request with these records."""
@@ -87,14 +94,13 @@ class LoneBatches:
         self._transactional_id = transactional_id
         self._acks = acks
         self._timeout_ms = timeout_ms
-        self._partitions: dict[TopicPartition, tuple[Uuid, int, LonePartition]] = {}
-        """With the topic's id and the version for which it was made."""
+        self._partitions: dict[TopicPartition, LonePartition] = {}
 
     def of(self, partition: TopicPartition, topic_id: Uuid, version: int) -> LonePartition:
         """Of this partition."""
         known = self._partitions.get(partition)
-        if known is not None and known[0] == topic_id and known[1] == version:
-            return known[2]
+        if known is not None and known.topic_id == topic_id and known.version == version:
+            return known
         data = TopicProduceData(
             name=partition.topic,
             topic_id=topic_id,
@@ -103,6 +109,5 @@ class LoneBatches:
         example = ProduceRequest(
             transactional_id=self._transactional_id, acks=self._acks, timeout_ms=self._timeout_ms, topic_data=[data]
         )
-        made = LonePartition(example, version)
-        self._partitions[partition] = topic_id, version, made
+        made = self._partitions[partition] = LonePartition(example, version)
         return made

@@ -188,6 +188,10 @@ class ProducerMetrics:
             if response is not None:
                 self._throttle.record(response.throttle_time_ms, now_ms)
 
+    def on_no_response(self) -> None:
+        """A request has ended with an error of the connection, or could not be sent."""
+        self.in_flight.value -= 1
+
     def on_retry(self, batch: ProducerBatch) -> None:
         """A batch is sent again."""
         self._retries.value += batch.count
