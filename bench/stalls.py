@@ -2,10 +2,14 @@
 
 A node with both roles in a process of its own, two connections to a listener: one sends a request that names very many
 things, the other sends ApiVersions all the time. Printed are the longest time that the second waited, the time until
-the first was answered, and how much the memory of the node grew meanwhile: in MB, and as a multiple of the growth for
-an honest request, a Produce of as many bytes. Memory that the node has freed and kept does not count as growth.
+the first was answered, and the peak of the node's resident memory meanwhile (`VmHWM`), above what it was before.
 
-    python bench/stalls.py [--items 200000] [--only PRODUCE]
+Beside it is the peak for an honest request of that size: for a Produce of as many bytes, which are batches of up to a
+megabyte, and the bytes of the answer besides. The ratio is what the worst request takes beyond 4 MB, divided by that:
+code that is loaded, and steps of other work, take some megabytes whatever is sent. Each request gets a fresh node that
+has answered a small one of that API: memory that was freed and kept for the next request would hide its growth.
+
+    python bench/stalls.py [--items 200000] [--only PRODUCE] [--listener broker]
 
 With `--heavy`, the requests that are heavy because of what the node holds: 15,000 partitions, 10,000 groups and ACLs,
 20,000 quotas, 100,000 transactional ids.
@@ -20,9 +24,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 from harness.heavy_state import PROPERTIES, heavy_requests
 from harness.nodes import Node
 from harness.systems import KALDA
@@ -39,6 +45,8 @@ from kalda.records.builder import build_batch
 _ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
 _LARGEST_BATCH = 1_000_000
 _WINDOW = 200
+_ALLOWED_BYTES = 4_000_000
+"""What a request may take besides what depends on its size."""
 
 
 _LAST_WITH_NAMES = {ApiKey.PRODUCE: 12, ApiKey.FETCH: 12, ApiKey.OFFSET_COMMIT: 9, ApiKey.OFFSET_FETCH: 9}
@@ -51,21 +59,45 @@ class Measured(NamedTuple):
     took_s: float
     longest_s: float
     """The longest wait of the other client."""
-    grown_mb: float
-    """By which the memory of the node grew, at most."""
+    grown_bytes: int
+    """By which the resident memory of the node grew, at its peak."""
     sent_bytes: int
-    outcome: str
+    answer_bytes: int
+    """0 where the connection was closed."""
+
+    def __str__(self) -> str:
+        answer = f"{self.answer_bytes / 1e6:.1f} MB" if self.answer_bytes else "closed"
+        return f"{self.took_s:>11.2f}{self.longest_s * 1000:>18.0f}{self.grown_bytes / 1e6:>12.1f}  {answer:>8}"
+
+
+class _Resident:
+    """The resident memory of a process, as Linux counts it."""
+
+    def __init__(self, pid: int) -> None:
+        self._directory = Path(f"/proc/{pid}")
+        self._before = 0
+
+    def reset(self) -> None:
+        """Measure from now on."""
+        (self._directory / "clear_refs").write_text("5")  # VmHWM begins anew
+        self._before = self._bytes("VmRSS")
+
+    def grown(self) -> int:
+        """The peak since `reset`, above what it was then."""
+        return self._bytes("VmHWM") - self._before
+
+    def _bytes(self, name: str) -> int:
+        (line,) = (each for each in (self._directory / "status").read_text().splitlines() if each.startswith(name))
+        return int(line.split()[1]) * 1024
 
 
 class _Pings(threading.Thread):
-    """Sends small requests until it is stopped, and keeps the longest wait, and the most memory of the node."""
+    """Sends small requests until it is stopped, and keeps the longest wait."""
 
-    def __init__(self, port: int, node: psutil.Process) -> None:
+    def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
         self.longest_s = 0.0
-        self.most_bytes = 0
         self.stopped = False
-        self._node = node
         self._connection = BlockingConnection("127.0.0.1", port)
 
     def run(self) -> None:
@@ -74,7 +106,6 @@ class _Pings(threading.Thread):
                 began = time.perf_counter()
                 connection.negotiate()
                 self.longest_s = max(self.longest_s, time.perf_counter() - began)
-                self.most_bytes = max(self.most_bytes, self._node.memory_info().rss)
 
 
 def version_with_names(request: Request, connection: BlockingConnection) -> int:
@@ -83,28 +114,29 @@ def version_with_names(request: Request, connection: BlockingConnection) -> int:
     return min(highest, _LAST_WITH_NAMES.get(ApiKey(request.API_KEY), highest))
 
 
-def measure(port: int, node: psutil.Process, request: Request) -> Measured:
+def measure(port: int, pid: int, request: Request) -> Measured:
     """Send a request while another client asks."""
     with BlockingConnection("127.0.0.1", port, timeout_ms=120_000) as connection:
         # Encoded before the other client begins: both are in this process, and so share its interpreter.
         version = version_with_names(request, connection)
         frame = b"".join(frame_request(Call(request.API_KEY, version, 1), request, "stalls"))
-        before = node.memory_info().rss
-        pings = _Pings(port, node)
+        pings = _Pings(port)
+        resident = _Resident(pid)
+        resident.reset()
         pings.start()
         began = time.perf_counter()
-        outcome = "closed"
+        answer_bytes = 0
         with contextlib.suppress(OSError, ApiError):
             connection._socket.settimeout(120)
             connection._socket.sendall(frame)
-            outcome = f"{len(connection._read_frame()) / 1e6:.1f} MB"
+            answer_bytes = len(connection._read_frame())
         took = time.perf_counter() - began
         pings.stopped = True
         pings.join()
-    return Measured(took, pings.longest_s, max(0, pings.most_bytes - before) / 1e6, len(frame), outcome)
+    return Measured(took, pings.longest_s, resident.grown(), len(frame), answer_bytes)
 
 
-def honest(size_bytes: int) -> Request:
+def produce(size_bytes: int) -> Request:
     """A Produce request of about so many bytes, in batches of at most a megabyte to several partitions."""
     data = []
     for index in range(min(PARTITIONS, 1 + size_bytes // _LARGEST_BATCH)):
@@ -112,6 +144,21 @@ def honest(size_bytes: int) -> Request:
         batch = build_batch([(0, None, bytes(max(1, size)), ())])
         data.append(PartitionProduceData(index=index, records=batch))
     return ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=TOPIC, partition_data=data)])
+
+
+@cache
+def produced(size_bytes: int) -> int:
+    """By how many bytes a node grows for a Produce of so many, at least by these."""
+    with a_node() as (node, pid):
+        measure(node.port, pid, produce(1_000))
+        return max(size_bytes, measure(node.port, pid, produce(size_bytes)).grown_bytes)
+
+
+def honest(done: Measured) -> int:
+    """The growth for an honest request of that size: for a Produce, between the sizes that are measured, and the
+    answer."""
+    measured = 1 << max(16, done.sent_bytes.bit_length())
+    return produced(measured) * done.sent_bytes // measured + done.answer_bytes
 
 
 def announced(port: int) -> Iterator[tuple[ApiKey, int]]:
@@ -134,50 +181,59 @@ def _sent(port: int, requests: Sequence[Request]) -> list[Response]:
     return responses
 
 
-def measure_heavy(node: Node, process: psutil.Process, only: Sequence[str]) -> None:
-    """Print what heavy requests do, one after the other."""
-    print(f"{'request':<40}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}  answer")
-    for name, request in heavy_requests(lambda requests: _sent(node.port, requests), only):
-        done = measure(node.port, process, request)
-        print(
-            f"{name:<40}{done.took_s:>11.2f}{done.longest_s * 1000:>18.0f}{done.grown_mb:>12.1f}  {done.outcome}",
-            flush=True,
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, nargs="*", default=[3_900, 50_000, 200_000])
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
-    options = parser.parse_args()
-    node = Node(KALDA, PROPERTIES if options.heavy else "")
+@contextmanager
+def a_node(properties: str = "") -> Iterator[tuple[Node, int]]:
+    """A node that is up and has the topic, and its process id."""
+    node = Node(KALDA, properties)
     try:
         node.start()
         node.create_topics([TOPIC], PARTITIONS)
         assert node.process is not None
-        process = psutil.Process(node.process.pid)
-        if options.heavy:
-            measure_heavy(node, process, options.only)
-            return
-        head = f"{'listener':<11}{'request':<34}{'items':>8}{'answer, s':>11}{'longest wait, ms':>18}"
-        print(f"{head}{'memory, MB':>12}{'of honest':>11}  answer")
-        for listener, port in (("broker", node.port), ("controller", node.controller_port)):
-            for key, version in announced(port):
-                if options.only and key.name not in options.only:
-                    continue
-                for items in options.items:
-                    for request in worst_requests(key, version, items):
-                        done = measure(port, process, request)
-                        usual = measure(node.port, process, honest(done.sent_bytes))
-                        ratio = done.grown_mb / max(1.0, usual.grown_mb, done.sent_bytes / 1e6)
-                        print(
-                            f"{listener:<11}{key.name:<34}{items:>8}{done.took_s:>11.2f}{done.longest_s * 1000:>18.0f}"
-                            f"{done.grown_mb:>12.1f}{ratio:>11.1f}  {done.outcome}",
-                            flush=True,
-                        )
+        yield node, node.process.pid
     finally:
         node.close()
+
+
+def measure_heavy(only: Sequence[str]) -> None:
+    """Print what heavy requests do, one after the other."""
+    print(f"{'request':<40}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}  answer")
+    with a_node(PROPERTIES) as (node, pid):
+        for name, request in heavy_requests(lambda requests: _sent(node.port, requests), only):
+            print(f"{name:<40}{measure(node.port, pid, request)}", flush=True)
+
+
+def measure_worst(listener: str, items: Sequence[int], only: Sequence[str]) -> None:
+    """Print what the worst requests of a listener's APIs do."""
+    with a_node() as (node, _):
+        apis = list(announced(node.port if listener == "broker" else node.controller_port))
+    for key, version in apis:
+        if only and key.name not in only:
+            continue
+        for count in items:
+            for request in worst_requests(key, version, count):
+                with a_node() as (node, pid):
+                    port = node.port if listener == "broker" else node.controller_port
+                    measure(port, pid, worst_requests(key, version, 1)[0])
+                    done = measure(port, pid, request)
+                usual = honest(done)
+                ratio = max(0, done.grown_bytes - _ALLOWED_BYTES) / usual
+                print(f"{listener:<11}{key.name:<34}{count:>8}{done}{usual / 1e6:>12.1f}{ratio:>7.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, nargs="*", default=[9_900, 80_000, 200_000])
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--listener", nargs="*", default=["broker", "controller"])
+    parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
+    options = parser.parse_args()
+    if options.heavy:
+        measure_heavy(options.only)
+        return
+    head = f"{'listener':<11}{'request':<34}{'items':>8}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}"
+    print(f"{head}  {'answer':>8}{'honest, MB':>12}{'ratio':>7}")
+    for listener in options.listener:
+        measure_worst(listener, options.items, options.only)
 
 
 if __name__ == "__main__":

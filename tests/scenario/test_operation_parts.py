@@ -287,13 +287,15 @@ def test_what_is_not_reached_within_the_timeout_is_not_changed() -> None:
     _, version, request = REQUESTS["CreateTopics"]
 
     def let_time_pass(turn: int) -> None:
-        if turn == 6:
+        if turn == 10:
             listener.world.now_ms += 1_001
 
     answer = listener.answer(request, version, let_time_pass)
     codes = [topic.error_code for topic in answer.topics]
     assert 200 < codes.count(0) < COUNT - 200
     assert codes.count(ErrorCode.REQUEST_TIMED_OUT) + codes.count(0) + 2 == len(codes)
+    times = listener.world.active.event_times
+    assert times.started > 0 < times.timed_out
     created = [topic.name for topic in answer.topics if not topic.error_code]
     assert set(created) == set(listener.world.active.partitions.topic_ids) - {"large"}
 

@@ -22,7 +22,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `rows.py`: a row an API: handler, authorization, quota, failure
 - `context.py`: what a handler receives and may return
 - `stopwatch.py`: for how long requests hold the event loop; compiled
-- `large_requests.py`: requests that name very many things: decoded, handled and encoded in steps
+- `large_requests.py`: requests that name very many things: decoded, handled and encoded in parts, one a step
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request
@@ -32,6 +32,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `metrics_push.py`: posts what a node measures to an OpenTelemetry collector
 - `request_metrics.py`: requests by API: counts and durations
 - `node_gauges.py`: gauges of a node, its controller and its quorum
+- `process_gauges.py`: of its process: idle event loop, disks
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers

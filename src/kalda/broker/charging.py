@@ -192,11 +192,17 @@ class Charge:
             buffers = self._encode_again(correlation_id, self._throttled(request, reply, pause_ms))
         return buffers
 
-    def charge_part(self, context: RequestContext, request: Request, reply: Response | Encoded | None) -> None:
-        """Charge the answer to a request that was handled in parts; it is encoded afterwards."""
+    def charge_large(
+        self,
+        context: RequestContext,
+        request: Request,
+        reply: Response | Encoded | None,
+        response: Response | None,
+    ) -> None:
+        """Charge the answer to a large request. `response` gets the pause, before it is encoded."""
         pause_ms = self._decide(context, request, reply, 0, 0)
-        if pause_ms and isinstance(reply, Response):
-            self._set_throttle_time(reply, pause_ms)
+        if pause_ms and response is not None:
+            self._set_throttle_time(response, pause_ms)
 
     def _encoded(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer] | AtTurn:
         if isinstance(reply.buffers, AtTurn):

@@ -15,14 +15,14 @@ where its first part does, since nothing was changed then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
-from kalda.broker.large_requests import CUTS, cut_of, join, requests_of
+from kalda.broker.large_requests import CUTS, Cut
 from kalda.controller.answers import check_batch_size
 from kalda.controller.quorum_controller import QuorumController
 from kalda.protocol.messages.admin import AlterClientQuotasRequest, AlterClientQuotasRequestEntryData
@@ -44,6 +44,8 @@ from kalda.protocol.messages.topics import (
     ElectLeadersRequest,
 )
 from kalda.protocol.notation import Request, Response, shallow_copy
+from kalda.protocol.part_decoder import Part
+from kalda.protocol.part_encoder import are_alike, join_others
 
 PART_WEIGHT = 400
 """What one step handles: about ten milliseconds. A partition that is created, a config that is changed or an election
@@ -134,6 +136,61 @@ def _joined(parts: list[Request], replies: list[Pending[Any]], failed: Failed, v
     return whole
 
 
+def join(whole: Response, part: Response, cut: Cut, joins: int) -> None:
+    """Add the response of a part to the responses of the parts before it."""
+    top, *inner = cut.answered
+    items = getattr(part, top)
+    setattr(part, top, [])
+    join_others(whole, part)
+    _join_items(getattr(whole, top), items, tuple(inner), joins)
+
+
+def _join_items(whole: list[Any], part: list[Any], inner: tuple[str, ...], joins: int) -> None:
+    if joins and whole and part and are_alike(whole[-1], part[0]):
+        if inner:
+            _join_items(getattr(whole[-1], inner[0]), getattr(part[0], inner[0]), inner[1:], joins - 1)
+        del part[0]
+    whole.extend(part)
+
+
+def cut_items(items: list[Any], inner: tuple[str, ...], size: int) -> Iterator[Part]:
+    """Parts of about `size` items. An item whose inner list is larger is in several parts, each with a piece of it."""
+    if not inner:
+        for start in range(0, len(items), size):
+            yield Part(items[start : start + size], min(size, len(items) - start), 0)
+        return
+    name, deeper = inner[0], inner[1:]
+    part: list[Any] = []
+    size_so_far = joins = 0
+    for item in items:
+        nested = getattr(item, name)
+        is_first = True
+        for piece in cut_items(nested, deeper, size) if nested else (Part(nested, 0, 0),):
+            if part and (size_so_far + piece.size >= size or not is_first):
+                yield Part(part, size_so_far, joins)
+                part, size_so_far, joins = [], 0, 0
+            if not part and not is_first:
+                joins = 1 + piece.joins
+            copy = item
+            if piece.items is not nested:
+                copy = shallow_copy(item)
+                setattr(copy, name, piece.items)
+            part.append(copy)
+            size_so_far += 1 + piece.size
+            is_first = False
+    if part:
+        yield Part(part, size_so_far, joins)
+
+
+def requests_of(request: Request, cut: Cut, size: int) -> Iterator[Request]:
+    """The request in parts of about `size` items."""
+    top, *inner = cut.asked
+    for part in cut_items(getattr(request, top), tuple(inner), size):
+        copy = shallow_copy(request)
+        setattr(copy, top, part.items)
+        yield copy
+
+
 def _cut(request: Request, lists: tuple[str, ...], key: Callable[[Any], Hashable], weigh: Weigh) -> list[Request]:
     """Cut the items of `lists`. Those whose key occurs more than once are in the first part, whatever they weigh: they
     are refused, which is cheap."""
@@ -164,8 +221,8 @@ def _with_lists(request: Request, lists: dict[str, list[Any]]) -> Request:
 
 def _cut_partitions(request: Request) -> list[Request]:
     """Cut the partitions of topics."""
-    cut = cut_of(request)
-    return [request] if cut is None else [part for part, _ in requests_of(request, cut, PART_WEIGHT)]
+    (cut,) = CUTS[request.API_KEY]
+    return list(requests_of(request, cut, PART_WEIGHT)) if getattr(request, cut.asked[0]) else [request]
 
 
 def _created_topics(request: CreateTopicsRequest, controller: QuorumController) -> list[Request]:

@@ -303,7 +303,8 @@ class RequestPipeline:
         if served.charge is not None:
             served.charge.pause_time(context)
         row = served.row  # the request is charged once, when its parts are joined
-        handler = self._behind_checks(row, row.handler if served.charge is None else served.charge.handler(row.handler))
+        handler: Handler = row.handler if row.in_parts is None else row.in_parts()
+        handler = self._behind_checks(row, handler if served.charge is None else served.charge.handler(handler))
         return self._large_requests.answer(row, handler, context, _Stages(self, served))
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
@@ -359,10 +360,16 @@ class _Stages:
         """The response of a part that failed."""
         return self._pipeline._failed(self._served, context, request, error)
 
-    def charge(self, context: RequestContext, request: Request, response: Response | Encoded | None) -> None:
-        """Charge the answer to the quotas of the client."""
+    def charge(
+        self,
+        context: RequestContext,
+        request: Request,
+        reply: Response | Encoded | None,
+        response: Response | None,
+    ) -> None:
+        """Charge the answer to the quotas of the client. `response` gets the pause, before it is encoded."""
         if self._served.charge is not None:
-            self._served.charge.charge_part(context, request, response)
+            self._served.charge.charge_large(context, request, reply, response)
 
     def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
         """Measure for how long the steps hold the event loop, where the client is charged for that."""

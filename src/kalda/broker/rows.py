@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.steps import Steps
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.item_checks import Stage
 from kalda.protocol.access import Need
@@ -20,6 +21,7 @@ from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
+from kalda.protocol.part_encoder import EncodedPart
 from kalda.quota.client_quotas import ClientQuotas
 
 
@@ -128,6 +130,9 @@ class Row(NamedTuple):
     throttled: Callable[[Any, Any], Response] | None = None
     """`(request, response)`: what is sent in place of a response to a client that has to pause, as a Fetch without
     records. None where the response itself is sent."""
+    in_parts: Callable[[], Callable[[RequestContext, Any], Steps[EncodedPart]]] | None = None
+    """Makes what handles the parts of one large request, in place of the handler, and encodes its responses. None where
+    the handler does."""
     items: Stage | None = None
     """The stage that checks single items, after `authorize`; None where there are none, or the handler checks them."""
 

@@ -4,16 +4,17 @@ Every count and length is checked before memory is allocated for it: an array's 
 (each element takes at least `smallest_size`), a length against the bytes that remain, the number of tagged fields
 against `MAX_TAGGED_FIELDS`. A decoded message takes at most about sixty times the memory of its bytes; a struct of
 empty arrays reaches that. So that the total is bounded too, a whole message may have `MAX_ELEMENTS` structs and strings
-in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element. A caller may set lower
-bounds; a message beyond them raises `TooManyElements`. Every slice is
+in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element, and so does an unknown
+tagged field. A caller may set lower bounds; a message beyond them raises `TooManyElements`. Every slice is
 bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of single bytes past it `IndexError`; the
 function turns both into `InvalidRequest`. Nesting is bounded by the schema: no message is recursive.
 
 The same source with a `yield` after each `STEP_ELEMENTS` elements is a generator, for messages that take long to
-decode.
+decode. With `part_decoder`, such a message is decoded part by part.
 
-A message with record batches is decoded from the frame itself, and the batches are views of the frame. Any other
-message is copied to `bytes` first: one copy of some hundred bytes, after which every slice costs half.
+A message with record batches, and one that is decoded in steps, is decoded from the frame itself, and the batches are
+views of the frame. Any other message is copied to `bytes` first: one copy of some hundred bytes, after which every
+slice costs half.
 """
 
 from __future__ import annotations
@@ -56,29 +57,11 @@ def compile_step_decoder(cls: type[Message], version: int) -> StepDecoder:
 
 
 def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
-    writer = _DecoderSource(cls, version)
+    writer = DecoderSource(cls, version)
     writer.in_steps = in_steps
     layout = wire_struct(cls, version, is_flexible(cls, version))
-    writer.in_place = _holds_records(layout, version)
-    writer.names["refusal"] = partial(_refusal, f"{cls.__name__} v{version}")
-    writer.names["TooManyElements"] = TooManyElements
-    writer.line(f"def decode(buf, pos, left={MAX_ELEMENTS}, numbers={NUMBERS_PER_ELEMENT}):")
-    writer.indent += 1
-    writer.line("try:")
-    writer.indent += 1
-    if not writer.in_place:
-        writer.line("if type(buf) is not bytes: buf = bytes(buf)")
-    writer.line("end = len(buf)")
-    if in_steps:
-        writer.line(f"step = {STEP_ELEMENTS}")
-        writer.line("if False: yield")
-    writer.struct("m", layout)
-    writer.flush()
-    writer.line("if pos > end: raise IndexError")
-    writer.line("return m, pos")
-    writer.indent -= 1
-    writer.line("except Exception as error: raise refusal(len(buf), error) from None")
-    return writer.build("decode")
+    writer.in_place = in_steps or _holds_records(layout, version)
+    return writer.function("", lambda: writer.struct("m", layout), "m, pos")
 
 
 def _holds_records(layout: WireStruct, version: int) -> bool:
@@ -89,22 +72,63 @@ def _holds_records(layout: WireStruct, version: int) -> bool:
     )
 
 
-class _DecoderSource(Source):
+class DecoderSource(Source):
+    """The source of a function that decodes from `buf` at `pos`."""
+
     in_place = True
     """The frame is not copied: its slices are views, and become `str` and `bytes` by a call."""
     in_steps = False
     """The function is a generator, which yields between elements."""
 
-    def struct(self, target: str, layout: WireStruct) -> None:
-        """Decode one struct into the new local `target`."""
+    def function(self, arguments: str, write: Callable[[], None], result: str) -> Any:
+        """Compile a function `(buf, pos, *arguments, left, numbers)` with the lines of `write()`, which returns
+        `result`."""
+        self.names["refusal"] = partial(_refusal, f"{self.cls.__name__} v{self.version}")
+        self.names["TooManyElements"] = TooManyElements
+        self.line(f"def decode(buf, pos, {arguments}left={MAX_ELEMENTS}, numbers={NUMBERS_PER_ELEMENT}):")
+        self.indent += 1
+        self.line("try:")
+        self.indent += 1
+        if not self.in_place:
+            self.line("if type(buf) is not bytes: buf = bytes(buf)")
+        self.line("end = len(buf)")
+        if self.in_steps:
+            self.line(f"step = {STEP_ELEMENTS}")
+            self.line("if False: yield")
+        write()
+        self.flush()
+        self.line("if pos > end: raise IndexError")
+        self.line(f"return {result}")
+        self.indent -= 1
+        self.line("except Exception as error: raise refusal(len(buf), error) from None")
+        return self.build("decode")
+
+    def struct(self, target: str, layout: WireStruct, dropped: tuple[str, ...] = ()) -> None:
+        """Decode one struct into the new local `target`, without the list at the path `dropped`."""
+        self.start(target, layout)
+        for field in layout.fields:
+            if dropped and field.name == dropped[0]:
+                self.skip(field, layout.flexible, dropped[1:])
+            else:
+                self.field(f"{target}.{field.name}", field, layout.flexible)
+        if layout.flexible:
+            self.tagged_section(target, layout)
+
+    def start(self, target: str, layout: WireStruct) -> None:
+        """Make the struct, and give the fields that the version lacks their defaults."""
         self.names["new"] = object.__new__
         self.line(f"{target} = new({self.name('C', layout.cls)})")
         for name, default, _ in layout.absent:
             self._default(f"{target}.{name}", default)
-        for field in layout.fields:
-            self._field(f"{target}.{field.name}", field, layout.flexible)
-        if layout.flexible:
-            self._tagged_section(target, layout)
+
+    def skip(self, field: WireField, flexible: bool, below: tuple[str, ...]) -> None:
+        """Check a list, and go on behind it. Its elements, and those of the lists `below` it, count as `items`."""
+        self.length(flexible, "i")
+        if field.nullable:
+            self.line("if n != -1:")
+            self.indent += 1
+        self.skip_elements(field, flexible, below)
+        self.indent -= field.nullable
 
     def flush(self) -> None:
         """Emit the pending reads."""
@@ -134,7 +158,8 @@ class _DecoderSource(Source):
         else:
             self.line(f"{target} = {self.name('D', default)}")
 
-    def _field(self, target: str, field: WireField, flexible: bool) -> None:
+    def field(self, target: str, field: WireField, flexible: bool) -> None:
+        """Decode one field into `target`."""
         if field.is_list:
             self._list(target, field, flexible)
         elif field.struct is not None:
@@ -169,7 +194,7 @@ class _DecoderSource(Source):
         self.flush()
         self.line(f"if {name} > 127: {name}, pos = uvarint(buf, pos, {name})")
 
-    def _length(self, compact: bool, prefix: str) -> None:
+    def length(self, compact: bool, prefix: str) -> None:
         """Read a length or count into `n`; -1 is null."""
         if compact:
             self._varint("n")
@@ -192,7 +217,7 @@ class _DecoderSource(Source):
     def _sized(self, target: str, field: WireField, compact: bool) -> None:
         """A string, bytes or records."""
         text = field.kind in ("String", "LegacyString")
-        self._length(compact, "h" if text else "i")
+        self.length(compact, "h" if text else "i")
         self._null(target, field)
         most = f" or n > {MAX_STRING}" if text and compact else ""
         self.line(f"if not 0 <= n <= end - pos{most}: {self._refuse(field)}")
@@ -208,20 +233,50 @@ class _DecoderSource(Source):
         self.indent -= field.nullable
 
     def _list(self, target: str, field: WireField, flexible: bool) -> None:
-        self._length(flexible, "i")
+        self.length(flexible, "i")
         self._null(target, field)
-        if field.struct is None and field.kind in FORMATS:
-            self._scalars(target, field)
-        else:
-            self._elements(target, field, flexible)
+        self.elements(target, field, flexible)
         self.indent -= field.nullable
 
-    def _scalars(self, target: str, field: WireField) -> None:
-        code = FORMATS[field.kind]
-        size = struct.calcsize(">" + code)
+    def elements(self, target: str, field: WireField, flexible: bool) -> None:
+        """Decode `n` elements into the list `target`."""
+        if field.struct is None and field.kind in FORMATS:
+            self._scalars(target, field)
+            return
+        items, item = self.fresh("l"), self.fresh("s")
+        self._check_count(field, flexible)
+        self._count(field, "n")
+        self.line(f"{target} = {items} = []")
+        self._loop(item, field, flexible, f"{items}.append({item})")
+
+    def skip_elements(self, field: WireField, flexible: bool, below: tuple[str, ...]) -> None:
+        """Check `n` elements, and go on behind them."""
+        self.line("items += n")
+        size = self._check_count(field, flexible)
+        if field.struct is None and field.kind in FORMATS:
+            self.line(f"pos += n * {size}")
+        else:
+            self._loop(self.fresh("s"), field, flexible, "", below)
+
+    def _check_count(self, field: WireField, flexible: bool) -> int:
+        """Check the count `n` against the bytes that remain, and return how many an element has at least."""
+        if field.struct is not None:
+            size = smallest_size(wire_struct(field.struct, self.version, flexible), self.version)
+        elif field.kind in FORMATS:
+            size = struct.calcsize(">" + FORMATS[field.kind])
+        else:
+            size = 1 if flexible else 2
         self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
-        self.line("left -= n // numbers")
+        return size
+
+    def _count(self, field: WireField, elements: str) -> None:
+        self.line(f"left -= {elements}")
         self.line(f"if left < 0: raise TooManyElements('{field.name} has too many elements: %d' % n)")
+
+    def _scalars(self, target: str, field: WireField) -> None:
+        size = self._check_count(field, False)
+        self._count(field, "n // numbers")
+        code = FORMATS[field.kind]
         if field.kind == "Uuid":
             self.line(f"{target} = [bytes(buf[i : i + 16]) for i in range(pos, pos + 16 * n, 16)]")
         else:
@@ -231,22 +286,17 @@ class _DecoderSource(Source):
             self.line(f"else: {target} = list(unpack_from('>%d{code}' % n, buf, pos))")
         self.line(f"pos += n * {size}")
 
-    def _elements(self, target: str, field: WireField, flexible: bool) -> None:
-        items, item, count = self.fresh("l"), self.fresh("s"), self.fresh("i")
-        layout = None if field.struct is None else wire_struct(field.struct, self.version, flexible)
-        size = smallest_size(layout, self.version) if layout is not None else (1 if flexible else 2)
-        self.line(f"if not 0 <= n * {size} <= end - pos: {self._refuse(field)}")
-        self.line("left -= n")
-        self.line(f"if left < 0: raise TooManyElements('{field.name} has too many elements: %d' % n)")
-        self.line(f"{target} = {items} = []")
-        self.line(f"for {count} in range(n):")
+    def _loop(self, item: str, field: WireField, flexible: bool, use: str, dropped: tuple[str, ...] = ()) -> None:
+        """Decode `n` elements into the local `item`, one after the other; `use` is the line that follows each."""
+        self.line(f"for {self.fresh('i')} in range(n):")
         self.indent += 1
-        if layout is not None:
-            self.struct(item, layout)
+        if field.struct is not None:
+            self.struct(item, wire_struct(field.struct, self.version, flexible), dropped)
         else:
-            self._field(item, field._replace(is_list=False, nullable=False), flexible)
+            self.field(item, field._replace(is_list=False, nullable=False), flexible)
         self.flush()
-        self.line(f"{items}.append({item})")
+        if use:
+            self.line(use)
         if self.in_steps:
             self.line("step -= 1")
             self.line("if step < 0:")
@@ -254,7 +304,8 @@ class _DecoderSource(Source):
             self.line(" yield")
         self.indent -= 1
 
-    def _tagged_section(self, target: str, layout: WireStruct) -> None:
+    def tagged_section(self, target: str, layout: WireStruct) -> None:
+        """Decode the tagged fields; those that are not there have their defaults."""
         for field in layout.tagged:
             self._default(f"{target}.{field.name}", field.default)
         count = self.fresh("k")
@@ -286,13 +337,25 @@ class _DecoderSource(Source):
             if field.struct is not None and not field.is_list:
                 self._nested(f"{target}.{field.name}", field, True, null_marker="== 0")
             else:
-                self._field(f"{target}.{field.name}", field, True)
+                self.field(f"{target}.{field.name}", field, True)
             self.flush()
             self.line(f"if pos != {stop}: raise InvalidRequest('tagged {field.name} is not %d bytes' % {size})")
             self.indent -= 1
             keyword = "elif"
+        if layout.tagged:
+            self.line("else:")
+            self.indent += 1
+        self._count_unknown_tag()
+        self.indent -= bool(layout.tagged)
         self.line(f"pos = {stop}")
         self.indent -= 1
+
+    def _count_unknown_tag(self) -> None:
+        """A tagged field that is skipped counts as an element: it takes as long."""
+        self.line("left -= 1")
+        self.line("if left < 0: raise TooManyElements('too many unknown tagged fields')")
+        if self.in_steps:
+            self.line("step -= 1")
 
 
 def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 Record batches are not copied: the result is a list of buffers, the bytes before the batches, the batches' own buffers,
 the bytes after them. A field that the version lacks is dropped where the schema calls it ignorable. Any other such
 field is refused with `ValueError` unless it has its default: dropping it would change the message's meaning.
+
+A message that takes long to encode is encoded in steps, or with `part_encoder` part by part.
 """
 
 from __future__ import annotations
@@ -50,44 +52,56 @@ def compile_step_encoder(cls: type[Message], version: int) -> StepEncoder:
 
 
 def _compile(cls: type[Message], version: int, *, in_steps: bool = False, counts_errors: bool = False) -> Any:
-    writer = _EncoderSource(cls, version)
+    writer = EncoderSource(cls, version)
     writer.in_steps, writer.counts_errors = in_steps, counts_errors
-    writer.line(f"def encode(m, w{', counts' if counts_errors else ''}):")
-    writer.indent += 1
-    writer.names["struct_error"] = struct.error
-    writer.line("try:")
-    writer.indent += 1
-    writer.line("out = []")
-    if in_steps:
-        writer.line(f"step = {STEP_ELEMENTS}")
-        writer.line("if False: yield")
-    writer.struct("m", wire_struct(cls, version, is_flexible(cls, version)))
-    writer.flush()
-    writer.line("if w: out.append(w)")
-    writer.line("return out")
-    writer.indent -= 1
-    writer.line(f"except struct_error as error: raise ValueError('{cls.__name__} v{version}: %s' % error) from error")
-    return writer.build("encode")
+    return writer.function("m", lambda: writer.struct("m", wire_struct(cls, version, is_flexible(cls, version))))
 
 
-class _EncoderSource(Source):
+class EncoderSource(Source):
+    """The source of a function that appends to the buffer `w`."""
+
     in_steps = False
     """The function is a generator, which yields between elements."""
     counts_errors = False
     """The function adds error codes to its argument `counts`."""
 
+    def function(self, argument: str, write: Callable[[], None]) -> Any:
+        """Compile a function `(argument, w) -> buffers` with the lines of `write()`. Only record batches begin a buffer
+        after `w`."""
+        self.line(f"def encode({argument}, w{', counts' if self.counts_errors else ''}):")
+        self.indent += 1
+        self.names["struct_error"] = struct.error
+        self.line("try:")
+        self.indent += 1
+        self.line("out = []")
+        if self.in_steps:
+            self.line(f"step = {STEP_ELEMENTS}")
+            self.line("if False: yield")
+        write()
+        self.flush()
+        self.line("if w: out.append(w)")
+        self.line("return out")
+        self.indent -= 1
+        what = f"{self.cls.__name__} v{self.version}"
+        self.line(f"except struct_error as error: raise ValueError('{what}: %s' % error) from error")
+        return self.build("encode")
+
     def struct(self, source: str, layout: WireStruct) -> None:
         """Encode the struct in the local `source` into `w`."""
+        self.check_absent(source, layout)
+        for field in layout.fields:
+            self.field(f"{source}.{field.name}", field, layout.flexible)
+        if layout.flexible:
+            self.tagged_section(source, layout)
+
+    def check_absent(self, source: str, layout: WireStruct) -> None:
+        """Refuse a field that the version lacks, where it has a value."""
         for name, default, ignorable in layout.absent:
             if not ignorable:
                 self.names["refuse"] = _refuse
                 where = f"{layout.cls.__name__}.{name}"
                 value = f"{source}.{name}"
                 self.line(f"if {self._differs(value, default)}: refuse({where!r}, {self.version}, {value})")
-        for field in layout.fields:
-            self._field(f"{source}.{field.name}", field, layout.flexible)
-        if layout.flexible:
-            self._tagged_section(source, layout)
 
     def flush(self) -> None:
         """Emit the pending writes."""
@@ -120,7 +134,8 @@ class _EncoderSource(Source):
             return f"{value} != {default!r}"
         return f"{value} != {self.name('D', default)}"
 
-    def _field(self, source: str, field: WireField, flexible: bool) -> None:
+    def field(self, source: str, field: WireField, flexible: bool) -> None:
+        """Encode one field."""
         if field.is_list:
             self._list(source, field, flexible)
         elif field.struct is not None:
@@ -210,6 +225,10 @@ class _EncoderSource(Source):
         self.line(f"{items} = {source}")
         self._measure(items, field, flexible, f"len({items})")
         self._length(flexible, "i")
+        self.elements(items, field, flexible)
+
+    def elements(self, items: str, field: WireField, flexible: bool) -> None:
+        """Encode the elements of the list in the local `items`, without their count."""
         if field.struct is None and field.kind in FORMATS:
             self._scalars(items, field)
             return
@@ -221,7 +240,7 @@ class _EncoderSource(Source):
         if field.struct is not None:
             self.struct(item, wire_struct(field.struct, self.version, flexible))
         else:
-            self._field(item, field._replace(is_list=False, nullable=False), flexible)
+            self.field(item, field._replace(is_list=False, nullable=False), flexible)
         self.flush()
         if self.in_steps:
             self.line("step -= 1")
@@ -243,9 +262,9 @@ class _EncoderSource(Source):
         self.line(f" w += {table}[n](*{items}) if n < {TABLE_SIZE} else")
         self.lines[-1] += f" pack('>%d{FORMATS[field.kind]}' % n, *{items})"
 
-    def _tagged_section(self, source: str, layout: WireStruct) -> None:
-        """Write the tagged fields that do not have their defaults. Usually there are none: then the section is one zero
-        byte, which joins the pending writes."""
+    def tagged_section(self, source: str, layout: WireStruct) -> None:
+        """Encode the tagged fields that do not have their defaults. Usually there are none: then the section is one
+        zero byte, which joins the pending writes."""
         if not layout.tagged:
             self.pending.append(("", "x"))
             return
@@ -274,7 +293,7 @@ class _EncoderSource(Source):
             if field.struct is not None and not field.is_list:
                 self._nested(f"{source}.{field.name}", field, True, null=b"\x00")
             else:
-                self._field(f"{source}.{field.name}", field, True)
+                self.field(f"{source}.{field.name}", field, True)
             self.flush()
             self.line(f"{parts}.append(uvarint({field.tag}) + uvarint(len(w)) + w)")
             self.indent -= 1

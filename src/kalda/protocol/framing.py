@@ -111,15 +111,14 @@ def encode_response_in_steps(
     correlation_id: int, response: Response, version: int
 ) -> Generator[None, None, list[Buffer]]:
     """As `encode_response`, in steps, for a response that takes long to encode."""
-    is_tagged = api_of(response.API_KEY).response_header_version(version)
-    head = (_TAGGED_CORRELATION if is_tagged else _CORRELATION).pack(correlation_id)
+    head = response_header(type(response), version)(correlation_id)
     return step_encoder(type(response), version)(response, bytearray(head))
 
 
 @cache
 def response_encoder(cls: type[Response], version: int) -> Callable[[int, Response], list[Buffer]]:
     """The function behind `encode_response` for one version of one API. The data path keeps it, to save lookups."""
-    encode, head = encoder(cls, version), _packed_header(cls, version)
+    encode, head = encoder(cls, version), response_header(cls, version)
 
     def encode_whole(correlation_id: int, response: Response) -> list[Buffer]:
         return encode(response, bytearray(head(correlation_id)))
@@ -131,7 +130,7 @@ def counting_response_encoder(
     cls: type[Response], version: int, counts: ErrorCounts
 ) -> Callable[[int, Response], list[Buffer]]:
     """As `response_encoder`; the function counts the error codes of each response."""
-    encode, head = counting_encoder(cls, version), _packed_header(cls, version)
+    encode, head = counting_encoder(cls, version), response_header(cls, version)
 
     def encode_and_count(correlation_id: int, response: Response) -> list[Buffer]:
         return encode(response, bytearray(head(correlation_id)), counts)
@@ -139,7 +138,7 @@ def counting_response_encoder(
     return encode_and_count
 
 
-def _packed_header(cls: type[Response], version: int) -> Callable[[int], bytes]:
+def response_header(cls: type[Response], version: int) -> Callable[[int], bytes]:
     """A response's header, given its correlation id; in flexible versions an empty tagged section follows."""
     return (_TAGGED_CORRELATION if api_of(cls.API_KEY).response_header_version(version) else _CORRELATION).pack
 

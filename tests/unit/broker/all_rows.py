@@ -25,7 +25,7 @@ from kalda.protocol.apis import Listener
 
 def rows_of_brokers() -> list[Row]:
     """Every row of a broker's listener but ApiVersions."""
-    forwarding = Forwarding(Mock())
+    forwarding = Forwarding(Mock(), lambda: 0)
     return joined(
         Listener.BROKER,
         DataHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
@@ -36,7 +36,7 @@ def rows_of_brokers() -> list[Row]:
         DescribeHandlers(Mock()).rows(),
         [AclHandlers(Mock()).row()],
         MarkerHandlers(Mock(), Mock()).rows(),
-        TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock()).rows(),
+        TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock(), makes_series=False).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),

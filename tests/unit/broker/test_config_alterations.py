@@ -144,7 +144,7 @@ class AtOnce:
 def altering(request: Any, version: int, controllers: Controllers, is_allowed: bool = True) -> list[tuple[Any, ...]]:
     """Name, error and message of each row of the response, where all key stores of brokers are bad."""
     handlers = ConfigHandlers(1, ServerConfig(PROPERTIES), Mock(image=EMPTY), lambda config: refuse, AtOnce())
-    forwarding = Forwarding(cast(Any, controllers))
+    forwarding = Forwarding(cast(Any, controllers), lambda: 0)
     is_legacy = isinstance(request, AlterConfigsRequest)
     handler: Any = handlers.alter_configs(forwarding) if is_legacy else handlers.incremental_alter_configs(forwarding)
     answer = handler(context_of(request, version, is_allowed), request)

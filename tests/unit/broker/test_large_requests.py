@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -13,14 +14,13 @@ from paper_connection import PaperConnection, read_answer
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.steps import run_to_end
-from kalda.broker import large_requests
 from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
-from kalda.broker.large_requests import CUTS, MAX_REQUEST_ELEMENTS, PART_ITEMS, Cut, cut_of, free, requests_of
+from kalda.broker.large_requests import CUTS, MAX_ELEMENTS_AT_ONCE, MAX_REQUEST_ELEMENTS, PART_ITEMS, Cut, free
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
 from kalda.metadata.delegation_tokens import DelegationToken
@@ -38,11 +38,6 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.protocol.messages.groups import ListedGroup, ListGroupsRequest
 from kalda.protocol.messages.metadata import ApiVersionsRequest
-from kalda.protocol.messages.offsets import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.security import (
     DescribeDelegationTokenOwner,
@@ -126,15 +121,20 @@ def version_with(key: int, cut: Cut) -> int:
     raise AssertionError(f"no version of {ApiKey(key).name} has {cut.asked[0]}")
 
 
+def count_of(items: list[Any], inner: tuple[str, ...]) -> int:
+    """Items at all depths together."""
+    return len(items) + sum(count_of(getattr(item, inner[0]) or [], inner[1:]) for item in items if inner)
+
+
 def refusing(key: int, sizes: list[int], cut: Cut) -> Row:
     """A row whose handler gives each item the same error, and notes how many items it was called with."""
     row = ROWS[ApiKey(key)]
 
     def handler(context: RequestContext, request: Request) -> Any:
-        sizes.append(large_requests._count_up_to(getattr(request, cut.asked[0]), cut.asked[1:], 10**9))
+        sizes.append(count_of(getattr(request, cut.asked[0]), cut.asked[1:]))
         return row.failed(request, context.api_version, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
 
-    return row._replace(handler=handler, authorize=Authorization.ANYONE)
+    return row._replace(handler=handler, authorize=Authorization.ANYONE, in_parts=None)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,29 @@ def test_others_are_served_between_the_steps_of_a_large_request(key: int, cut: C
     assert whole is not None
     expected = read_answer(encode_response(77, whole, version), request, version)
     assert read_answer(answer, request, version) == expected
+
+
+@pytest.mark.parametrize(
+    "key",
+    [ApiKey.PRODUCE, ApiKey.OFFSET_FETCH, ApiKey.WRITE_TXN_MARKERS, ApiKey.DESCRIBE_GROUPS, ApiKey.CREATE_TOPICS],
+)
+def test_memory_follows_the_bytes_of_the_answer(key: ApiKey) -> None:
+    """Structs of all items would take ten times as much."""
+    cut, count = CUTS[key][0], 12_000
+    row = refusing(key, [], cut)
+    bench = Bench(row)
+    version = version_with(key, cut)
+    request = large(key, cut, version, count if len(cut.asked) == 1 else count // 3 ** (len(cut.asked) - 1))
+    frame = bench.connection.frame(request, version)
+    bench.send(large(key, cut, version, 3_000), version)  # generates the functions
+    while bench.turns:
+        bench.turns.pop(0)()
+    tracemalloc.start()
+    answer: Any = bench.pipeline.on_frame(bench.connection, frame)  # type: ignore[arg-type]
+    bench.settle(answer, lambda: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.3 * sum(map(len, answer.value)) + 800_000
 
 
 @pytest.mark.parametrize(("key", "cut"), OPERATIONS)
@@ -224,6 +247,17 @@ def test_a_request_with_more_elements_than_any_client_sends_closes_its_connectio
     assert not sizes
 
 
+@pytest.mark.parametrize(("names", "is_served"), [(MAX_ELEMENTS_AT_ONCE, True), (MAX_ELEMENTS_AT_ONCE + 1, False)])
+def test_a_request_that_is_decoded_whole_has_fewer_elements(names: int, is_served: bool) -> None:
+    coordinator = Mock()
+    coordinator.list_groups.return_value = iter(())
+    [row] = [each for each in GroupHandlers(coordinator, Mock(), Mock()).rows() if each.key is ApiKey.LIST_GROUPS]
+    bench = Bench(row)
+    answer = bench.send(ListGroupsRequest(types_filter=["consumer"] * names), 5)
+    bench.settle(answer, lambda: None)
+    assert (answer.error is None) == is_served
+
+
 def test_a_small_request_is_answered_at_once() -> None:
     sizes: list[int] = []
     [cut] = CUTS[ApiKey.DESCRIBE_GROUPS]
@@ -260,7 +294,7 @@ def test_parts_that_wait_are_joined_when_all_are_there() -> None:
     assert read_answer(answer, request, 12) == read_answer(encode_response(77, expected, 12), request, 12)
 
 
-@pytest.mark.parametrize(("replica_id", "epoch", "parts"), [(-1, 0, 13), (-1, -1, 13), (-1, 7, 1), (5, 0, 1)])
+@pytest.mark.parametrize(("replica_id", "epoch", "parts"), [(-1, 0, 13), (-1, -1, 13), (-1, 7, 0), (5, 0, 1)])
 def test_a_consumer_that_fetches_very_many_partitions_gets_no_session(replica_id: int, epoch: int, parts: int) -> None:
     handled: list[FetchRequest] = []
 
@@ -289,6 +323,10 @@ def test_a_consumer_that_fetches_very_many_partitions_gets_no_session(replica_id
     )
     answer = bench.send(request, 12)
     bench.settle(answer, lambda: None)
+    if not parts:
+        assert read_answer(answer, request, 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        assert not handled
+        return
     [topic] = read_answer(answer, request, 12).responses
     assert [each.partition_index for each in topic.partitions] == list(range(12_000))
     if parts == 1:
@@ -341,29 +379,6 @@ def test_what_waits_is_abandoned_with_the_connection() -> None:
     late.abandon()
     assert len(abandoned) >= 6
     assert not bench.turns
-
-
-def test_an_item_in_several_parts_is_joined_at_every_depth() -> None:
-    topics = [
-        OffsetFetchRequestTopics(name="large", partition_indexes=list(range(7))),
-        OffsetFetchRequestTopics(name="empty", partition_indexes=[]),
-        OffsetFetchRequestTopics(name="small", partition_indexes=[1]),
-    ]
-    groups = [OffsetFetchRequestGroup(group_id=name, topics=topics) for name in ("a", "b")]
-    request = OffsetFetchRequest(groups=[*groups, OffsetFetchRequestGroup(group_id="c", topics=None)])
-    cut = cut_of(request)
-    assert cut is not None
-    for size in range(1, 30):
-        named = []
-        for part, _ in requests_of(request, cut, size):
-            assert isinstance(part, OffsetFetchRequest)
-            for group in part.groups:
-                for topic in group.topics or ():
-                    assert len(topic.partition_indexes) <= size
-                    named += [(group.group_id, topic.name, index) for index in topic.partition_indexes]
-        assert named == [
-            (group, topic.name, index) for group in ("a", "b") for topic in topics for index in topic.partition_indexes
-        ]
 
 
 def test_a_long_list_of_groups_is_made_in_steps() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kalda.base.errors import InvalidRequest
 from kalda.protocol import codec
+from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -124,3 +125,15 @@ def test_each_instance_has_its_own_lists_and_structs() -> None:
     read, again = codec.decode(FetchRequest, raw, 17), codec.decode(FetchRequest, raw, 17)
     read.replica_state.replica_id = 9
     assert again.replica_state.replica_id == FetchRequest().replica_state.replica_id == -1
+
+
+def test_unknown_tagged_fields_count_as_elements() -> None:
+    """Each takes as long as one, in two bytes; in steps, they make steps."""
+    unknown = b"".join(bytes((tag, 0)) for tag in range(100))
+    topic = bytes(16) + b"\x02a" + bytes((100,)) + unknown
+    message = bytes((51,)) + 50 * topic + b"\x00\x00\x00"
+    decode = codec.decoder(MetadataRequest, 12)
+    assert len(decode(message, 0, 50 + 50 * 100)[0].topics) == 50
+    with pytest.raises(TooManyElements):
+        decode(message, 0, 49 + 50 * 100)
+    assert len(list(codec.step_decoder(MetadataRequest, 12)(message, 0))) == 2

@@ -1,10 +1,12 @@
 """The answer to one DescribeConfigs request (32), made in steps.
 
-Each resource that the request names is described once. Where the request names it again, with the same keys, the same
-result is given again, as Kafka answers it again. All results come from one metadata image.
+Where the request names a resource again, with the same keys, the same result is given again, as Kafka answers it again.
+The last `_KEPT_RESULTS` are kept for that, but no errors: these are made again. All results come from one metadata
+image.
 
 A request of a few resources is answered in the first step, as a response. A larger one takes several steps of bounded
-cost; what a step has described is encoded in that step, so that no step has to encode the whole answer.
+cost; what a step has described is encoded in that step, so that no step has to encode the whole answer. The parts of a
+large request are answered from the same image, and share the results that are kept.
 """
 
 from __future__ import annotations
@@ -23,12 +25,9 @@ from kalda.broker.loggers import logger_levels
 from kalda.broker.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
-from kalda.network.connection import Buffer
 from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC
-from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.caller import Caller
-from kalda.protocol.codec import encode
-from kalda.protocol.framing import encode_response
+from kalda.protocol.framing import response_header
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -38,7 +37,7 @@ from kalda.protocol.messages.configs import (
     DescribeConfigsSynonym,
 )
 from kalda.protocol.messages.security import AclOperation
-from kalda.protocol.varint import encode_unsigned
+from kalda.protocol.part_encoder import EncodedItems, EncodedPart, PartEncoder, part_encoder
 
 DOCUMENTED_AS: Mapping[int, str] = {
     ConfigResourceType.TOPIC: "topic",
@@ -50,64 +49,120 @@ _STEP_COST = 256
 """What one step may cost, in described entries: about three milliseconds."""
 _RESOURCE_COST = 16
 """What a resource costs besides its entries: the walk over all keys of its type."""
-_MAX_ANSWER_BYTES = 100 * 1024 * 1024
-"""What clients take as a response at most, by default."""
+_KEPT_RESULTS = 64
+"""Of resources that may be named again. Together they take some two megabytes."""
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Clients take a response of 100 MiB, by default. The rest is for the errors of resources that are not described."""
 
 
 class ConfigDescriptions:
-    """Describes the resources of one request as they are in one image."""
+    """Describes the resources of one request, or of its parts, as they are in one image."""
 
     def __init__(
         self,
         broker_id: int,
         static: ServerConfig,
         image: MetadataImage,
-        request: DescribeConfigsRequest,
         caller: Caller,
     ) -> None:
         self._caller = caller
         self._broker_id = broker_id
         self._image = image
-        self._request = request
+        self._described: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResult] = {}
+        """The last results that have configs, by resource and keys."""
+        self._encoded: dict[int, tuple[DescribeConfigsResult, bytes]] = {}
+        """The same, encoded, by the identity of the result: it is kept beside its bytes so that no other has the
+        same."""
+        self._bytes = 0
+        """Of all results so far."""
         configs = image.configs
         self._layers = Layers(
             static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(broker_id))
         )
         self._effective = effective(self._layers)[0]
 
-    def steps(self, version: int, correlation_id: int) -> Steps[DescribeConfigsResponse | Encoded]:
+    def steps(
+        self, request: DescribeConfigsRequest, version: int, correlation_id: int
+    ) -> Steps[DescribeConfigsResponse | Encoded]:
         """The response, or where that took several steps the encoded response."""
-        answer = _EncodedResults(version, correlation_id)
-        described: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResult] = {}
+        encoder, items = part_encoder(DescribeConfigsResponse, version, ("results",)), EncodedItems()
+        results = yield from self._take_steps(request, encoder, items)
+        if not items.count:
+            return DescribeConfigsResponse(results=results)
+        yield from self._encode(results, encoder, items)
+        head = response_header(DescribeConfigsResponse, version)(correlation_id)
+        return Encoded((yield from encoder.whole(head, DescribeConfigsResponse(), items)))
+
+    def part(self, request: DescribeConfigsRequest, version: int) -> Steps[EncodedPart]:
+        """The response to a part of a large request. A result that was described for another part is not described
+        again."""
+        encoder, items = part_encoder(DescribeConfigsResponse, version, ("results",)), EncodedItems()
+        results = yield from self._take_steps(request, encoder, items)
+        yield from self._encode(results, encoder, items)
+        return EncodedPart(DescribeConfigsResponse(), items)
+
+    def _take_steps(
+        self, request: DescribeConfigsRequest, encoder: PartEncoder, items: EncodedItems
+    ) -> Steps[list[DescribeConfigsResult]]:
+        """Describe the resources of a request. Returns the results of the last step, which are not encoded."""
         results: list[DescribeConfigsResult] = []
         cost = 0
-        for resource in self._request.resources:
+        for resource in request.resources:
             if cost >= _STEP_COST:
-                answer.add(results)
+                yield from self._encode(results, encoder, items)
                 results = []
                 cost = 0
                 yield
             keys = frozenset(resource.configuration_keys) if resource.configuration_keys else None
             named = (resource.resource_type, resource.resource_name, keys)
-            result = described.get(named)
+            result = self._described.get(named)
             cost += 1
             if result is None:
-                result = described[named] = self._describe(resource, keys)
+                result = self._describe(request, resource, keys)
                 cost += _RESOURCE_COST + len(result.configs)
+                if result.configs:
+                    if len(self._described) == _KEPT_RESULTS:
+                        self._encoded.pop(id(self._described.pop(next(iter(self._described)))), None)
+                    self._described[named] = result
             results.append(result)
-        if not answer.count:
-            return DescribeConfigsResponse(results=results)
-        answer.add(results)
-        del results
-        # Dropped in steps: the results of many resources take long to free.
-        while described or answer.known:
-            for known in (described, answer.known):
-                for _ in range(min(len(known), _STEP_COST)):
-                    known.popitem()
-            yield
-        return Encoded(answer.buffers())
+        return results
 
-    def _describe(self, resource: DescribeConfigsResource, keys: Collection[str] | None) -> DescribeConfigsResult:
+    def _encode(self, results: list[DescribeConfigsResult], encoder: PartEncoder, items: EncodedItems) -> Steps[None]:
+        """Add results to the encoded ones. Raises `ApiError` where the response becomes too large."""
+        errors: list[DescribeConfigsResult] = []
+        for result in results:
+            if not result.configs:
+                errors.append(result)
+                continue
+            yield from self._encode_errors(errors, encoder, items)
+            errors = []
+            known = self._encoded.get(id(result))
+            if known is None:
+                alone = yield from encoder.items(DescribeConfigsResponse(results=[result]), 0)
+                known = self._encoded[id(result)] = (result, b"".join(alone.buffers()))
+            self._add(known[1], 1, items)
+        yield from self._encode_errors(errors, encoder, items)
+
+    def _encode_errors(
+        self, errors: list[DescribeConfigsResult], encoder: PartEncoder, items: EncodedItems
+    ) -> Steps[None]:
+        if errors:
+            encoded = yield from encoder.items(DescribeConfigsResponse(results=errors), 0)
+            self._add(b"".join(encoded.buffers()), len(errors), items)
+
+    def _add(self, encoded: bytes, count: int, items: EncodedItems) -> None:
+        items.pieces.append(encoded)
+        items.count += count
+        self._bytes += len(encoded)
+        if self._bytes > _MAX_ANSWER_BYTES:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"The answer would have more than {_MAX_ANSWER_BYTES} bytes: describe fewer resources in one request",
+            )
+
+    def _describe(
+        self, request: DescribeConfigsRequest, resource: DescribeConfigsResource, keys: Collection[str] | None
+    ) -> DescribeConfigsResult:
         """Values with their sources, or the error of this resource. `keys` None: all."""
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=""
@@ -118,7 +173,7 @@ class ConfigDescriptions:
                 result.configs = self._loggers(resource.resource_name, keys)
             else:
                 kind = _kind(resource.resource_type)
-                result.configs = [self._described(entry, kind) for entry in self._entries(kind, resource, keys)]
+                result.configs = [_described(request, entry, kind) for entry in self._entries(kind, resource, keys)]
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
@@ -173,72 +228,29 @@ class ConfigDescriptions:
             for logger, level in logger_levels(keys)
         ]
 
-    def _described(self, entry: describe.Entry, kind: ConfigResourceType) -> DescribeConfigsResourceResult:
-        documentation = None
-        if self._request.include_documentation:
-            documentation = describe.documentation(DOCUMENTED_AS[kind], entry.name)
-        synonyms = []
-        if self._request.include_synonyms:
-            synonyms = [
-                DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
-                for synonym in entry.synonyms
-            ]
-        return DescribeConfigsResourceResult(
-            name=entry.name,
-            value=entry.value,
-            read_only=entry.read_only,
-            config_source=entry.source,
-            is_sensitive=entry.sensitive,
-            synonyms=synonyms,
-            config_type=entry.type,
-            documentation=documentation,
-        )
 
-
-class _EncodedResults:
-    """A response that is encoded result by result; a result that is added again is not encoded again.
-
-    The encoded form of a result is what is between the head and the tail of a response of that result alone.
-    """
-
-    def __init__(self, version: int, correlation_id: int) -> None:
-        self.count = 0
-        self._version = version
-        self._correlation_id = correlation_id
-        self._is_flexible = API[ApiKey.DESCRIBE_CONFIGS].is_flexible(version)
-        self._tail = b"\0" if self._is_flexible else b""
-        self._start = len(encode(DescribeConfigsResponse(), version)) - len(self._tail)
-        self._pieces: list[Buffer] = []
-        self._bytes = 0
-        self.known: dict[int, tuple[DescribeConfigsResult, bytes]] = {}
-        """By the identity of the result, which is kept beside its bytes so that no other has the same."""
-
-    def add(self, results: list[DescribeConfigsResult]) -> None:
-        """Encode these. Raises `ApiError` where the response becomes too large."""
-        pieces = []
-        for result in results:
-            known = self.known.get(id(result))
-            if known is None:
-                alone = encode(DescribeConfigsResponse(results=[result]), self._version)
-                known = self.known[id(result)] = (result, alone[self._start : len(alone) - len(self._tail)])
-            pieces.append(known[1])
-            self._bytes += len(known[1])
-        self._pieces.append(b"".join(pieces))
-        self.count += len(results)
-        if self._bytes > _MAX_ANSWER_BYTES:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"The answer would have more than {_MAX_ANSWER_BYTES} bytes: describe fewer resources in one request",
-            )
-
-    def buffers(self) -> list[Buffer]:
-        """The whole response, with its header."""
-        head = b"".join(encode_response(self._correlation_id, DescribeConfigsResponse(), self._version))
-        if self._is_flexible:
-            head = head[: -1 - len(self._tail)] + encode_unsigned(self.count + 1)
-        else:
-            head = head[:-4] + self.count.to_bytes(4, "big")
-        return [head, *self._pieces, self._tail]
+def _described(
+    request: DescribeConfigsRequest, entry: describe.Entry, kind: ConfigResourceType
+) -> DescribeConfigsResourceResult:
+    documentation = None
+    if request.include_documentation:
+        documentation = describe.documentation(DOCUMENTED_AS[kind], entry.name)
+    synonyms = []
+    if request.include_synonyms:
+        synonyms = [
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in entry.synonyms
+        ]
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=entry.sensitive,
+        synonyms=synonyms,
+        config_type=entry.type,
+        documentation=documentation,
+    )
 
 
 def describe_configs_failed(request: DescribeConfigsRequest, version: int, error: ApiError) -> DescribeConfigsResponse:

@@ -49,6 +49,7 @@ from kalda.protocol.messages.configs import (
     ListConfigResourcesResponse,
 )
 from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.part_encoder import EncodedPart
 
 log = logging.getLogger("kalda.broker")
 
@@ -96,7 +97,13 @@ class ConfigHandlers:
 
     def describe_row(self) -> Row:
         """DescribeConfigs, which controllers serve too."""
-        return Row(ApiKey.DESCRIBE_CONFIGS, self.describe_configs, describe_configs_failed, Authorization.PER_ITEM)
+        return Row(
+            ApiKey.DESCRIBE_CONFIGS,
+            self.describe_configs,
+            describe_configs_failed,
+            Authorization.PER_ITEM,
+            in_parts=self.describe_configs_in_parts,
+        )
 
     def rows(self, forwarding: Forwarding) -> list[Row]:
         """A broker's rows: DescribeConfigs, ListConfigResources, and the two that alter configs."""
@@ -130,8 +137,20 @@ class ConfigHandlers:
         self, context: RequestContext, request: DescribeConfigsRequest
     ) -> Steps[DescribeConfigsResponse | Encoded]:
         """Values with their sources; on demand with all synonyms and documentation."""
-        descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, request, context)
-        return descriptions.steps(context.api_version, context.header.correlation_id)
+        descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, context)
+        return descriptions.steps(request, context.api_version, context.header.correlation_id)
+
+    def describe_configs_in_parts(self) -> Callable[[RequestContext, DescribeConfigsRequest], Steps[EncodedPart]]:
+        """What describes the parts of one large request."""
+        descriptions: ConfigDescriptions | None = None
+
+        def describe(context: RequestContext, request: DescribeConfigsRequest) -> Steps[EncodedPart]:
+            nonlocal descriptions
+            if descriptions is None:
+                descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, context)
+            return descriptions.part(request, context.api_version)
+
+        return describe
 
     # -- altering
 

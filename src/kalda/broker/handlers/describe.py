@@ -31,6 +31,7 @@ from kalda.protocol.messages.security import (
 )
 
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
+_MATCH_TYPES = {_EXACT: "MATCH_TYPE_EXACT", _DEFAULT: "MATCH_TYPE_DEFAULT", _SPECIFIED: "MATCH_TYPE_SPECIFIED"}
 _STEP_ITEMS = 1_000
 """Entities or users that are described in one step."""
 _ENTITY_TYPES = ("user", "client-id", "ip")
@@ -78,24 +79,24 @@ class DescribeHandlers:
     def _check_components(self, components: Iterable[ComponentData]) -> None:
         seen: set[str] = set()
         for component in components:
-            if component.entity_type not in _ENTITY_TYPES:
-                raise ApiError(
-                    ErrorCode.UNSUPPORTED_VERSION, f"Custom entity type '{component.entity_type}' not supported"
-                )
-            if component.entity_type in seen:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"Duplicate {component.entity_type} filter")
-            seen.add(component.entity_type)
-            if component.match_type not in (_EXACT, _DEFAULT, _SPECIFIED):
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
-            if component.match_type == _EXACT and component.match is None:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match to null.")
-            if component.match_type != _EXACT and component.match is not None:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "Request set match for a match type that takes none.")
+            kind, match_type = component.entity_type, component.match_type
+            if not kind:
+                raise _invalid("Invalid empty entity type.")
+            if kind in seen:
+                raise _invalid(f"Entity type {kind} cannot appear more than once in the filter.")
+            if kind not in _ENTITY_TYPES:
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
+            seen.add(kind)
+            if match_type not in _MATCH_TYPES:
+                raise _invalid(f"Unknown match type {match_type}")
+            if match_type == _EXACT and component.match is None:
+                raise _invalid("Request specified MATCH_TYPE_EXACT, but set match string to null.")
+            if match_type != _EXACT and component.match is not None:
+                raise _invalid(f"Request specified {_MATCH_TYPES[match_type]}, but also specified a match string.")
         if "ip" in seen and len(seen) > 1:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                "Invalid entity filter component combination, IP filter component should not be used with user or "
-                "clientId filter component.",
+            raise _invalid(
+                "Invalid entity filter component combination. IP filter component should not be used with user or "
+                "clientId filter component."
             )
 
     # -- DescribeUserScramCredentials
@@ -129,6 +130,10 @@ class DescribeHandlers:
                         CredentialInfo(mechanism=mechanism, iterations=credential.iterations)
                     )
         return response
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)
 
 
 def _matches(parts: Mapping[str, str | None], components: Iterable[ComponentData], strict: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import TypeVar
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
@@ -14,7 +15,6 @@ from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.shared import describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
-from kalda.broker.large_requests import free
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, Row, message_of
 from kalda.coordinator.routing import coordinator_partition
@@ -32,7 +32,7 @@ from kalda.protocol.access import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
-from kalda.protocol.framing import encode_response, encode_response_in_steps
+from kalda.protocol.framing import encode_response, response_header
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
@@ -50,6 +50,7 @@ from kalda.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.protocol.part_encoder import EncodedItems, EncodedPart, PartEncoder, part_encoder
 
 _SMALL_ANSWER = 4_000
 """Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
@@ -57,8 +58,12 @@ _STEP_ITEMS = 1_000
 """Topics and partitions that are described in one step."""
 _DESCRIBED_A_STEP = 500
 """Topics and partitions that are described with all their replicas in one step."""
+_CORRELATION_BYTES = 4
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
+
+
+T = TypeVar("T")
 
 
 class MetadataHandlers:
@@ -85,7 +90,7 @@ class MetadataHandlers:
         per_item = Authorization.PER_ITEM
         found = Items(_need_of_key, find_coordinator_failed, "coordinator_keys", "coordinators", itself)
         return [
-            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item),
+            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item, in_parts=self.metadata_in_parts),
             Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
@@ -111,13 +116,7 @@ class MetadataHandlers:
         Behind requests of the connection that wait, the answer is made when those have been answered: they may wait
         for a leader that has died, and an answer made on arrival would still name it.
         """
-        by_id = any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
-        if context.api_version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in request.topics or ())):
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
-            )
-        if not by_id and any(topic.name is None for topic in request.topics or ()):
-            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
+        _check_names(context, request)
         if self._is_large(context, request):
             return self._encoded_in_steps(context, request)
         if context.connection.unanswered:
@@ -147,7 +146,8 @@ class MetadataHandlers:
         may_be_shared = context.authorizer is None
         kept = self._cache.kept(key) if may_be_shared else None
         if kept is None:
-            response, complete = run_to_end(self._metadata(context, request))
+            response = self._without_topics(context, request)
+            complete = run_to_end(self._add_topics(context, request, response, set()))
             buffers = encode_response(0, response, context.api_version)
             kept = [bytes(buffers[0])[4:]]
             if complete and may_be_shared:
@@ -159,20 +159,43 @@ class MetadataHandlers:
         such an answer is not kept."""
         changes = self._cache.changes
         yield
-        response, complete = yield from self._metadata(context, request)
-        buffers = yield from encode_response_in_steps(0, response, context.api_version)
-        kept: list[Buffer] = [bytes(buffers[0])[4:]]
+        part, complete = yield from self._encoded_part(context, request, set())
+        head = response_header(MetadataResponse, context.api_version)(0)[_CORRELATION_BYTES:]
+        buffers = yield from _encoder(context).whole(head, *part)
         if complete and self._cache.changes == changes and context.authorizer is None:
-            self._cache.keep(_key(context), kept)
-        yield from free(response.topics, ("partitions",))
-        return Encoded([context.header.correlation_id.to_bytes(4, "big", signed=True), kept[0]])
+            buffers = [b"".join(buffers)]
+            self._cache.keep(_key(context), buffers)
+        return Encoded([context.header.correlation_id.to_bytes(_CORRELATION_BYTES, "big", signed=True), *buffers])
 
-    def _metadata(self, context: RequestContext, request: MetadataRequest) -> Steps[tuple[MetadataResponse, bool]]:
+    def metadata_in_parts(self) -> Callable[[RequestContext, MetadataRequest], Steps[EncodedPart]]:
+        """What answers the parts of one large request. A topic that is named again is in the answer once. Whether
+        topics are named by their ids is decided in each part."""
+        seen: set[int] = set()
+
+        def handle(context: RequestContext, request: MetadataRequest) -> Steps[EncodedPart]:
+            is_first = not seen
+            _check_names(context, request)
+            part, _ = yield from self._encoded_part(context, request, seen)
+            if not is_first:
+                part.message.brokers = []
+            return part
+
+        return handle
+
+    def _encoded_part(
+        self, context: RequestContext, request: MetadataRequest, seen: set[int]
+    ) -> Steps[tuple[EncodedPart, bool]]:
         """The response, and whether no topic of it is missing."""
-        version = context.api_version
+        response = self._without_topics(context, request)
+        steps = self._add_topics(context, request, response, seen)
+        items, complete = yield from _encoded_as_made(_encoder(context), response, steps)
+        return EncodedPart(response, items), complete
+
+    def _without_topics(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+        """The response without any topic."""
         cache = self._cache
         alive = cache.alive_brokers(context.listener_name)
-        response = MetadataResponse(
+        return MetadataResponse(
             brokers=cache.broker_entries(context.listener_name),
             cluster_id=self._cluster_id,
             controller_id=alive[0].id if alive else -1,
@@ -180,12 +203,18 @@ class MetadataHandlers:
             if request.include_cluster_authorized_operations
             else OMITTED_OPERATIONS,
         )
+
+    def _add_topics(
+        self, context: RequestContext, request: MetadataRequest, response: MetadataResponse, seen: set[int]
+    ) -> Steps[bool]:
+        """Add the topics of a request to the response. Returns whether none is missing."""
+        version, cache = context.api_version, self._cache
         images = cache.image.topics
         is_checked = context.authorizer is not None
         missing: list[str] = []
         complete = True
         size = 0
-        for requested in _requested(context, request, images.by_name):
+        for requested in _requested(context, request, images.by_name, seen):
             topic = images.by_name.get(requested) if isinstance(requested, str) else images.by_id.get(requested)
             if is_checked and not self._may_see(context, request, requested, topic, response):
                 complete = False
@@ -209,7 +238,7 @@ class MetadataHandlers:
                 yield
         if missing and request.allow_auto_topic_creation:
             self._auto_topics.create(missing)
-        return response, complete
+        return complete
 
     def _topic_entry(
         self, context: RequestContext, request: MetadataRequest, topic: TopicImage
@@ -317,9 +346,27 @@ class MetadataHandlers:
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
-    ) -> Steps[DescribeTopicPartitionsResponse]:
+    ) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
         """Partitions with their eligible leaders, a page at a time (KIP-966). Topics that do not exist count for no
-        page, so a request may name very many of them."""
+        page, so a request may name very many of them. What a step has described is encoded in that step."""
+        response = DescribeTopicPartitionsResponse()
+        steps = self._describe_topic_partitions(context, request, response)
+        try:
+            next(steps)
+        except StopIteration:
+            return response
+        yield
+        encoder = part_encoder(DescribeTopicPartitionsResponse, context.api_version, ("topics", "partitions"))
+        items, _ = yield from _encoded_as_made(encoder, response, steps)
+        head = response_header(DescribeTopicPartitionsResponse, context.api_version)(context.header.correlation_id)
+        return Encoded((yield from encoder.whole(head, response, items)))
+
+    def _describe_topic_partitions(
+        self,
+        context: RequestContext,
+        request: DescribeTopicPartitionsRequest,
+        response: DescribeTopicPartitionsResponse,
+    ) -> Steps[None]:
         _check_cursor(request)
         cursor = request.cursor
         cache = self._cache
@@ -336,7 +383,6 @@ class MetadataHandlers:
             names = yield from _describable(context, names, refused, logs=not fetch_all)
         alive = {broker.id for broker in cache.alive_brokers(context.listener_name)}
         limit = max(1, min(request.response_partition_limit, self._max_partitions))
-        response = DescribeTopicPartitionsResponse()
         size = 0
         for name in names:
             size += 1
@@ -374,12 +420,14 @@ class MetadataHandlers:
                 )
                 break
             limit -= len(indexes)
-        if not fetch_all:
-            response.topics += [
+        for name in () if fetch_all else refused:
+            size += 1
+            if size >= _DESCRIBED_A_STEP:
+                size = 0
+                yield
+            response.topics.append(
                 DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
-                for name in refused
-            ]
-        return response
+            )
 
     def _described_partition(
         self, topic: TopicImage, index: int, alive: set[int]
@@ -494,12 +542,15 @@ def _check_cursor(request: DescribeTopicPartitionsRequest) -> None:
 
 
 def _sorted_names(topics: list[DescribeTopicPartitionsRequestTopicRequest]) -> Steps[Iterator[str]]:
-    """The names in order, each once. They are sorted in pieces, which are merged where the names are read."""
+    """The names in order, each once. They are sorted in pieces, which are merged where the names are read. Of very many
+    topics, only the names are kept."""
+    if len(topics) <= _STEP_ITEMS:
+        return iter(sorted({topic.name for topic in topics}))
     pieces = []
-    for start in range(0, len(topics), _STEP_ITEMS):
-        pieces.append(sorted(topic.name for topic in topics[start : start + _STEP_ITEMS]))
-        if len(topics) > _STEP_ITEMS:
-            yield
+    while topics:
+        pieces.append(sorted(topic.name for topic in topics[-_STEP_ITEMS:]))
+        del topics[-_STEP_ITEMS:]
+        yield
     return (name for name, _ in groupby(heapq.merge(*pieces)))
 
 
@@ -511,19 +562,61 @@ def _names_all(context: RequestContext, request: MetadataRequest) -> bool:
     return request.topics is None or (context.api_version == 0 and not request.topics)
 
 
-def _requested(context: RequestContext, request: MetadataRequest, every: Iterable[str]) -> Iterator[str | Uuid]:
-    """The names or ids of the topics of a request, each once; of a request for all topics, the names in order."""
+def _requested(
+    context: RequestContext, request: MetadataRequest, every: Iterable[str], seen: set[int]
+) -> Iterator[str | Uuid]:
+    """The names or ids of the topics of a request, each once; of a request for all topics, the names in order. `seen`:
+    the hashes of those that were requested before, which take less memory than names; of a million requests of the
+    largest size, one has two topics of the same hash."""
     if _names_all(context, request):
         yield from sorted(every)
         return
     topics = request.topics or ()
     by_id = any(topic.topic_id != ZERO_UUID for topic in topics)
-    seen: set[tuple[str | None, Uuid]] = set()
     for topic in topics:
-        key = (topic.name, topic.topic_id)
+        key = hash((topic.name, topic.topic_id))
         if key not in seen and (not by_id or topic.topic_id != ZERO_UUID):
             seen.add(key)
             yield topic.name or "" if topic.topic_id == ZERO_UUID else topic.topic_id
+
+
+def _check_names(context: RequestContext, request: MetadataRequest) -> None:
+    """Raises `ApiError` where a topic is named in a way that the version lacks."""
+    topics = request.topics or ()
+    by_id = any(topic.topic_id != ZERO_UUID for topic in topics)
+    if context.api_version < _FIRST_BY_ID and (by_id or any(topic.name is None for topic in topics)):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"Topic ids are not supported in requests of version {context.api_version}"
+        )
+    if not by_id and any(topic.name is None for topic in topics):
+        raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
+
+
+def _encoded_as_made(
+    encoder: PartEncoder, response: MetadataResponse | DescribeTopicPartitionsResponse, steps: Steps[T]
+) -> Steps[tuple[EncodedItems, T]]:
+    """Take steps that add topics to a response, and encode them in each. The last topic of a step may get further
+    partitions in the next one. Returns the topics, which the response has no more, and what the steps return."""
+    items = EncodedItems()
+    while True:
+        result: tuple[T] | None = None
+        try:
+            next(steps)
+        except StopIteration as finished:
+            result = (finished.value,)
+        if response.topics:
+            last = response.topics[-1]
+            items.join((yield from encoder.items(response, 1)), 1)
+            last.partitions = []
+            del response.topics[:-1]
+        if result is not None:
+            response.topics = []
+            return items, result[0]
+        yield
+
+
+def _encoder(context: RequestContext) -> PartEncoder:
+    return part_encoder(MetadataResponse, context.api_version, ("topics", "partitions"))
 
 
 # How each API reports that the whole request failed.
