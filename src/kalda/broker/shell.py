@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -23,6 +24,9 @@ from kalda.broker.disk import RealDisk
 from kalda.broker.system_clock import SystemClock
 
 T = TypeVar("T")
+Finish = Callable[[Any, BaseException | None], None]
+_FINISHING_A_TURN_S = 0.005
+"""For so long the loop finishes jobs before it serves its sockets again."""
 _RESERVED_DESCRIPTORS = 16
 """Kept for small files and the metadata log: more than these have open at a time."""
 
@@ -39,11 +43,21 @@ class LoopTimers:
 
 
 class ThreadJobs:
-    """Runs jobs on a pool of threads, and their second half on the loop."""
+    """Runs jobs on a pool of threads, and their second half on the loop.
+
+    The second halves of many jobs, as of the appends of one large request, may be due at the same time. They take
+    turns with the loop's sockets: in their order, for `_FINISHING_A_TURN_S` in one turn, but at least one of them.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
         self._loop = loop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kalda-job")
+        self._done: deque[tuple[Finish, Any, BaseException | None]] = deque()
+        """Jobs whose second half has to wait for another turn."""
+        self._spent_s = 0.0
+        """What second halves have taken in this turn."""
+        self._has_next_turn = False
+        """Whether `_next_turn` is scheduled: always while `_done` has jobs or `_spent_s` is not 0."""
 
     def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `job` on a thread, then `finish(value, failure)` on the loop; one of the two is None.
@@ -52,15 +66,44 @@ class ThreadJobs:
         """
         self._pool.submit(self._run, job, finish)
 
-    def _run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
-        value: T | None = None
-        failure: BaseException | None = None
+    def _run(self, job: Callable[[], T], finish: Finish) -> None:
         try:
             value = job()
         except BaseException as error:
-            failure = error
+            # Kept in no variable: the frame would keep what its own traceback keeps, and be garbage that only a full
+            # collection finds, with all that the job had read.
+            self._hand_over(finish, None, error)
+        else:
+            self._hand_over(finish, value, None)
+
+    def _hand_over(self, finish: Finish, value: object, failure: BaseException | None) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(finish, value, failure)
+            self._loop.call_soon_threadsafe(self._on_done, finish, value, failure)
+
+    def _on_done(self, finish: Finish, value: object, failure: BaseException | None) -> None:
+        if self._done or self._spent_s >= _FINISHING_A_TURN_S:
+            self._done.append((finish, value, failure))
+            return
+        if not self._has_next_turn:
+            self._has_next_turn = True
+            self._loop.call_soon(self._next_turn)
+        self._finish(finish, value, failure)
+
+    def _next_turn(self) -> None:
+        self._spent_s = 0.0
+        if not self._done:
+            self._has_next_turn = False
+            return
+        self._loop.call_soon(self._next_turn)  # before a second half may raise
+        while self._done and self._spent_s < _FINISHING_A_TURN_S:
+            self._finish(*self._done.popleft())
+
+    def _finish(self, finish: Finish, value: object, failure: BaseException | None) -> None:
+        began_s = time.perf_counter()
+        try:
+            finish(value, failure)
+        finally:
+            self._spent_s += time.perf_counter() - began_s
 
     def close(self) -> None:
         """Wait for the jobs that run; those that have not begun are dropped."""

@@ -1,0 +1,86 @@
+"""Jobs on threads."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from itertools import pairwise
+
+from kalda.broker.shell import ThreadJobs
+
+
+class Large:
+    """What a job has read."""
+
+
+def test_a_job_that_fails_leaves_nothing_in_memory() -> None:
+    """Full collections are rare in a node: what only they find stays."""
+    kept: list[weakref.ref[Large]] = []
+
+    def fail() -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        raise ValueError("bad")
+
+    async def run() -> None:
+        jobs = ThreadJobs(asyncio.get_running_loop(), 1)
+        failed = asyncio.Event()
+        failures: list[str] = []
+
+        def finish(_: None, error: BaseException | None) -> None:
+            failures.append(repr(error))
+            failed.set()
+
+        jobs.run(fail, finish)
+        async with asyncio.timeout(60):
+            await failed.wait()
+        jobs.close()
+        assert failures == ["ValueError('bad')"]
+        assert [each() for each in kept] == [None]
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+
+
+def test_second_halves_that_are_due_at_once_take_turns_with_the_loop() -> None:
+    """One that raises ends none of the others."""
+    events: list[str] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        reported: list[str] = []
+        loop.set_exception_handler(lambda _, context: reported.append(repr(context.get("exception"))))
+        jobs = ThreadJobs(loop, 1)
+        ran, all_done = threading.Event(), asyncio.Event()
+
+        def finish(number: int) -> None:
+            events.append(f"job {number}")
+            end_s = time.perf_counter() + 0.006
+            while time.perf_counter() < end_s:
+                pass
+            loop.call_soon(events.append, "another")
+            if number == 1:
+                raise ValueError("bad")
+            if number == 4:
+                all_done.set()
+
+        for number in range(5):
+            jobs.run(lambda: None, lambda _, __, number=number: finish(number))  # type: ignore[misc]
+        jobs.run(ran.set, lambda _, __: None)
+        ran.wait()  # the loop is held until all second halves are due
+        async with asyncio.timeout(60):
+            await all_done.wait()
+        jobs.close()
+        assert reported == ["ValueError('bad')"]
+
+    asyncio.run(run())
+    jobs_only = [event for event in events if event != "another"]
+    assert jobs_only == [f"job {number}" for number in range(5)]
+    for before, after in pairwise(jobs_only[1:]):  # the second turn begins before what the first job has scheduled
+        assert "another" in events[events.index(before) : events.index(after)]
