@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -219,3 +220,60 @@ def test_a_large_fetch_is_read_in_steps_after_its_wait(broker: Broker, monkeypat
     broker.opening.remove(AT)
     broker.world.advance(0)
     assert answers_of(answer)["a", 0].high_watermark == 1
+
+
+class Turns:
+    """Timers whose delays are over at once, in the next turn."""
+
+    def __init__(self) -> None:
+        self.due: list[Timer] = []
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        timer = Timer(callback)
+        if not delay_ms:
+            self.due.append(timer)
+        return timer
+
+    def turn(self) -> None:
+        due, self.due = self.due, []
+        for timer in due:
+            if not timer.cancelled:
+                timer.callback()
+
+
+class Timer:
+    """One of these."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_requests_that_waited_for_the_same_partition_are_handled_in_turns_of_their_own(broker: Broker) -> None:
+    turns = Turns()
+    opening = OpeningPartitions(turns)
+    opening.add(AT)
+    handled: list[int] = []
+    waiting = []
+    for number in range(4):
+        request = ProduceRequest(timeout_ms=number)
+        replied = opening.wait(
+            broker.context, request, lambda _, request: handled.append(request.timeout_ms), [AT], MAX_WAIT_MS
+        )
+        assert replied is not None
+        waiting.append(replied)
+    opening.remove(AT)
+    assert not handled
+    turns.turn()
+    assert handled == [0]
+    waiting[1].abandon()
+    turns.turn()
+    turns.turn()
+    assert handled == [0, 2]
+    turns.turn()
+    turns.turn()
+    assert handled == [0, 2, 3]
+    assert not turns.due

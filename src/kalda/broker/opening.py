@@ -3,7 +3,8 @@
 The log of a new partition is made by a job, so there are some milliseconds between the image and the open partition.
 A client may have the same image from another broker already. Answered NOT_LEADER_OR_FOLLOWER, it would look for another
 leader, find none, and wait until it asks for metadata again: librdkafka for seconds. So a request for such a partition
-waits until the partition is open, for at most `MAX_WAIT_MS`, and is then handled as if it had just arrived.
+waits until the partition is open, for at most `MAX_WAIT_MS`, and is then handled as if it had just arrived. Of many
+that waited for the same partition, or are parts of one large request, one is handled in each turn of the loop.
 
 A follower waits too: after an error it would fetch the partition again only when its next fetch has returned, which
 may be half a second later. But producers wait for what it fetches of other partitions, so it waits shortly, and not
@@ -14,6 +15,7 @@ while many partitions are being opened.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any
@@ -47,6 +49,7 @@ class _Waiting:
         self.pending = pending
         self.resume = resume
         self.timer: Timer | None = None
+        """None when the request does not wait any more."""
 
 
 class OpeningPartitions:
@@ -60,6 +63,8 @@ class OpeningPartitions:
         """Replies of requests that have waited, which are made in steps."""
         self._waiting = 0
         """How many requests wait."""
+        self._due: deque[_Waiting] = deque()
+        """Those whose wait is over. Invariant: a turn for the first one is scheduled while there are any."""
         self._resumed: Request | None = None
         """The request that is handled after its wait: it does not wait again."""
 
@@ -75,8 +80,7 @@ class OpeningPartitions:
             waiting.missing.discard(topic_partition)
             if not waiting.missing and waiting.timer is not None:
                 waiting.timer.cancel()
-                # Not on the stack of the publisher, which has other partitions to open.
-                waiting.timer = self._timers.call_later_ms(0, waiting.resume)
+                self._end_wait(waiting)
 
     # -- the handlers' side
 
@@ -109,10 +113,24 @@ class OpeningPartitions:
         pending.on_abandoned = lambda: self._end(waiting)
         for topic_partition in missing:
             self.partitions[topic_partition].append(waiting)
-        waiting.timer = self._timers.call_later_ms(min(timeout_ms, MAX_WAIT_MS), waiting.resume)
+        waiting.timer = self._timers.call_later_ms(min(timeout_ms, MAX_WAIT_MS), lambda: self._end_wait(waiting))
         self._waiting += 1
         context.connection.answer_alone()
         return pending
+
+    def _end_wait(self, waiting: _Waiting) -> None:
+        """Have the request handled in a turn of its own: not on the stack of the publisher, which has other partitions
+        to open."""
+        self._due.append(waiting)
+        if len(self._due) == 1:
+            self._timers.call_later_ms(0, self._resume_next)
+
+    def _resume_next(self) -> None:
+        waiting = self._due.popleft()
+        if self._due:
+            self._timers.call_later_ms(0, self._resume_next)
+        if waiting.timer is not None:  # it was not abandoned, and was not due twice
+            waiting.resume()
 
     def _end(self, waiting: _Waiting) -> None:
         """The request does not wait any more."""
