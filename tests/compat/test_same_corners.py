@@ -16,6 +16,7 @@ from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
+    ComponentData,
     DescribeClientQuotasRequest,
     FeatureUpdateKey,
     OpData,
@@ -117,6 +118,30 @@ def test_quotas_of_an_unknown_entity(both: Both) -> None:
                     request = AlterClientQuotasRequest(entries=[entry(*entity)], validate_only=validate_only)
                     asker.ask(request, version, f"{entity} {validate_only}")
         asker.ask(DescribeClientQuotasRequest(components=[]), 1, "what came of it")
+
+    both(scenario)
+
+
+def test_filters_of_quotas_and_keys_given_twice(both: Both) -> None:
+    """Their errors in Kafka's own words."""
+
+    def scenario(asker: Asker) -> None:
+        for components in (
+            [("", 2, None)], [("team", 0, "a")], [("user", 2, None), ("user", 1, None)], [("user", 7, None)],
+            [("team", 2, None), ("team", 2, None)], [("user", 0, None)], [("user", 1, "a")], [("user", 2, "a")],
+            [("user", 2, None), ("ip", 2, None)],
+        ):  # fmt: skip
+            asked = [ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in components]
+            answer = asker.quiet(DescribeClientQuotasRequest(components=asked))
+            asker.note(f"{components}", (answer.error_code, answer.error_message))
+        for named in ([("client-id", "a")], [("user", "a"), ("client-id", None)], [("user", "a"), ("ip", "1.2.3.4")]):
+            entity = [AlterClientQuotasRequestEntityData(entity_type=kind, entity_name=name) for kind, name in named]
+            ops = [OpData(key="producer_byte_rate", value=5.0), OpData(key="producer_byte_rate", value=6.0)]
+            entry = AlterClientQuotasRequestEntryData(entity=entity, ops=ops)
+            for entries in ([entry], [entry, entry]):
+                (one,) = asker.quiet(AlterClientQuotasRequest(entries=entries, validate_only=True)).entries
+                names = [(each.entity_type, each.entity_name) for each in one.entity]
+                asker.note(f"{named}, {len(entries)} times", (one.error_code, one.error_message, names))
 
     both(scenario)
 

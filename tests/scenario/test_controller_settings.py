@@ -187,6 +187,13 @@ def test_quotas(world: World) -> None:
         ({"user": "a"}, {"unheard_of": 1.0}),
     ):
         assert quota(world, bad_entity, **ops)[0] == ErrorCode.INVALID_REQUEST  # type: ignore[arg-type]
+    op = admin.OpData(key="producer_byte_rate", value=1.0)
+    named = {"user": "u", "client-id": None}
+    parts = [admin.AlterClientQuotasRequestEntityData(entity_type=k, entity_name=v) for k, v in named.items()]
+    entry = admin.AlterClientQuotasRequestEntryData(entity=parts, ops=[op, op])
+    (answer,) = world.request("alter_client_quotas", admin.AlterClientQuotasRequest(entries=[entry])).entries
+    assert answer.error_message == "Ignoring duplicate entity ClientQuotaEntity(entries={client-id=null, user=u})"
+    assert [each.entity_type for each in answer.entity] == ["client-id", "user"], "in the order of Java's tables"
 
 
 def scram(world: World, *upsertions: tuple[str, int, int], deletions: tuple[tuple[str, int], ...] = ()) -> Any:
@@ -393,3 +400,12 @@ def test_cordoning_needs_a_metadata_version_that_supports_it() -> None:
     code, message = alter(old, BROKER, "0", cordon)
     assert (code, "requires metadata.version >= 4.3-IV0" in str(message)) == (ErrorCode.INVALID_CONFIG, True)
     assert alter(new, BROKER, "0", cordon)[0] == ErrorCode.NONE
+
+
+def test_the_list_of_a_subscription_is_replaced_as_a_whole(world: World) -> None:
+    """Apache Kafka's controller has no types for this resource."""
+    assert alter(world, METRICS, "subscribed", ("metrics", SET, "org.apache.kafka.producer"))[0] is ErrorCode.NONE
+    for op, name in ((APPEND, "APPEND"), (SUBTRACT, "SUBTRACT")):
+        code, message = alter(world, METRICS, "subscribed", ("metrics", op, "org.apache.kafka.consumer"))
+        assert code is ErrorCode.INVALID_CONFIG
+        assert message == f"Can't {name} to key metrics because its type is not LIST."

@@ -20,11 +20,10 @@ K = TypeVar("K", str, TopicPartition)
 _MASK = 0xFFFFFFFF
 
 
-def java_order(keys: Iterable[K], largest_size: int = 0) -> list[K]:
+def java_order(keys: Iterable[K], largest_size: int = 0, capacity: int = 16) -> list[K]:
     """Distinct keys, given in the order of insertion, in the order of iteration. `largest_size`: how many keys the
-    table has had at most, where it once had more."""
+    table has had at most, where it once had more. `capacity`: with how many buckets it was made, a power of two."""
     inserted = list(keys)
-    capacity = 16
     while max(len(inserted), largest_size) > capacity * 3 // 4:
         capacity *= 2
     return sorted(inserted, key=lambda key: _spread(_hash(key)) & (capacity - 1))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.java_order import java_order
 from kalda.controller.answers import check_batch_size
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
 from kalda.protocol.messages.admin import (
@@ -47,8 +48,8 @@ class ClientQuotaControl:
         for entry in {_entity_as_given(entry): entry for entry in entries}.values():
             error: ApiError | None = None
             try:
-                if counts[_entity_as_given(entry)] > 1:
-                    raise _invalid(f"Ignoring duplicate entity {_entity_as_given(entry)}")
+                if counts[_entity_as_given(entry)] > 1 or len({op.key for op in entry.ops}) < len(entry.ops):
+                    raise _duplicate(entry)
                 entity, keys = _validated_entity(entry)
                 records += self._records(entity, keys, entry.ops)
             except ApiError as refused:
@@ -59,7 +60,7 @@ class ClientQuotaControl:
                     error_message=None if error is None else error.message,
                     entity=[
                         AlterClientQuotasResponseEntityData(entity_type=kind, entity_name=name)
-                        for kind, name in _parts(entry).items()
+                        for kind, name in _in_java_order(entry).items()
                     ],
                 )
             )
@@ -80,8 +81,6 @@ class ClientQuotaControl:
 
     def _records(self, entity: QuotaEntity, keys: Mapping[str, str], ops: Sequence[OpData]) -> list[VersionedRecord]:
         proposed: dict[str, float | None] = {op.key: None if op.remove else op.value for op in ops}
-        if len(proposed) < len(ops):
-            raise _invalid("Duplicate quota key in the request")
         current = self.quotas.get(entity) or {}
         records = []
         for key, value in proposed.items():
@@ -109,6 +108,19 @@ def _parts(entry: AlterClientQuotasRequestEntryData) -> dict[str, str | None]:
     return {part.entity_type: part.entity_name for part in entry.entity}
 
 
+def _in_java_order(entry: AlterClientQuotasRequestEntryData) -> dict[str, str | None]:
+    """As `_parts`, in the order in which Kafka returns and prints them."""
+    parts = _parts(entry)
+    capacity = 1 << (len(entry.entity) - 1).bit_length() if entry.entity else 1  # Kafka's table is made for them
+    return {kind: parts[kind] for kind in java_order(parts, capacity=capacity)}
+
+
+def _duplicate(entry: AlterClientQuotasRequestEntryData) -> ApiError:
+    """Kafka's, of an entity that is given twice, and of one with a key that is."""
+    shown = ", ".join(f"{kind}={'null' if name is None else name}" for kind, name in _in_java_order(entry).items())
+    return _invalid(f"Ignoring duplicate entity ClientQuotaEntity(entries={{{shown}}})")
+
+
 def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEntity, Mapping[str, str]]:
     """The entity, and its valid keys with their types. Raises `ApiError` INVALID_REQUEST."""
     parts = _parts(entry)
@@ -122,7 +134,7 @@ def _validated_entity(entry: AlterClientQuotasRequestEntryData) -> tuple[QuotaEn
     if IP not in parts:
         return quota_entity(parts), _USER_KEYS
     if len(parts) > 1:
-        raise _invalid("Invalid quota entity combination, IP entity should not be combined with User or ClientId")
+        raise _invalid("Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId")
     address = parts[IP]
     if address is not None and not _is_address(address):
         raise _invalid(f"{address} is not a valid IP or resolvable host.")

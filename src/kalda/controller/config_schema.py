@@ -76,7 +76,9 @@ class NodeConfigSchema:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
 
     def is_list(self, kind: ConfigResourceType, key: str) -> bool:
-        table = _TABLES.get(kind)
+        """Whether values can be appended to and subtracted. The list of a client metrics subscription is replaced as a
+        whole, as Kafka's controller has no types for that resource."""
+        table = None if kind is ConfigResourceType.CLIENT_METRICS else _TABLES.get(kind)
         definition = None if table is None else table.get(key)
         return definition is not None and definition.type is Type.LIST
 

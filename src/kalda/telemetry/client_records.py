@@ -8,7 +8,7 @@ resource has the client's properties. The timestamp of a record is the broker's 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Final, NamedTuple
 
@@ -22,6 +22,10 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 MAX_RECORD_BYTES: Final = 64 * 1024
 """A larger record is left out."""
+MAX_PUSH_BYTES: Final = 16 * 1024 * 1024
+"""Of the records of one push; the data points after them are left out. Each record has the attributes of the whole
+client, so that a small push may become very much."""
+_LARGEST_INT64: Final = 2**63 - 1
 SPARK_SCHEMA: Final = (
     "time_ms BIGINT, start_ms BIGINT, client_instance_id STRING, client_id STRING, client_software_name STRING, "
     "client_software_version STRING, client_address STRING, client_port INT, principal STRING, broker_id INT, "
@@ -47,11 +51,25 @@ class Source(NamedTuple):
 def to_records(source: Source, points: Sequence[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
     """Key and value of a record for each data point, in the form `JSON` or `PROTOBUF`."""
     key = uuid_to_text(source.instance_id).encode()
-    values = _protobuf_values(source, points) if form == PROTOBUF else _json_values(source, points)
-    return [(key, value) for value in values if len(value) <= MAX_RECORD_BYTES]
+    moderate = (point for point in points if _text_bytes(point) <= MAX_RECORD_BYTES)
+    values = _protobuf_values(source, moderate) if form == PROTOBUF else _json_values(source, moderate)
+    records: list[tuple[bytes, bytes]] = []
+    left = MAX_PUSH_BYTES
+    for value in values:
+        left -= len(value)
+        if left < 0:
+            break
+        if len(value) <= MAX_RECORD_BYTES:
+            records.append((key, value))
+    return records
 
 
-def _json_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
+def _text_bytes(point: DataPoint) -> int:
+    """At least so long is a record of it. What is surely too long is not encoded."""
+    return sum(len(name) + len(value) for each in (point.attributes, point.resource) for name, value in each)
+
+
+def _json_values(source: Source, points: Iterable[DataPoint]) -> Iterator[bytes]:
     client = source.client
     common = {
         "client_instance_id": uuid_to_text(source.instance_id),
@@ -63,8 +81,8 @@ def _json_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
         "principal": source.principal,
         "broker_id": source.broker_id,
     }
-    return [
-        json.dumps(
+    for point in points:
+        yield json.dumps(
             {
                 "time_ms": point.time_ns // _NS_PER_MS,
                 "start_ms": point.start_ns // _NS_PER_MS if point.start_ns else None,
@@ -75,17 +93,15 @@ def _json_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
                 "is_monotonic": point.is_monotonic,
                 "unit": point.unit,
                 "value": point.value if isfinite(point.value) else None,
-                "value_count": point.value_count,
+                "value_count": None if point.value_count is None else min(point.value_count, _LARGEST_INT64),
                 "attributes": dict(point.attributes),
                 "resource": dict(point.resource),
             },
             separators=(",", ":"),
         ).encode()
-        for point in points
-    ]
 
 
-def _protobuf_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]:
+def _protobuf_values(source: Source, points: Iterable[DataPoint]) -> Iterator[bytes]:
     client = source.client
     properties: Attributes = (
         ("client_instance_id", uuid_to_text(source.instance_id)),
@@ -97,4 +113,5 @@ def _protobuf_values(source: Source, points: Sequence[DataPoint]) -> list[bytes]
         ("principal", source.principal),
         ("broker_id", str(source.broker_id)),
     )
-    return [encode((point,), point.resource + properties) for point in points]
+    for point in points:
+        yield encode((point,), point.resource + properties)

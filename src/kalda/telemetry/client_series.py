@@ -8,12 +8,13 @@ for another, the clients that pushed least recently are removed. A store.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.telemetry.client_instances import Client
+from kalda.telemetry.exposition import Piece
 from kalda.telemetry.names import value_of
 from kalda.telemetry.otlp import DataPoint, Kind, Temporality
 
@@ -22,8 +23,41 @@ MAX_CLIENT_BYTES: Final = 1024 * 1024
 MAX_LABELS: Final = 16
 _SERIES_BYTES: Final = 300
 """Of a series, besides its labels."""
-_PIECE_LINES: Final = 500
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+SeriesKey: TypeAlias = tuple[str, bool, str]
+"""Family, whether it is a counter, and own labels."""
+
+
+class SeriesPoint(NamedTuple):
+    """A data point under the name and the labels that Prometheus gets."""
+
+    key: SeriesKey
+    value: float
+    adds: bool
+    """Whether the value is the difference to the last one."""
+
+
+def to_series(points: Iterable[DataPoint]) -> list[SeriesPoint]:
+    """These data points, as far as they have values and one client has room for their texts. It takes long, and may run
+    on any thread."""
+    found: list[SeriesPoint] = []
+    left = MAX_CLIENT_BYTES
+    for point in points:
+        if not isfinite(point.value):
+            continue
+        labels = ",".join(
+            f'{name}="{value}"'
+            for name, value in {_name(key): value_of(value) for key, value in point.attributes[:MAX_LABELS]}.items()
+        )
+        key = _name(point.name).removesuffix("_total"), point.kind is Kind.SUM and point.is_monotonic, labels
+        left -= len(key[0]) + len(labels)
+        if left < 0:
+            break
+        adds = point.kind is not Kind.GAUGE and point.temporality is Temporality.DELTA
+        found.append(SeriesPoint(key, point.value, adds))
+    return found
 
 
 class _ClientValues:
@@ -34,8 +68,7 @@ class _ClientValues:
     def __init__(self, label: str) -> None:
         self.label = label
         """The labels that all its series have."""
-        self.values: dict[tuple[str, bool, str], float] = {}
-        """By family, whether it is a counter, and own labels."""
+        self.values: dict[SeriesKey, float] = {}
         self.size_bytes = len(label) + _SERIES_BYTES
 
 
@@ -52,7 +85,7 @@ class ClientSeries:
     def __len__(self) -> int:
         return sum(len(client.values) for client in self._clients.values())
 
-    def take(self, instance_id: Uuid, client: Client, points: Sequence[DataPoint]) -> None:
+    def take(self, instance_id: Uuid, client: Client, points: Sequence[SeriesPoint]) -> None:
         """Replace the values of these metrics."""
         found = self._clients.pop(instance_id, None)
         if found is None:
@@ -72,47 +105,41 @@ class ClientSeries:
         if found is not None:
             self._size_bytes -= found.size_bytes
 
-    def _put(self, client: _ClientValues, point: DataPoint) -> None:
-        if not isfinite(point.value):
-            return
-        is_counter = point.kind is Kind.SUM and point.is_monotonic
-        labels = ",".join(
-            f'{name}="{value}"'
-            for name, value in {_name(key): value_of(value) for key, value in point.attributes[:MAX_LABELS]}.items()
-        )
-        key = _name(point.name).removesuffix("_total"), is_counter, labels
+    def _put(self, client: _ClientValues, point: SeriesPoint) -> None:
+        key, value, adds = point
         former = client.values.get(key)
         if former is None:
-            size = len(key[0]) + len(labels) + _SERIES_BYTES
+            size = len(key[0]) + len(key[2]) + _SERIES_BYTES
             if client.size_bytes + size > MAX_CLIENT_BYTES:
                 self.left_out += 1
                 return
             client.size_bytes += size
             former = 0.0
-        adds = point.kind is not Kind.GAUGE and point.temporality is Temporality.DELTA
-        client.values[key] = former + point.value if adds else point.value
+        total = former + value if adds else value
+        if isfinite(total):
+            client.values[key] = total
 
     def openmetrics(self) -> Iterator[str]:
-        """All series, a piece at a time. Of two clients that use one name for a counter and for a gauge, the first one
-        is shown."""
+        """All series, a piece at a time; empty ones while they are listed. Of two clients that use one name for a
+        counter and for a gauge, the first one is shown."""
         families: dict[str, tuple[bool, list[tuple[_ClientValues, str, float]]]] = {}
-        for client in self._clients.values():
+        for client in list(self._clients.values()):
+            yield ""
             for (family, is_counter, labels), value in client.values.items():
                 kept = families.setdefault(family, (is_counter, []))
                 if kept[0] is is_counter:
                     kept[1].append((client, labels, value))
-        lines: list[str] = []
+        lines = Piece()
         for family, (is_counter, members) in families.items():
             lines.append(f"# TYPE {family} {'counter' if is_counter else 'gauge'}")
             suffix = "_total" if is_counter else ""
             for client, labels, value in members:
                 own = f",{labels}" if labels else ""
                 lines.append(f"{family}{suffix}{{{client.label}{own}}} {value!r}")
-                if len(lines) >= _PIECE_LINES:
-                    yield "\n".join(lines) + "\n"
-                    lines = []
+                if lines.is_long:
+                    yield lines.take()
         lines.append("# EOF")
-        yield "\n".join(lines) + "\n"
+        yield lines.take()
 
 
 def _labels_of(instance_id: Uuid, client: Client) -> str:

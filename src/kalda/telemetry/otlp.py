@@ -17,6 +17,8 @@ from typing import Final, NamedTuple, TypeAlias
 MAX_POINTS: Final = 10_000
 MAX_ATTRIBUTES: Final = 100_000
 """Over all data points of one message."""
+MAX_ATTRIBUTES_OF_ONE: Final = 128
+"""Of a data point, or of a resource, as in OpenTelemetry's own limits; those after them are left out."""
 MAX_FIELDS: Final = 500_000
 MAX_TEXT: Final = 1_024
 """Bytes of a name or a value; what is longer is cut."""
@@ -100,7 +102,7 @@ def _points(data: bytes, budget: _Budget) -> Iterator[DataPoint]:
     for resource_metrics in _messages(data, (0, len(data)), 1, budget):
         resource: Attributes = ()
         for message in _messages(data, resource_metrics, 1, budget):
-            resource += _attributes(data, message, 1, budget)
+            resource = (resource + _attributes(data, message, 1, budget))[:MAX_ATTRIBUTES_OF_ONE]
         for scope_metrics in _messages(data, resource_metrics, 2, budget):
             for metric in _messages(data, scope_metrics, 2, budget):
                 yield from _metric(data, metric, resource, budget)
@@ -192,11 +194,13 @@ def _histogram_point(data: bytes, at: tuple[int, int], budget: _Budget) -> _Deco
 
 def _attributes(data: bytes, at: tuple[int, int], number: int, budget: _Budget) -> Attributes:
     """The `KeyValue` fields of that number in a message."""
-    found = []
+    found: list[tuple[str, str]] = []
     for pair in _messages(data, at, number, budget):
         budget.attributes -= 1
         if budget.attributes < 0:
             raise BadMetrics(f"more than {MAX_ATTRIBUTES} attributes")
+        if len(found) == MAX_ATTRIBUTES_OF_ONE:
+            continue
         key = shown = ""
         for field, value in _fields(data, pair, budget):
             if isinstance(value, int):

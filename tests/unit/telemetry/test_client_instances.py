@@ -153,6 +153,10 @@ def test_a_subscription_that_cannot_be_read_is_not_used() -> None:
     made = instances(a=ALL)
     assert made.set_subscription("a", {"interval.ms": "soon"}) is not None
     assert made.get(uuid(1), client(), 0).metrics == ()
+    assert made.set_subscription("a", {"metrics": "*", "match": "client_id=(?<kind>c).*|x"}) is None, (
+        "a group of Java's"
+    )
+    assert made.get(uuid(2), client(), 0).metrics == ("*",)
 
 
 def test_instances_are_bounded_and_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

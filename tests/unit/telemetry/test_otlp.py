@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kalda.base.ids import Uuid, uuid_from_text
 from kalda.telemetry import otlp
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.client_records import MAX_RECORD_BYTES, SPARK_SCHEMA, Source, to_records
+from kalda.telemetry.client_records import MAX_PUSH_BYTES, MAX_RECORD_BYTES, SPARK_SCHEMA, Source, to_records
 from kalda.telemetry.otlp import BadMetrics, DataPoint, Kind, Temporality, decode, encode
 
 GAUGE = DataPoint("org.apache.kafka.producer.a.avg", Kind.GAUGE, 1.5, 2_000_000, 1_000_000, (("node.id", "1"),))
@@ -92,6 +92,28 @@ def test_long_texts_are_cut_and_unknown_kinds_are_skipped() -> None:
     assert decode(summary) == []
 
 
+def test_a_data_point_and_a_client_have_a_bounded_number_of_attributes() -> None:
+    many = tuple((f"k{number}", "v") for number in range(2 * otlp.MAX_ATTRIBUTES_OF_ONE))
+    (point,) = decode(encode([GAUGE._replace(attributes=many)], many))
+    assert point.attributes == point.resource == many[: otlp.MAX_ATTRIBUTES_OF_ONE]
+    (point,) = decode(encode([], many) + encode([], many) + encode([GAUGE], many[:1]))
+    assert point.resource == many[:1]
+
+
+def test_values_at_the_ends_of_their_types() -> None:
+    largest = 2**64 - 1
+    points = [
+        HISTOGRAM._replace(value_count=largest, time_ns=largest, start_ns=largest, value=math.inf),
+        SUM._replace(value=-(2**63), time_ns=0),
+    ]
+    for point, record in zip(points, to_records(SOURCE, decode(encode(points)), "json"), strict=True):
+        found = json.loads(record[1])
+        assert found["time_ms"] == point.time_ns // 1_000_000
+        assert found["value_count"] in (None, 2**63 - 1), "the column is a signed integer"
+        assert found["value"] in (None, -(2**63))
+    assert len(to_records(SOURCE, decode(encode(points)), "protobuf")) == 2
+
+
 def test_records_have_the_fields_of_the_schema() -> None:
     ((key, value), (_, second)) = to_records(SOURCE, [GAUGE, SUM._replace(value=math.nan)], "json")
     assert uuid_from_text(key.decode()) == SOURCE.instance_id
@@ -117,3 +139,13 @@ def test_a_record_that_is_too_large_is_left_out() -> None:
     attributes = tuple((f"k{number}", "v" * 1_000) for number in range(70))
     assert to_records(SOURCE, [GAUGE._replace(attributes=attributes), SUM], "json") == to_records(SOURCE, [SUM], "json")
     assert MAX_RECORD_BYTES < 70_000
+
+
+@pytest.mark.parametrize("form", ["json", "protobuf"])
+def test_a_small_push_becomes_no_more_than_a_bounded_size(form: str) -> None:
+    """Each of its records has all attributes of the client."""
+    resource = tuple((f"k{number}", "v" * 1_000) for number in range(50))
+    points = decode(encode([GAUGE] * 2_000, resource))
+    sizes = [len(value) for _, value in to_records(SOURCE, points, form)]
+    assert MAX_PUSH_BYTES - 60_000 < sum(sizes) <= MAX_PUSH_BYTES
+    assert max(sizes) < MAX_RECORD_BYTES

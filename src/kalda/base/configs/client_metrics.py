@@ -14,6 +14,7 @@ KEYS = (
     Key("metrics", LIST, (), Items()),
 )
 CLIENT_METRICS = Definition(KEYS)
+_JAVAS_NAMED_GROUP = re.compile(r"\(\?<([A-Za-z][A-Za-z0-9]*)>")
 MATCH_PROPERTIES = frozenset(
     {
         "client_id",
@@ -63,7 +64,7 @@ def parse_match(entries: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
         if len(parts) != 2 or parts[0] not in MATCH_PROPERTIES:
             raise illegal
         try:
-            patterns[parts[0]] = re.compile(parts[1])
+            patterns[parts[0]] = re.compile(_JAVAS_NAMED_GROUP.sub(r"(?P<\1>", parts[1]))
         except re.error:
             raise illegal from None
     return patterns

@@ -1,7 +1,7 @@
 """GetTelemetrySubscriptions (71) and PushTelemetry (72), KIP-714.
 
 What is pushed is decompressed, decoded and turned into records by a job, with a bound on each step: the event loop
-copies the bytes, and no more. Where too many pushes are being decoded, the next ones are refused as if they came too
+copies the bytes, and no more. Where too many pushes wait to be decoded, the next ones are refused as if they came too
 early. The answer waits for the job, since a client has to learn that its metrics cannot be read (INVALID_RECORD); it
 does not wait for the sinks.
 """
@@ -9,11 +9,13 @@ does not wait for the sinks.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.ids import uuid_to_text
+from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.pending import Pending
 from kalda.base.printable import printable
 from kalda.base.scheduling import Jobs
@@ -36,6 +38,7 @@ from kalda.telemetry.client_instances import (
 
 if TYPE_CHECKING:
     from kalda.telemetry.client_records import Source
+    from kalda.telemetry.client_series import SeriesPoint
     from kalda.telemetry.otlp import DataPoint
 
 log = logging.getLogger("kalda.client_metrics")
@@ -43,7 +46,7 @@ log = logging.getLogger("kalda.client_metrics")
 MAX_DECOMPRESSED_BYTES: Final = 8 * 1024 * 1024
 """What a push may decompress to; more than that is refused before it is in memory."""
 MAX_DECODING: Final = 16
-"""Pushes that are being decoded."""
+"""Pushes that are decoded, one after the other."""
 
 
 class Decoded(NamedTuple):
@@ -54,6 +57,8 @@ class Decoded(NamedTuple):
     records: list[tuple[bytes, bytes]]
     """For the topic: keys and values."""
     payload: bytes
+    series: list[SeriesPoint]
+    """For the metrics listener; empty where there is none."""
     is_terminating: bool
 
 
@@ -77,8 +82,11 @@ class TelemetryHandlers:
         sink: Sink,
         jobs: Jobs,
         now_ms: Callable[[], int],
+        *,
+        makes_series: bool,
     ) -> None:
-        """`max_bytes` is `telemetry.max.bytes`; `form` that of records, `kalda.client.metrics.format`."""
+        """`max_bytes` is `telemetry.max.bytes`; `form` that of records, `kalda.client.metrics.format`. `makes_series`:
+        whether there is a metrics listener."""
         self._broker_id = broker_id
         self._instances = instances
         self._max_bytes = max_bytes
@@ -86,8 +94,10 @@ class TelemetryHandlers:
         self._sink = sink
         self._jobs = jobs
         self._now_ms = now_ms
-        self._decoding = 0
-        """Pushes in jobs."""
+        self._makes_series = makes_series
+        self._decoding: deque[tuple[Callable[[], Decoded], Callable[[Decoded | None, object], None]]] = deque()
+        """Pushes that are not decoded yet: the first one is in a job. Decoding takes the interpreter's lock, for which
+        the event loop would have to wait behind each thread that decodes."""
         self.exported = 0
         """Pushes so far whose metrics went to the sinks."""
         self.unreadable = 0
@@ -138,26 +148,30 @@ class TelemetryHandlers:
         if not request.metrics:
             self._instances.finish_push(instance, ErrorCode.NONE)
             return PushTelemetryResponse()
-        if self._decoding >= MAX_DECODING:
+        if len(self._decoding) >= MAX_DECODING:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{MAX_DECODING} other pushes are being decoded")
-        self._decoding += 1
-        job = _job(bytes(request.metrics), codec, instance, client, context.principal, self._broker_id, self._form)
+        whose = instance.id, client, context.principal, self._broker_id
+        work = partial(
+            _decode, bytes(request.metrics), codec, whose, self._form, self._makes_series, is_terminating=terminating
+        )
         pending: Pending[PushTelemetryResponse] = Pending()
 
-        def finish(
-            decoded: tuple[Source, list[DataPoint], list[tuple[bytes, bytes]], bytes] | None, error: object
-        ) -> None:
-            self._decoding -= 1
+        def finish(decoded: Decoded | None, error: object) -> None:
+            self._decoding.popleft()
+            if self._decoding:
+                self._jobs.run(*self._decoding[0])
             if decoded is None:
                 self._refuse_unreadable(context, instance, error)
                 pending.complete(PushTelemetryResponse(error_code=ErrorCode.INVALID_RECORD))
                 return
             self.exported += 1
             self._instances.finish_push(instance, ErrorCode.NONE)
-            self._sink.take(instance, Decoded(*decoded, terminating))
+            self._sink.take(instance, decoded)
             pending.complete(PushTelemetryResponse())
 
-        self._jobs.run(job, finish)
+        self._decoding.append((work, finish))
+        if len(self._decoding) == 1:
+            self._jobs.run(work, finish)
         return pending
 
     def _refuse_unreadable(self, context: RequestContext, instance: ClientInstance, error: object) -> None:
@@ -174,26 +188,32 @@ class TelemetryHandlers:
             )
 
 
-def _job(
-    data: bytes, codec: int, instance: ClientInstance, client: Client, principal: str, broker_id: int, form: str
-) -> Callable[[], tuple[Source, list[DataPoint], list[tuple[bytes, bytes]], bytes]]:
-    """What decodes one push; it touches nothing that the loop changes."""
+def _decode(
+    data: bytes,
+    codec: int,
+    whose: tuple[Uuid, Client, str, int],
+    form: str,
+    makes_series: bool,
+    *,
+    is_terminating: bool,
+) -> Decoded:
+    """Runs on a thread: it touches nothing that the loop changes. `whose`: the fields of a `Source`."""
+    # A node whose clients push nothing does not import these.
+    from kalda.records.compression import Compression, decompress
+    from kalda.telemetry.client_records import Source, to_records
+    from kalda.telemetry.otlp import BadMetrics, decode
 
-    def decode_push() -> tuple[Source, list[DataPoint], list[tuple[bytes, bytes]], bytes]:
-        # A node whose clients push nothing does not import these.
-        from kalda.records.compression import Compression, decompress
-        from kalda.telemetry.client_records import Source, to_records
-        from kalda.telemetry.otlp import BadMetrics, decode
+    try:
+        payload = bytes(decompress(Compression(codec), data, MAX_DECOMPRESSED_BYTES))
+    except CorruptRecord as error:
+        raise BadMetrics(error.message) from error
+    points, source = decode(payload), Source(*whose)
+    series = []
+    if makes_series:
+        from kalda.telemetry.client_series import to_series
 
-        try:
-            payload = bytes(decompress(Compression(codec), data, MAX_DECOMPRESSED_BYTES))
-        except CorruptRecord as error:
-            raise BadMetrics(error.message) from error
-        points = decode(payload)
-        source = Source(instance.id, client, principal, broker_id)
-        return source, points, to_records(source, points, form), payload
-
-    return decode_push
+        series = to_series(points)
+    return Decoded(source, points, to_records(source, points, form), payload, series, is_terminating)
 
 
 def _client_of(context: RequestContext) -> Client:

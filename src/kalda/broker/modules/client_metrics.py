@@ -65,6 +65,7 @@ class ClientMetricsModule(Module):
             self,
             context.jobs,
             self._clock.mono_ms,
+            makes_series=bool(config["kalda.metrics.listener"]),
         )
         self._channels = BrokerChannels(
             "client-metrics",
@@ -156,7 +157,8 @@ class ClientMetricsModule(Module):
             if self._topic is None:
                 self._topic = self._new_topic()
             self._topic.put(push.records)
-            if self._context.config["kalda.metrics.listener"]:
+            self._topic.dropped += len(push.points) - len(push.records)  # those that are too large
+            if push.series:
                 self._take_series(instance, push)
             if self._plugins:
                 from kalda.broker.client_metrics_plugins import Push
@@ -172,7 +174,7 @@ class ClientMetricsModule(Module):
 
             self.series = ClientSeries()
         if instance.id in self.instances:
-            self.series.take(instance.id, instance.client, push.points)
+            self.series.take(instance.id, instance.client, push.series)
 
     def _new_topic(self) -> ClientMetricsTopic:
         from kalda.broker.client_metrics_topic import PLAN, ClientMetricsTopic

@@ -1,0 +1,63 @@
+"""Pushes of metrics while many of them come at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from by_hand import HandJobs
+
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.broker.context import RequestContext
+from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, TelemetryHandlers
+from kalda.protocol.messages.telemetry import PushTelemetryRequest
+from kalda.telemetry.client_instances import Client, ClientInstance, ClientInstances
+from kalda.telemetry.otlp import DataPoint, Kind, encode
+
+METRICS = encode([DataPoint("m", Kind.GAUGE, 1.0, 0)])
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.taken: list[Decoded] = []
+
+    def take(self, instance: ClientInstance, push: Decoded) -> None:
+        self.taken.append(push)
+
+
+def test_pushes_are_decoded_one_after_the_other() -> None:
+    """Each thread that decodes would delay the event loop."""
+    numbers = iter(range(1_000, 2_000))
+    instances = ClientInstances(lambda: Uuid(next(numbers).to_bytes(16, "big")), 1 << 20)
+    jobs, sink = HandJobs(), Sink()
+    jobs.hold_jobs = True
+    handlers = TelemetryHandlers(1, instances, 1 << 20, "json", sink, jobs, lambda: 0, makes_series=True)
+
+    def push(number: int, metrics: bytes = METRICS) -> Pending[Any]:
+        instance = instances.get(Uuid(bytes(16)), Client(number, "c", "s", "1", "h", 1), 0)
+        connection = SimpleNamespace(id=number, client_software_name="s", client_software_version="1", peer_port=1)
+        context = SimpleNamespace(connection=connection, client_id="c", client_host="h", principal="User:a")
+        request = PushTelemetryRequest(
+            client_instance_id=instance.id, subscription_id=instance.subscription_id, metrics=metrics
+        )
+        answer = handlers.push(cast(RequestContext, context), request)
+        assert isinstance(answer, Pending)
+        return answer
+
+    answers = [push(number, b"\x07" if number == 1 else METRICS) for number in range(MAX_DECODING)]
+    assert len(jobs.waiting) == 1
+    with pytest.raises(ApiError) as refused:
+        push(MAX_DECODING)
+    assert refused.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    for number, answer in enumerate(answers):
+        assert not answer.done
+        assert len(jobs.waiting) == 1
+        jobs.waiting.pop(0)()
+        assert answer.value is not None
+        assert answer.value.error_code == (ErrorCode.INVALID_RECORD if number == 1 else ErrorCode.NONE)
+    assert [len(each.series) for each in sink.taken] == [1] * (MAX_DECODING - 1)
+    push(MAX_DECODING)
+    assert len(jobs.waiting) == 1
