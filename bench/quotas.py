@@ -1,13 +1,16 @@
 """Whether clients with a quota get the rate of that quota: real clients, one node, three times its windows.
 
-    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,aiokafka,java,raw]
-                           [--only produce|consume] [--system kalda|kafka]
+    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,librdkafka-64k,kafka-python,...]
+                           [--only produce|consume] [--system kalda|kafka|both]
 
 Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
 id. Printed is the rate of the bytes of its records over the quota, when its first bursts are over. The quota counts
-whole requests and responses, so the ratio is a little below 1. The Java clients are those of Apache Kafka's own
-performance tests; `raw` is two plain sockets that share the quota, with requests of a megabyte, which pause only while
-the node reads nothing from them. All rates of one client and direction are measured at the same time.
+whole requests and responses, so the ratio is a little below 1. A rate of 0 is no quota: printed are MB/s.
+
+`librdkafka` produces in its default batches of a megabyte, `librdkafka-64k` in batches of 64 KB, which are small
+against each quota. The Java clients are those of Apache Kafka's own performance tests; `raw` is two plain sockets that
+share the quota, with requests of a megabyte, which pause only while the node reads nothing from them. All rates of one
+client and direction are measured at the same time, with `--system both` on a node of each system.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from harness.client import produce_request
 from harness.nodes import Node
@@ -59,7 +63,7 @@ class Meter:
         return self.size / (self.ends - self.began)
 
 
-def produce_librdkafka(address: str, topic: str, client_id: str, meter: Meter) -> None:
+def produce_librdkafka(address: str, topic: str, client_id: str, meter: Meter, batch_bytes: int = 1_000_000) -> None:
     from confluent_kafka import Producer
 
     errors: list[str] = []
@@ -71,7 +75,7 @@ def produce_librdkafka(address: str, topic: str, client_id: str, meter: Meter) -
             meter.add(len(_RECORD))
 
     config = {"bootstrap.servers": address, "client.id": client_id, "queue.buffering.max.kbytes": 4096}
-    producer = Producer({**config, "message.timeout.ms": 300_000})
+    producer = Producer({**config, "message.timeout.ms": 300_000, "batch.size": batch_bytes})
     while meter.add(0):
         try:
             producer.produce(topic, _RECORD, on_delivery=delivered)
@@ -111,9 +115,17 @@ def produce_kafka_python(address: str, topic: str, client_id: str, meter: Meter)
     from kafka import KafkaProducer
     from kafka.errors import KafkaTimeoutError
 
+    # It has no bound on what it buffers; here it is 4 MB, as with the other clients.
+    room = threading.Semaphore(400)
+
+    def delivered(_: object) -> None:
+        meter.add(len(_RECORD))
+        room.release()
+
     producer = KafkaProducer(bootstrap_servers=address, client_id=client_id, max_block_ms=120_000, batch_size=100_000)
     while meter.add(0):
-        producer.send(topic, _RECORD).add_callback(lambda _: meter.add(len(_RECORD)))
+        if room.acquire(timeout=1):
+            producer.send(topic, _RECORD).add_callback(delivered)
     with contextlib.suppress(KafkaTimeoutError):  # what is left is not sent
         producer.close(1)
 
@@ -252,11 +264,42 @@ def _on_two_sockets(
         thread.join()
 
 
+def produce_kalda(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from kalda.client.producer import Producer
+
+    def delivered(_: object, error: Exception | None) -> None:
+        if error is None:
+            meter.add(len(_RECORD))
+        elif meter.add(0):
+            print(f"    error: {error}")
+
+    config = {"bootstrap.servers": address, "client.id": client_id, "batch.size": 100_000, "buffer.memory": 4_194_304}
+    producer = Producer({**config, "max.block.ms": 120_000, "delivery.timeout.ms": 300_000})
+    while meter.add(0):
+        producer.send(topic, value=_RECORD, on_delivery=delivered)
+    producer.close(timeout=1)
+
+
+def consume_kalda(address: str, topic: str, client_id: str, meter: Meter) -> None:
+    from kalda.base.ids import TopicPartition
+    from kalda.client.consumer import Consumer
+
+    config = {"bootstrap.servers": address, "client.id": client_id, "max.partition.fetch.bytes": 262_144}
+    with Consumer(config) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        while meter.add(0):
+            for record in consumer.poll(0.1):
+                meter.add(len(record.value or b""))
+
+
 CLIENTS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     "librdkafka": (produce_librdkafka, consume_librdkafka),
+    "librdkafka-64k": (partial(produce_librdkafka, batch_bytes=65_536), consume_librdkafka),
     "kafka-python": (produce_kafka_python, consume_kafka_python),
     "aiokafka": (produce_aiokafka, consume_aiokafka),
     "java": (produce_java, consume_java),
+    "kalda": (produce_kalda, consume_kalda),
     "raw": (produce_raw, consume_raw),
 }
 
@@ -273,57 +316,66 @@ def fill(address: str, topic: str, size: int) -> None:
     producer.flush()
 
 
-def measure(node: Node, names: list[str], rates: list[float], seconds: float, only: str) -> None:
-    address = f"127.0.0.1:{node.port}"
+def measure(nodes: list[Node], names: list[str], rates: list[float], seconds: float, only: str) -> None:
+    """All rates of a client at the same time, on all nodes."""
 
-    def run(name: str, direction: int, rate: float) -> None:
+    def run(node: Node, name: str, direction: int, rate: float) -> None:
         client_id = f"{name}-{rate:g}-{direction}"
         meter = Meter(seconds)
-        CLIENTS[name][direction](address, "full" if direction else client_id, client_id, meter)
-        print(
-            f"{node.name:14} {name:13} {'consume' if direction else 'produce'} "
-            f"{rate:5.1f} MB/s: {meter.rate() / rate / 1e6:.3f}",
-            flush=True,
-        )
+        CLIENTS[name][direction](f"127.0.0.1:{node.port}", "full" if direction else client_id, client_id, meter)
+        seen = f"{meter.rate() / rate / 1e6:.3f}" if rate else f"{meter.rate() / 1e6:.1f} MB/s without a quota"
+        kind = "consume" if direction else "produce"
+        print(f"{node.name:14} {name:14} {kind} {rate:5.1f} MB/s: {seen}", flush=True)
 
-    with ClusterClient(address) as cluster:
+    for node in nodes:
         node.create_topics(["full"])
         if only != "produce":
             most = 50e6 if names == ["raw"] else max(rates) * 1e6 * (seconds + 2 * _WINDOWS_S)
-            fill(address, "full", int(most))
-        for name in names:
-            for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
-                if not key.startswith(only):
-                    continue
-                for rate in rates:
-                    alter_quotas(cluster, {"client-id": f"{name}-{rate:g}-{direction}"}, {key: rate * 1e6})
-                    if not direction:
-                        node.create_topics([f"{name}-{rate:g}-{direction}"])
-                threads = [threading.Thread(target=run, args=(name, direction, rate)) for rate in rates]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+            fill(f"127.0.0.1:{node.port}", "full", int(most))
+    for name in names:
+        for direction, key in enumerate(("producer_byte_rate", "consumer_byte_rate")):
+            if not key.startswith(only):
+                continue
+            for node in nodes:
+                prepare(node, name, direction, key, rates)
+            threads = [
+                threading.Thread(target=run, args=(node, name, direction, rate)) for node in nodes for rate in rates
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+
+def prepare(node: Node, name: str, direction: int, key: str, rates: list[float]) -> None:
+    """Limit the clients of one kind on a node, and make the topics that they produce to."""
+    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+        for rate in rates:
+            client_id = f"{name}-{rate:g}-{direction}"
+            if rate:
+                alter_quotas(cluster, {"client-id": client_id}, {key: rate * 1e6})
+            if not direction:
+                node.create_topics([client_id])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=33.0)
-    parser.add_argument("--rates", default="1,5,20", help="MB/s")
+    parser.add_argument("--rates", default="1,5,20", help="MB/s; 0 is no quota")
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--only", choices=("produce", "consume"), default="", help="producers or consumers")
-    parser.add_argument("--system", choices=("kalda", "kafka"), default="kalda")
+    parser.add_argument("--system", choices=("kalda", "kafka", "both"), default="kalda")
     given = parser.parse_args()
     rates = [float(rate) for rate in given.rates.split(",")]
-    system = KALDA if given.system == "kalda" else apache_kafka("1G")
-    if system is None:
-        raise SystemExit(1)
-    node = Node(system)
+    peer = None if given.system == "kalda" else apache_kafka("1G")
+    nodes = [Node(system) for system in (KALDA if given.system != "kafka" else None, peer) if system is not None]
     try:
-        node.start()
-        measure(node, given.clients.split(","), rates, given.seconds, given.only)
+        for node in nodes:
+            node.start()
+        measure(nodes, given.clients.split(","), rates, given.seconds, given.only)
     finally:
-        node.close()
+        for node in nodes:
+            node.close()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """What a well-behaved client notices of one that storms, with quotas on: the p99 of its round trips.
 
-    python bench/storms.py [--seconds 10] [--only throttled|connections|topics|requests]
+    python bench/storms.py [--seconds 10] [--only throttled|connections|topics|requests|telemetry]
 
     throttled     produces as fast as it can, and ignores the pauses that it is given
     connections   opens 10,000 connections at once
     topics        creates 5,000 topics at once: a hundred requests on one connection
     requests      sends small requests, pipelined, as fast as it can
+    telemetry     pushes metrics on four connections: 5 KB, of ten thousand data points of a client with 50 KB of
+                  attributes
 
 The storm is a process of its own, with the client id `storm`, which has quotas of every kind; the node limits new
 connections. The other client produces one record at a time. Printed is its p99 over all its round trips during the
-storm, over that before it; its longest one, and how many topics there are in the end. Client, storm and node share the
-machine's cores.
+storm, over that before it; its longest one, how many topics there are in the end, and the node's memory. Client, storm
+and node share the machine's cores.
 """
 
 from __future__ import annotations
@@ -21,18 +23,25 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from harness.client import Raw, percentiles, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA
 
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
+from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.protocol.notation import Request
+from kalda.records.compression import Compression, compress
+from kalda.telemetry.otlp import DataPoint, Kind, encode
 
 _QUOTAS = {
     "producer_byte_rate": 1e6,
@@ -71,6 +80,12 @@ def storm(kind: str, port: int, seconds: float) -> None:
         flood(port, frame_of(produce_request("storm", 100_000), 9), until)
     elif kind == "requests":
         flood(port, frame_of(MetadataRequest(topics=[]), 9), until)
+    elif kind == "telemetry":
+        threads = [threading.Thread(target=push_bombs, args=(port, until)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     elif kind == "topics":
         requests = [
             CreateTopicsRequest(
@@ -99,6 +114,23 @@ def storm(kind: str, port: int, seconds: float) -> None:
         print(f"{len(peers)} connections begun, {sum(map(is_connected, peers))} of them connected", flush=True)
 
 
+def push_bombs(port: int, until: float) -> None:
+    """Each push is of another client, so that none comes too early."""
+    attributes = [(f"k{number}", "v" * 1_000) for number in range(50)]
+    points = [DataPoint(f"m{number}", Kind.GAUGE, 1.0, 1) for number in range(10_000)]
+    metrics = bytes(compress(Compression.ZSTD, encode(points, tuple(attributes))))
+    with BlockingConnection("127.0.0.1", port, client_id="storm", timeout_ms=60_000) as connection:
+        while time.monotonic() < until:
+            got = connection.request(GetTelemetrySubscriptionsRequest())
+            push = PushTelemetryRequest(
+                client_instance_id=got.client_instance_id,
+                subscription_id=got.subscription_id,
+                compression_type=Compression.ZSTD,
+                metrics=metrics,
+            )
+            connection.request(push)
+
+
 def is_connected(peer: socket.socket) -> bool:
     try:
         peer.getpeername()
@@ -123,6 +155,8 @@ def measure(kind: str, seconds: float) -> None:
         node.create_topics(["calm", "storm"])
         with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
             alter_quotas(cluster, {"client-id": "storm"}, _QUOTAS)
+            if kind == "telemetry":
+                set_configs(cluster, Resource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
             raw = Raw(node.port, produce_request("calm", 100), 9)
             raw.round_trips(_ROUND_TRIPS)
             before = raw.round_trips(10 * _ROUND_TRIPS)
@@ -139,7 +173,7 @@ def measure(kind: str, seconds: float) -> None:
         print(
             f"{kind:12} p50 {before['p50_us']:.0f} -> {p50:.0f} µs ({p50 / before['p50_us']:.2f}x), "
             f"p99 {before['p99_us']:.0f} -> {p99:.0f} µs ({p99 / before['p99_us']:.2f}x), "
-            f"longest {longest_ms:.0f} ms, {topics} topics",
+            f"longest {longest_ms:.0f} ms, {topics} topics, {node.rss_mb():.0f} MB",
             flush=True,
         )
     finally:
@@ -149,7 +183,7 @@ def measure(kind: str, seconds: float) -> None:
 def main() -> None:
     """Run them all, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("throttled", "connections", "topics", "requests")
+    kinds = ("throttled", "connections", "topics", "requests", "telemetry")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--only", choices=kinds)
     parser.add_argument("--storm", choices=kinds, help=argparse.SUPPRESS)

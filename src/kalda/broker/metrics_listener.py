@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.clock import Clock
@@ -29,6 +30,7 @@ log = logging.getLogger("kalda.node")
 
 LISTENER = "kalda.metrics.listener"
 _JSON = "application/json; charset=utf-8"
+_PIECE_CHARACTERS = 50_000
 
 
 class MetricsListener:
@@ -101,7 +103,8 @@ class MetricsListener:
             series = self._client_series()
             return Page(CONTENT_TYPE, ["# EOF\n"] if series is None else series.openmetrics())
         if path == "/quotas":
-            return Page(_JSON, [json.dumps({"node": self._node_id, "usage": usage(self._managers, now_ms)})])
+            head = f'{{"node": {self._node_id}, "usage": '
+            return Page(_JSON, chain([head], _pieces(usage(self._managers, now_ms)), ["}"]))
         if path == "/explain/access":
             return Page(_JSON, [json.dumps({"node": self._node_id, **self._explain_access(query)})])
         if path == "/explain/throttle":
@@ -110,11 +113,17 @@ class MetricsListener:
         return None
 
 
-def _pieces(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "["
-    for number, row in enumerate(rows):
-        yield ("," if number else "") + json.dumps(row)
-    yield "]"
+def _pieces(rows: Iterable[dict[str, Any] | None]) -> Iterator[str]:
+    """An array, some rows at a time. None is no row: nothing was made for a while."""
+    piece, separator = "[", ""
+    for row in rows:
+        if row is not None:
+            piece += separator + json.dumps(row)
+            separator = ","
+        if row is None or len(piece) >= _PIECE_CHARACTERS:
+            yield piece
+            piece = ""
+    yield piece + "]"
 
 
 def parse_listener(text: str) -> tuple[str, int]:

@@ -10,13 +10,14 @@ the event loop; the longest pause counts. As in Kafka:
 - a request out of an envelope is charged for the partitions that it changes, by the controller. Its time counts at the
   broker that holds the connection.
 
-Each client whose request is throttled is logged once a second at most.
+Each client whose request is throttled is logged once a second at most, and no more than `_LINES_A_SECOND` of them:
+clients make up their ids.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 from kalda.base.durations import Durations, quantile_sensors
@@ -43,6 +44,7 @@ _RESPONSE_OVERHEAD = {False: 0, True: 1}
 """A response is counted with four bytes before its body; in flexible versions its header has five."""
 _FIRST_FLEXIBLE_FETCH = 12
 _LOG_INTERVAL_MS = 1_000
+_LINES_A_SECOND = 100
 EXEMPT_NAME: Final = SensorName("kafka.server:type=Request", "exempt-request-time")
 
 
@@ -57,6 +59,11 @@ class ClientThrottle:
         """The clock of the quotas."""
         self._pauses: dict[int, Durations] = {}
         """Pauses of clients, by the API of the request."""
+        self._lines = 0
+        """Logged in the second that began at `_second_ms`."""
+        self._second_ms = -(2**40)
+        self._left_out = 0
+        """Lines that were not logged since the last one that was."""
         for quotas in managers.by_type.values():
             quotas.on_throttled = self._log
 
@@ -162,8 +169,16 @@ class ClientThrottle:
         if decision.now_ms - pauses.logged_ms < _LOG_INTERVAL_MS:
             return
         pauses.logged_ms = decision.now_ms
+        if decision.now_ms - self._second_ms >= _LOG_INTERVAL_MS:
+            self._second_ms, self._lines = decision.now_ms, 0
+        self._lines += 1
+        if self._lines > _LINES_A_SECOND:
+            self._left_out += 1
+            return
         tags = ", ".join(f"{name} {printable(value)}" for name, value in sensors.tags if value)
-        log.info("%s of %s: %s", quotas.kind.value, tags, in_words(decision))
+        more = f" ({self._left_out} lines of other clients were left out)" if self._left_out else ""
+        self._left_out = 0
+        log.info("%s of %s: %s%s", quotas.kind.value, tags, in_words(decision), more)
 
     def note_pause(self, api_key: int, pause_ms: int) -> None:
         """Count a pause for `ThrottleTimeMs`, as long as the client gets it."""
@@ -174,25 +189,23 @@ class ClientThrottle:
 
     # -- metrics
 
-    def measured(self) -> list[tuple[SensorName, Measurable]]:
+    def measured(self) -> Iterator[tuple[SensorName, Measurable]]:
         """All sensors of clients under Kafka's names, a source for `Sensors.add_source`."""
-        found: list[tuple[SensorName, Measurable]] = []
         for kind, quotas in self.managers.by_type.items():
             group = f"kafka.server:type={kind.group}"
             for sensors in quotas.each_sensors():
                 tags = _metric_tags(sensors)
                 if isinstance(sensors, MutationSensors):
-                    found.append((SensorName(group, quotas.metric_name, tags), sensors.bucket))
-                    found.append((SensorName(group, "mutation-rate", tags), sensors.metric))
+                    yield SensorName(group, quotas.metric_name, tags), sensors.bucket
+                    yield SensorName(group, "mutation-rate", tags), sensors.metric
                 else:
-                    found.append((SensorName(group, quotas.metric_name, tags), sensors.metric))
+                    yield SensorName(group, quotas.metric_name, tags), sensors.metric
                 if sensors.pauses is not None:
-                    found.append((SensorName(group, "throttle-time", tags), sensors.pauses.throttle_time))
-        found.append((EXEMPT_NAME, self.managers.request.exempt))
-        for api_key, durations in self._pauses.items():
+                    yield SensorName(group, "throttle-time", tags), sensors.pauses.throttle_time
+        yield EXEMPT_NAME, self.managers.request.exempt
+        for api_key, durations in list(self._pauses.items()):
             tags = (("request", API[api_key].name),)
-            found += quantile_sensors("kafka.network:type=RequestMetrics", "ThrottleTimeMs", tags, durations)
-        return found
+            yield from quantile_sensors("kafka.network:type=RequestMetrics", "ThrottleTimeMs", tags, durations)
 
 
 class _Mutations:
@@ -217,9 +230,12 @@ class _Mutations:
 
 
 def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:
-    """The size of a Fetch's response as Kafka counts it. Of one that is encoded in steps, its records alone."""
+    """The size of a Fetch's response as Kafka counts it. Of one that is encoded in steps, its records alone; of one
+    that is encoded in parts, its partitions."""
     if size_bytes:
         return size_bytes - _RESPONSE_OVERHEAD[context.api_version >= _FIRST_FLEXIBLE_FETCH]
+    if isinstance(response, Encoded) and isinstance(response.buffers, list):
+        return sum(map(len, response.buffers))
     if not isinstance(response, FetchResponse):
         return 0
     return sum(_length(each.records) for topic in response.responses for each in topic.partitions)

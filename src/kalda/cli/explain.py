@@ -129,7 +129,7 @@ def _print_quota(quota: dict[str, Any], now_ms: int) -> None:
             for step in quota["steps"]
         ]
         print_table(("  STEP", "ENTITY", "LIMIT", "FOUND"), [(f"  {row[0]}", *row[1:]) for row in rows])
-        click.echo(f"  used together by {quota['shared_by']}")
+        click.echo(f"  used together by {printable(quota['shared_by'])}")
     if not quota["used"]:
         click.echo("  no request was charged yet")
         return

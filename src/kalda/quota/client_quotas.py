@@ -71,7 +71,7 @@ class Pauses:
 class ClientSensors(FreeUse):
     """What the clients with the same tags have used, and what of their quota is free now."""
 
-    __slots__ = ("limit", "metric", "most_at_once", "name", "pauses")
+    __slots__ = ("limit", "limits_version", "metric", "most_at_once", "name", "pauses")
 
     def __init__(self, tags: MetricTags, metric: Rate, now_ms: int) -> None:
         super().__init__(now_ms)
@@ -79,6 +79,8 @@ class ClientSensors(FreeUse):
         self.metric = metric
         """The rate that the quota bounds; of mutations, the rate beside the token bucket."""
         self.limit = UNLIMITED
+        self.limits_version = 0
+        """The version of the limits that `limit` was found by."""
         self.most_at_once = _LARGEST
         """What a client that has used nothing may use at once without a pause. An integer, which Fetch compares."""
         self.pauses: Pauses | None = None
@@ -133,8 +135,11 @@ class ClientQuotas:
         """Whether any client has a quota of this kind."""
         self.callback = callback
         """The operator's own class; None for the eight levels of `limits`."""
+        self._limits_version = 0
+        """Counts the changes of limits that may concern any client."""
         self.sensors: dict[MetricTags, ClientSensors] = {}
-        """In the order in which they were made."""
+        """In the order in which they were made. After a change of a default their limits are found anew when they are
+        used: there may be a hundred thousand."""
         self._by_client: dict[tuple[str, str], ClientSensors] = {}
         """By principal and client id: the sensors that were found for it."""
         self.generation: object = object()
@@ -161,10 +166,10 @@ class ClientQuotas:
                 self.callback.remove_quota(self.kind.name, entity)
             else:
                 self.callback.update_quota(self.kind.name, entity, limit)
-        self._forget_clients()
         if self.callback is not None or DEFAULT in entity:
             self.apply_limits()
             return
+        self._forget_clients()
         sensors = self.sensors.get(_metric_tags(entity.user or ABSENT, entity.client_id or ABSENT))
         if sensors is not None:
             self._apply_limit(sensors)
@@ -175,15 +180,15 @@ class ClientQuotas:
         self.is_enabled = True
         for entity, limit in self.limits.entities():
             callback.update_quota(self.kind.name, entity, limit)
-        self._forget_clients()
         self.apply_limits()
 
     def apply_limits(self) -> None:
-        """Give all sensors the limit that their tags have now."""
-        for sensors in list(self.sensors.values()):
-            self._apply_limit(sensors)
+        """Give all sensors the limit that their tags have now, before they are used again."""
+        self._limits_version += 1
+        self._forget_clients()
 
     def _apply_limit(self, sensors: ClientSensors) -> None:
+        sensors.limits_version = self._limits_version
         limit = self._limit_of(sensors.name)
         if limit != sensors.limit:
             sensors.set_limit(limit, self._config_of(limit))
@@ -212,9 +217,7 @@ class ClientQuotas:
         else:
             found = self.callback.quota_metric_tags(self.kind.name, user_of(principal), client_id)
             tags = tags_of(found)
-        sensors = self.sensors.get(tags)
-        if sensors is None:
-            sensors = self._make(tags, now_ms)
+        sensors = self.find(tags) or self._make(tags, now_ms)
         if self.callback is None:
             self._cached_bytes += len(principal) + len(client_id)
             if len(self._by_client) >= MAX_SENSORS or self._cached_bytes > MAX_NAME_BYTES:
@@ -222,6 +225,14 @@ class ClientQuotas:
             self._by_client[principal, client_id] = sensors
         elif self.callback.quota_reset_required(self.kind.name):
             self.apply_limits()
+            self._apply_limit(sensors)
+        return sensors
+
+    def find(self, tags: MetricTags) -> ClientSensors | None:
+        """The sensors with these tags, where there are any."""
+        sensors = self.sensors.get(tags)
+        if sensors is not None and sensors.limits_version != self._limits_version:
+            self._apply_limit(sensors)
         return sensors
 
     def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
@@ -280,8 +291,8 @@ class ClientQuotas:
         self._remove(expired)
 
     def each_sensors(self) -> Iterator[ClientSensors]:
-        """All sensors, as of now."""
-        return iter(list(self.sensors.values()))
+        """All sensors that there are at the first call; those that are removed meanwhile may be left out."""
+        return filter(None, map(self.find, list(self.sensors)))
 
     def _new_metric(self) -> Rate:
         return Rate(self.config)
@@ -294,6 +305,7 @@ class ClientQuotas:
         while self.sensors and (len(self.sensors) >= MAX_SENSORS or self._name_bytes > MAX_NAME_BYTES):
             self._remove(list(self.sensors)[: max(1, len(self.sensors) // 16)])
         sensors = self.sensors[tags] = self._new_sensors(tags, now_ms)
+        sensors.limits_version = self._limits_version
         limit = self._limit_of(tags)
         sensors.set_limit(limit, self._config_of(limit))
         return sensors

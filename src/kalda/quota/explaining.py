@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Iterator
+from heapq import nlargest
+from math import inf, isfinite
+from operator import itemgetter
 from typing import Any
 
 from kalda.quota.client_quotas import UNLIMITED, ClientQuotas, ClientSensors, tags_of
 from kalda.quota.decisions import Decision, rounded, throttle_ms
-from kalda.quota.entities import ABSENT
+from kalda.quota.entities import ABSENT, printable
 from kalda.quota.managers import QuotaManagers
 from kalda.quota.mutations import MutationSensors
 
+_MEASURED_AT_ONCE = 1_000
 _UNITS = {"byte-rate": "bytes/s", "request-time": "percent", "tokens": "partitions/s"}
 
 
@@ -39,7 +43,7 @@ def _explain_one(quotas: ClientQuotas, user: str, client_id: str, now_ms: int) -
         user_tag, client_tag = quotas.limits.tags(user, client_id)
         tags = tags_of({"user": user_tag, "client-id": client_tag})
         found["shared_by"] = _shared_by(user_tag, client_tag)
-    sensors = quotas.sensors.get(tags)
+    sensors = quotas.find(tags)
     if sensors is None:
         found["used"] = False
         return found
@@ -48,10 +52,10 @@ def _explain_one(quotas: ClientQuotas, user: str, client_id: str, now_ms: int) -
 
 def _shared_by(user: str, client_id: str) -> str:
     if user == ABSENT:
-        return f"all clients with the client id {client_id}"
+        return f"all clients with the client id {printable(client_id)}"
     if client_id == ABSENT:
-        return f"all clients of user {user}"
-    return f"the clients of user {user} with the client id {client_id}"
+        return f"all clients of user {printable(user)}"
+    return f"the clients of user {printable(user)} with the client id {printable(client_id)}"
 
 
 def measured(quotas: ClientQuotas, sensors: ClientSensors, now_ms: int) -> dict[str, Any]:
@@ -106,15 +110,19 @@ def in_words(decision: Decision) -> str:
     )
 
 
-def usage(managers: QuotaManagers, now_ms: int, at_most: int = 1_000) -> list[dict[str, Any]]:
-    """Who uses how much of which quota: those with a limit, the one nearest to its limit first."""
-    rows = []
+def usage(managers: QuotaManagers, now_ms: int, at_most: int = 1_000) -> Iterator[dict[str, Any] | None]:
+    """Who uses how much of which quota: those with a limit, the one nearest to its limit first. There may be very many
+    clients: while they are measured, each `_MEASURED_AT_ONCE` of them yield a None."""
+    found: list[tuple[float, ClientQuotas, ClientSensors]] = []
     for quotas in managers.by_type.values():
-        for sensors in quotas.each_sensors():
+        for number, sensors in enumerate(quotas.each_sensors()):
+            if number % _MEASURED_AT_ONCE == 0:
+                yield None
             if sensors.limit == UNLIMITED or not isfinite(sensors.limit):
                 continue
-            row = {"quota": quotas.kind.value, "tags": dict(sensors.tags), **measured(quotas, sensors, now_ms)}
-            used = row["observed"] if "observed" in row else max(0.0, -(row["tokens"] or 0.0))
-            rows.append((used / sensors.limit, row))
-    rows.sort(key=lambda each: -each[0])
-    return [row for _, row in rows[:at_most]]
+            used = sensors.metric.measure(now_ms)
+            if isinstance(sensors, MutationSensors):
+                used = max(0.0, -sensors.bucket.measure(now_ms))
+            found.append((used / sensors.limit if sensors.limit else inf, quotas, sensors))
+    for _, quotas, sensors in nlargest(at_most, found, key=itemgetter(0)):
+        yield {"quota": quotas.kind.value, "tags": dict(sensors.tags), **measured(quotas, sensors, now_ms)}

@@ -287,7 +287,7 @@ def test_mutations_of_a_forwarded_request_are_charged_at_the_controller_and_mute
         pending.complete(controller.ask(envelope, 0))
         return pending
 
-    forward = Forwarding(cast(Any, SimpleNamespace(send=to_controller))).forward
+    forward = Forwarding(cast(Any, SimpleNamespace(send=to_controller)), lambda: 0).forward
     broker = World(
         Row(ApiKey.CREATE_TOPICS, forward, create_topics_failed, ANYONE, QuotaClass.CONTROLLER_MUTATION, True)
     )
@@ -327,6 +327,38 @@ def test_a_throttled_client_is_logged_once_a_second(caplog: pytest.LogCaptureFix
     lines = [line for line in caplog.messages if "pause" in line]
     assert len(lines) == 3
     assert lines[0].startswith("producer_byte_rate of client-id client: rate ")
+
+
+def test_lines_about_throttled_clients_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients make up their ids."""
+    world = World(produce_row(ProduceResponse))
+    world.set("producer_byte_rate", 0.001, quota_entity({CLIENT_ID: None}))
+    produce, now_ms = world.managers.produce, world.now_ms
+    with caplog.at_level(logging.INFO, "kalda.quotas"):
+        for second in (0, 1_000):
+            for number in range(1_000):
+                assert produce.record("User:a", f"made-up-{number}", 1e6, now_ms + second)
+    lines = [line for line in caplog.messages if "pause" in line]
+    assert len(lines) == 200
+    assert [line for line in lines if line.endswith("(900 lines of other clients were left out)")] == [lines[100]]
+
+
+def test_what_very_many_clients_use_is_listed_in_turns() -> None:
+    world = World(produce_row(ProduceResponse))
+    world.set("producer_byte_rate", 1e6, quota_entity({CLIENT_ID: None}))
+    for number in range(3_500):
+        world.managers.produce.record("User:a", f"id {number}", number, world.now_ms)
+    rows = list(usage(world.managers, world.now_ms, at_most=3))
+    assert rows.count(None) >= 4
+    assert [row["tags"]["client-id"] for row in rows if row is not None] == ["id 3499", "id 3498", "id 3497"]
+
+
+def test_an_explanation_shows_names_on_one_line() -> None:
+    world = World(produce_row(ProduceResponse))
+    world.set("producer_byte_rate", 1.0, quota_entity({CLIENT_ID: None}))
+    [produce, *_] = explain(world.managers, "u\x1b[2J", "c\nd" * 10_000, world.now_ms)["quotas"]
+    assert produce["shared_by"].isprintable()
+    assert len(produce["shared_by"]) < 200
 
 
 def test_names_in_logs_are_short_and_of_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -374,7 +406,7 @@ def test_a_throttle_is_explained() -> None:
     assert decision["throttle_ms"] == round((observed - 0.5) / 0.5 * 10_000) == produce["throttle_ms"]
     assert produce["needed"] == observed
     assert fetch["used"] is False
-    [row] = usage(world.managers, world.now_ms)
+    [row] = filter(None, usage(world.managers, world.now_ms))
     assert (row["quota"], row["tags"]) == ("producer_byte_rate", {"user": "alice", "client-id": ""})
 
 
@@ -390,7 +422,7 @@ def test_limits_at_the_ends_of_a_double_are_applied_and_explained(limit: float) 
         charge = managers.mutations.charge_of("User:a", "client", now_ms, strict=False)
         charge.record(100, now_ms)
         assert charge.throttle_ms(now_ms) == (MAX_INT if is_small else 0)
-    shown = json.dumps([explain(managers, "a", "client", 1_020_003), usage(managers, 1_020_003)], allow_nan=False)
+    shown = json.dumps([explain(managers, "a", "client", 1_020_003), *usage(managers, 1_020_003)], allow_nan=False)
     assert json.loads(shown)
 
 

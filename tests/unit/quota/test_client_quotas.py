@@ -15,7 +15,15 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.stats import MAX_DOUBLE, MetricConfig
 from kalda.quota import client_quotas
-from kalda.quota.client_quotas import IDLE_MS, SENSOR_LIFETIME_MS, UNLIMITED, ClientQuotas, QuotaType, RequestQuotas
+from kalda.quota.client_quotas import (
+    IDLE_MS,
+    SENSOR_LIFETIME_MS,
+    UNLIMITED,
+    ClientQuotas,
+    MetricTags,
+    QuotaType,
+    RequestQuotas,
+)
 from kalda.quota.entities import ABSENT, DEFAULT, Entity, Levels
 from kalda.quota.mutations import MutationQuotas
 from kalda.quota.replication_quotas import ReplicationQuota
@@ -130,6 +138,30 @@ def test_a_limit_that_changes_keeps_the_usage() -> None:
     assert quotas.record("User:u", "c", 1e9, 0) == 0
     quotas.set_limit(Entity(ABSENT, DEFAULT), 1_000)
     assert quotas.record("User:u", "c", 0, 0) > 0, "what was used without a limit counts too"
+
+
+def test_a_change_of_a_default_costs_what_is_used_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a hundred thousand clients."""
+    quotas = ClientQuotas(QuotaType.PRODUCE, CONFIG)
+    quotas.set_limit(Entity(ABSENT, DEFAULT), 10.0)
+    for number in range(1_000):
+        quotas.record("User:a", f"id {number}", 1, 0)
+    looked_up: list[MetricTags] = []
+    limit_of = quotas._limit_of
+
+    def counted(tags: MetricTags) -> float:
+        looked_up.append(tags)
+        return limit_of(tags)
+
+    monkeypatch.setattr(quotas, "_limit_of", counted)
+    quotas.set_limit(Entity(ABSENT, DEFAULT), 20.0)
+    assert looked_up == []
+    assert quotas.sensors_of("User:a", "id 7", 0).limit == 20.0
+    assert quotas.sensors_of("User:a", "id 7", 0).limit == 20.0
+    assert looked_up == [("user", "", "client-id", "id 7")]
+    assert {sensors.limit for sensors in quotas.each_sensors()} == {20.0}
+    quotas.set_limit(Entity(ABSENT, DEFAULT), None)
+    assert {sensors.limit for sensors in quotas.each_sensors()} == {UNLIMITED}
 
 
 def test_a_default_gives_each_client_a_limit_of_its_own() -> None:

@@ -59,11 +59,16 @@ def test_many_sensors_come_in_pieces() -> None:
     assert len(pieces) > 3
     assert pieces[:4] == [""] * 4, "listing them is cut too"
     assert max(piece.count("\n") for piece in pieces) <= 501
+    names = Sensors()
+    for number in range(20):
+        names.counter(TOPICS, "BytesInPerSec", (("client-id", f"{number}" * 32_000),))
+    for found in (list(openmetrics(names.everything(), 0)), list(jmx_text(names.everything(), 0))):
+        assert max(map(len, found)) < 150_000, "names may be long"
     assert "".join(pieces).count("_total{") == 2_000
 
 
 def test_values_under_kafkas_names() -> None:
-    found = as_json(some().everything(), 0)
+    found = list(as_json(some().everything(), 0))
     assert {"group": TOPICS, "name": "BytesInPerSec", "tags": {"topic": "a"}, "value": 5, "counter": True} in found
     assert [row["value"] for row in found if row["name"] == "infinite"] == [None]
     assert not any(row["name"] == "of-nothing" for row in found)

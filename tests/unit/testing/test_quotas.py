@@ -187,6 +187,21 @@ def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:
     [node] = json.loads(run("explain", "throttle", "--client", "cli", "--json"))
     assert node["quotas"][0]["decisions"]
     assert "not limited" in run("explain", "throttle", "--client", "nobody")
+    forged = ("\n\x1b[31mbroker 1\u202e" + "x" * 32_767)[:32_765]
+    run("quotas", "alter", "--client-id-default", "--set", "producer_byte_rate=15000")
+    with connect(cluster, forged) as connection:
+        for _ in range(8):
+            produce(connection)
+    for command in (["explain", "throttle", "--client", forged], ["quotas", "top"]):
+        shown = run(*command)
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+        assert "\nbroker 1\u202e" not in shown
+        assert "producer_byte_rate" in shown
+        assert len(shown) < 20_000
+    [node] = json.loads(run("explain", "throttle", "--client", forged, "--json"))
+    assert node["quotas"][0]["used"]
+    run("quotas", "alter", "--client-id-default", "--remove", "producer_byte_rate")
     assert "byte-rate" in run("metrics", "Produce.*byte-rate")
     run("quotas", "alter", "--client-id", "cli", "--remove", "producer_byte_rate")
     refused = CliRunner().invoke(cli, ["quotas", "alter", "--ip", "1.2.3.4", "--set", "nonsense=1", *address])
