@@ -1,10 +1,13 @@
 """The segments of a topic read from disk by Spark (`kalda-segments`), beside the same topic read through its broker.
 
-One topic of 100 B values on one node; each round reads it both ways, one after the other, on one `local[2]` session.
-The broker shares the two cores with Spark; reading segments needs none. CPU is that of all processes together, so it
-says more than the rates where the machine has other work.
+One topic of 100 B values on one node; each round reads it both ways, one after the other, on one `local[2]` session
+and with default options. The broker shares the two cores with Spark; reading segments needs none. A partition is one
+task where it is read through the broker, and as many as it has parts of 128 MiB where its segments are. CPU is that of
+all processes together, so it says more than the rates where the machine has other work.
 
-    python bench/segments.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3]
+    python bench/segments.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3] [--compression zstd] [--cold]
+
+`--cold` drops the topic from the page cache before each read.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from harness import systems
 from harness.figures import Figure, Figures
 from harness.nodes import Node
-from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
+from harness.sparks import VALUE_BYTES, cpu_s, drop_from_cache, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -38,8 +41,12 @@ def frame(spark: SparkSession, node: Node, source: str, schema: StructType) -> D
     return reader.schema(schema).load()
 
 
-def read(spark: SparkSession, node: Node, source: str, schema: StructType, rows: int) -> tuple[float, float]:
+def read(
+    spark: SparkSession, node: Node, source: str, schema: StructType, rows: int, *, is_cold: bool
+) -> tuple[float, float]:
     """Returns the seconds, and the CPU seconds of all processes."""
+    if is_cold:
+        drop_from_cache(node, TOPIC)
     used, began = cpu_s(with_node=True), time.perf_counter()
     found = frame(spark, node, source, schema).selectExpr("count(*)", "sum(length(value))").first()
     if found is None or tuple(found) != (rows, rows * VALUE_BYTES):
@@ -52,6 +59,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compression", default="none", help="of the topic: gzip, snappy, lz4, zstd")
+    parser.add_argument("--cold", action="store_true", help="not from the page cache")
     parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
     options = parser.parse_args()
     if options.quick:
@@ -61,7 +70,7 @@ def main() -> None:
     node = Node(systems.KALDA)
     try:
         node.start()
-        fill(node, TOPIC, rows, options.partitions)
+        fill(node, TOPIC, rows, options.partitions, options.compression)
         spark = session()
         register_segments(spark)
         figures = Figures()
@@ -69,7 +78,7 @@ def main() -> None:
             for title, schema in ((f"{len(COLUMNS)} columns, into an aggregate", COLUMNS), ("only values", VALUES)):
                 for source in (SEGMENTS, BROKER) if number % 2 == 0 else (BROKER, SEGMENTS):
                     # A schema without the column `corrupt`: damage would end the query.
-                    seconds, used = read(spark, node, source, schema, rows)
+                    seconds, used = read(spark, node, source, schema, rows, is_cold=options.cold)
                     if number >= 0:
                         figures.add(Figure(title, "M rows/s"), source, rows / seconds / 1e6)
                         figures.add(Figure(f"  CPU, {title}", "µs/row", True), source, used / rows * 1e6)

@@ -2,9 +2,10 @@
 
 A topic of records with 100 B values is written once, straight from Arrow columns. Each round reads it with both, one
 after the other: into an aggregate, into an aggregate with only the value read, into Parquet, as JSON into windows, and
-as a stream with Trigger.AvailableNow; and it writes as many rows with both, and exactly once with Kalda's, beside the
-at-least-once writes of Spark's. A stream over 100 partitions in small batches gives the fixed cost of a micro-batch. A
-stream of one record every few milliseconds gives the time from a send until `foreachBatch` has the record.
+as a stream with Trigger.AvailableNow. It writes half as many rows with both: rows that the query makes, rows of a
+cached frame and of Parquet files; and exactly once with Kalda's, beside the at-least-once writes of Spark's. A stream
+over 100 partitions in small batches gives the fixed cost of a micro-batch. A stream of one record every few
+milliseconds gives the time from a send until `foreachBatch` has the record.
 Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda
 is measured.
 
@@ -83,6 +84,7 @@ class Work:
         self.node = node
         self.rows = rows
         self.partitions = partitions
+        self._cached: DataFrame | None = None
 
     def frame(self, source: str, schema: str | None = None) -> DataFrame:
         reader = self.spark.read.format(FORMATS[source])
@@ -176,14 +178,31 @@ class Work:
             writer.option("checkpointLocation", checkpoint).start().awaitTermination()
 
     def write(self, source: str) -> None:
-        self._write(source)
+        self._write(source, self._made_rows())
 
     def write_once(self, source: str) -> None:
         """Spark's connector has no exactly-once writes: its plain ones are beside Kalda's."""
-        self._write(source, exactly_once=True)
+        self._write(source, self._made_rows(), exactly_once=True)
 
-    def _write(self, source: str, *, exactly_once: bool = False) -> None:
-        rows = self.spark.range(0, self.rows // 2, 1, 4).selectExpr("rpad(cast(id as string), 100, 'x') as value")
+    def write_cached(self, source: str) -> None:
+        """Rows that Spark has in memory."""
+        if self._cached is None:
+            self._cached = self._made_rows().cache()
+            self._cached.count()
+        self._write(source, self._cached)
+
+    def write_files(self, source: str) -> None:
+        """Rows of Parquet files."""
+        path = self.node.directory / "rows.parquet"
+        if not path.exists():
+            self._made_rows().write.parquet(str(path))
+        self._write(source, self.spark.read.parquet(str(path)))
+
+    def _made_rows(self) -> DataFrame:
+        """Rows that are made while they are written, which is a part of the cost."""
+        return self.spark.range(0, self.rows // 2, 1, 4).selectExpr("rpad(cast(id as string), 100, 'x') as value")
+
+    def _write(self, source: str, rows: DataFrame, *, exactly_once: bool = False) -> None:
         writer = rows.write.format(FORMATS[source]).mode("append").option("topic", WRITTEN)
         writer = writer.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
         if exactly_once and source == KALDA:
@@ -211,6 +230,8 @@ def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
         "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, [*sources, CEILING]),
         "write": Task("written", work.write, half, [*sources, CEILING]),
         "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
+        "cached": Task("written from a cached frame", work.write_cached, half, [*sources, CEILING]),
+        "files": Task("written from Parquet", work.write_files, half, [*sources, CEILING]),
         "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
         "live": Task("from a send to foreachBatch, p50", work.live, 0, sources),
     }
@@ -240,7 +261,9 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round over a tenth of the rows")
-    parser.add_argument("--only", default="", help="aggregate,value,parquet,windows,stream,write,once,small,live")
+    parser.add_argument(
+        "--only", default="", help="aggregate,value,parquet,windows,stream,write,once,cached,files,small,live"
+    )
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1

@@ -25,18 +25,31 @@ def rounded(rows: int) -> int:
     return rows // _CHUNK * _CHUNK
 
 
-def fill(node: Node, topic: str, rows: int, partitions: int) -> None:
-    """Values that differ, so that compression and caches gain nothing from equal ones; straight from Arrow columns."""
+def fill(node: Node, topic: str, rows: int, partitions: int, compression: str = "none") -> None:
+    """Values that differ, so that caches gain nothing from equal ones; straight from Arrow columns. With a compression
+    they are hexadecimal digits, which it makes half as long."""
     node.create_topics([topic], partitions)
     random = os.urandom(VALUE_BYTES * _CHUNK)
+    if compression != "none":
+        random = random[: len(random) // 2].hex().encode()
     ends = pa.array(range(0, VALUE_BYTES * _CHUNK + 1, VALUE_BYTES), pa.int32())
     values = pa.Array.from_buffers(pa.binary(), _CHUNK, [None, ends.buffers()[1], pa.py_buffer(random)])
     columns = pa.RecordBatch.from_arrays([values], ["value"])
     began = time.perf_counter()
-    with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
+    config = {"bootstrap.servers": f"127.0.0.1:{node.port}", "compression.type": compression}
+    with Producer(config) as producer:
         for chunk in range(rows // _CHUNK):
             producer.send_batch(topic, columns, partition=chunk % partitions)
     print(f"wrote {rows:,} rows of {VALUE_BYTES} B at {rows / (time.perf_counter() - began) / 1e6:.2f} M rows/s")
+
+
+def drop_from_cache(node: Node, topic: str) -> None:
+    """Write the topic's segments to the disk, and drop their pages: the next read is cold."""
+    os.sync()
+    for path in node.directory.rglob(f"{topic}-*/*.log"):
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
 
 
 def session(jars: Sequence[Path] = (), master: str = "local[2]") -> SparkSession:

@@ -34,7 +34,13 @@ SOURCES = Path(__file__).parents[2] / "src"
 PYTHON = os.environ.get("KALDA_SPARK_LAKE_PYTHON", sys.executable)
 ROWS = 40
 OLD = {"type": "record", "name": "Row", "fields": [{"name": "n", "type": "int"}]}
-NEW = {**OLD, "fields": [{"name": "n", "type": "int"}, {"name": "s", "type": "string", "default": "old"}]}
+NEW = {
+    **OLD,
+    "fields": [
+        {"name": "n", "type": ["int", "null"]},
+        {"name": "s", "type": ["string", "null"], "default": "old"},
+    ],
+}
 OLD_ID, NEW_ID = 7, 300
 
 
@@ -108,14 +114,16 @@ def test_avro(tmp_path: Path, registry: str, has_registry: bool) -> None:
     wanted = {"value": "avro"} | ({"registry": registry} if has_registry else {"schema": json.dumps(NEW)})
     packages = os.environ.get("KALDA_SPARK_AVRO")
     spark = {"spark.jars.packages": packages} if packages else {}
-    rows = [{"n": n, "s": "new"} for n in range(ROWS)]
+    rows: list[dict[str, Any]] = [{"n": n, "s": "new"} for n in range(ROWS)]
+    rows.append({"n": None, "s": None})
     values = [avro(NEW, row, NEW_ID if has_registry else None) for row in rows]
     if has_registry:  # written with the first version: the field that it lacks has its default
         values += [avro(OLD, {"n": n}, OLD_ID) for n in range(ROWS)]
         rows += [{"n": n, "s": "old"} for n in range(ROWS)]
-    bad = b"\0" + (9).to_bytes(4, "big") + b"x" if has_registry else b"\xff"
+    bad = [b"\xff"]
+    if has_registry:  # an id of no version, and no Avro behind one that there is
+        bad = [b"\0" + number.to_bytes(4, "big") + b"\xff" for number in (9, NEW_ID)]
     with Cluster() as cluster:
-        found, reasons = loaded(cluster, tmp_path, [*values, bad], needs=["avro"], load=wanted, spark=spark)
-    assert found == rows
-    assert len(reasons) == 1
-    assert reasons[0].startswith("the value is not Avro of ")
+        found, reasons = loaded(cluster, tmp_path, [*values, *bad], needs=["avro"], load=wanted, spark=spark)
+    assert found == [{name: value for name, value in row.items() if value is not None} for row in rows]
+    assert [reason.startswith("the value is not Avro of ") for reason in reasons] == [True] * len(bad)

@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kalda import Consumer, Producer
 from kalda.base.ids import TopicPartition
+from kalda.pipeline import files
 from kalda.pipeline.derive import run_all, start
 from kalda.pipeline.lake import QUARANTINE, Lake
 from kalda.pipeline.load import LoadSettings, load, totals
@@ -169,15 +171,16 @@ def newest(directory: Path) -> int:
 
 
 def test_a_load_that_is_killed_continues_row_for_row(
-    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
+    session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL within a batch, in each round; then a load that runs to its end."""
+    """SIGKILL of the driver within a batch, in each round; then a load that runs to its end. Java, which outlives the
+    driver, keeps the lake locked until it has ended."""
     cluster.create_topic("killed", partitions=4)
     lake = Lake(tmp_path / "lake")
     command = [
         sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
         "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "3000", "--no-compact",
-        "--spark", "spark.master=local[2]",
+        "--spark", "spark.master=local[2]", "--foreground",
     ]  # fmt: skip
     for number in range(ROUNDS):
         with producer(cluster, **{"linger.ms": 20}) as made:
@@ -188,10 +191,17 @@ def test_a_load_that_is_killed_continues_row_for_row(
         while killed.poll() is None:
             # The second or third batch of this run is planned, and not committed.
             if newest(lake.checkpoint / "offsets") > committed + 1 + number % 2:
-                os.killpg(killed.pid, signal.SIGKILL)
+                (java,) = psutil.Process(killed.pid).children()
+                java.suspend()
+                killed.kill()
             with suppress(subprocess.TimeoutExpired):
                 killed.wait(0.01)
         assert killed.returncode == -signal.SIGKILL
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "JAVA_ENDS_S", 0)
+            with pytest.raises(PipelineError, match="another process is loading it"):
+                load(session, lake, LoadSettings(("killed",), options))
+        java.resume()
     load(session, lake, LoadSettings(("killed",), options))
     log = logged(cluster, "killed", 4)
     found = lake.frame(session).collect()

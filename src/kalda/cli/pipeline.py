@@ -139,11 +139,13 @@ def _progress_line(current: dict[str, Progress]) -> ProgressLine:
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
 @click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)
 @click.option("--compact/--no-compact", "compacts", default=True, help="Put small files together at the end.")
+@click.option("--background/--foreground", "in_background", default=None,
+              help="Whether Spark takes only what others leave of this machine. Default: unless --follow.")  # fmt: skip
 @json_option
 @_with_source
 def load_command(
-    topics: tuple[str, ...], target: str, file_format: str, schema: str | None, as_json: bool,
-    options: Mapping[str, str], settings: Mapping[str, str], **more: Any,
+    topics: tuple[str, ...], target: str, file_format: str, schema: str | None, in_background: bool | None,
+    as_json: bool, options: Mapping[str, str], settings: Mapping[str, str], **more: Any,
 ) -> None:  # fmt: skip
     """Load topics into a lake, exactly once; a load that was interrupted continues.
 
@@ -153,6 +155,7 @@ def load_command(
       kalda pipeline load --to lake                       # continue
       kalda pipeline load orders --to march --from 2026-03-01 --until 2026-04-01
     """
+    from kalda.pipeline.background import SMALL_FETCHES
     from kalda.pipeline.lake import Lake
     from kalda.pipeline.load import LoadSettings, load, totals
     from kalda.pipeline.session import make_session
@@ -160,10 +163,13 @@ def load_command(
 
     lake = Lake(target)
     lake.check()
+    if in_background is None:
+        in_background = not more["follow"]
+    options = {**(SMALL_FETCHES if in_background else {}), **options}
     wanted = LoadSettings(topics, options, format=file_format, schema=schema_text(schema), **more)
     known = lake.settings() or {}
     needs = (known.get("format", file_format), known.get("value", wanted.value))
-    spark = make_session(f"load {target}", needs, settings)
+    spark = make_session(f"load {target}", needs, settings, in_background=in_background)
     current: dict[str, Progress] = {}
     line = _progress_line(current)
 
@@ -234,15 +240,21 @@ def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: 
 @pipeline.command("snapshot")
 @click.argument("topic")
 @click.option("--to", "target", metavar="DIR", required=True, help="The table; current/ in it is the latest version.")
+@click.option("--background/--foreground", "in_background", default=True, show_default=True,
+              help="Whether Spark takes only what others leave of this machine.")  # fmt: skip
 @_with_source
-def snapshot_command(topic: str, target: str, options: Mapping[str, str], settings: Mapping[str, str]) -> None:
+def snapshot_command(
+    topic: str, target: str, in_background: bool, options: Mapping[str, str], settings: Mapping[str, str]
+) -> None:
     """Bring a table of the latest value of each key up to the topic's end."""
+    from kalda.pipeline.background import SMALL_FETCHES
     from kalda.pipeline.session import make_session
     from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
 
     table = SnapshotTable(target)
     table.check()
-    spark = make_session(f"snapshot {topic}", (), settings)
+    options = {**(SMALL_FETCHES if in_background else {}), **options}
+    spark = make_session(f"snapshot {topic}", (), settings, in_background=in_background)
     try:
         taken = take_snapshot(spark, table, topic, options)
     finally:

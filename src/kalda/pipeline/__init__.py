@@ -6,6 +6,7 @@ sink, Delta, Iceberg or topics. What was read and what was written are committed
 There is no engine here, only what people otherwise write around such queries: options, places, progress, results.
 
 - `session`: the Spark session of a command, and which jars a format needs
+- `background`: processes that get what others leave of the CPU and the disk
 - `topics`: partitions and ends of topics, from a cluster
 - `values`: values of records as columns, and what is wrong with those that cannot be
 - `registry`: Avro schemas of a topic's values, from a schema registry

@@ -9,16 +9,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kalda.pipeline.session import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 OWN: Final = "_kalda"
 """The directory of a lake's or table's own state, in it."""
 MAX_TEXT_BYTES: Final = 1 << 20
+JAVA_ENDS_S: Final = 60.0
+"""How long to wait for the Java of a process that was killed."""
+_POLL_S: Final = 0.1
 _PATTERN: Final = "{}[]*?\\"
 """Where a path has one of these, Spark reads the files that match it."""
 _MAX_STATE_BYTES: Final = 1 << 30
@@ -73,15 +80,35 @@ def check_directory(given: str, state: Path, what: str) -> None:
 
 
 @contextmanager
-def locked(file: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock that ends with the process at the latest. Raises `PipelineError` where another process holds it."""
+def locked(file: Path, refusal: str, spark: SparkSession | None = None) -> Iterator[None]:
+    """Hold a lock that ends with the process at the latest, and with `spark` not before that session's Java has ended.
+    Raises `PipelineError` where another process holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as opened:
+    with open(file, "w") as opened, ExitStack() as stack:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PipelineError(refusal) from None
+        # The Java of Spark Connect belongs to a server, which outlives its clients.
+        java = getattr(spark, "_jvm", None)
+        if java is not None:
+            stack.enter_context(_locked_by_java(java, file.with_name(f"{file.name}.java"), refusal))
         yield
+
+
+@contextmanager
+def _locked_by_java(java: Any, file: Path, refusal: str) -> Iterator[None]:
+    """Where SIGKILL ends Python alone, its Java still writes for a moment. Waits for the end of such a Java."""
+    channel = java.java.io.RandomAccessFile(str(file), "rw").getChannel()
+    try:
+        until_s = time.monotonic() + JAVA_ENDS_S
+        while channel.tryLock() is None:
+            if time.monotonic() > until_s:
+                raise PipelineError(refusal)
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        channel.close()
 
 
 def replace_text(path: Path, text: str) -> None:

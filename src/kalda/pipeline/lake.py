@@ -76,11 +76,12 @@ class Lake:
         check_directory(self._given, self.settings_file, "lake")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Held while the lake is written. Raises `PipelineError` where another process holds it, or the directory
-        cannot be a lake."""
+    def locked(self, spark: SparkSession | None = None) -> Iterator[None]:
+        """Held while the lake is written, by `spark`. Raises `PipelineError` where another process holds it, or the
+        directory cannot be a lake."""
         self.check()
-        with locked(self.path / OWN / "lock", f"{self.path}: another process is loading it; wait for its end"):
+        refusal = f"{self.path}: another process is loading it; wait for its end"
+        with locked(self.path / OWN / "lock", refusal, spark):
             yield
 
     def has_lost_its_checkpoint(self) -> bool:

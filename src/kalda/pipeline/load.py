@@ -89,7 +89,7 @@ def load(
     """Load until the topics' ends of now, `settings.until`, or with `follow` until stopped. Raises `PipelineError`."""
     if settings.format not in FILE_FORMATS:
         raise PipelineError(f"format {settings.format}: {', '.join(FILE_FORMATS)} are possible")
-    with lake.locked():
+    with lake.locked(spark):
         settings = _with_isolation(lake, settings)
         settings, until = _agree(spark, lake, settings)
         is_files = settings.format == "parquet"

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from kalda.pipeline.background import enter_background
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -68,9 +70,15 @@ def packages_of(needs: Iterable[str]) -> list[str]:
 
 
 def make_session(
-    name: str, needs: Iterable[str] = (), settings: Mapping[str, str] | None = None, master: str | None = None
+    name: str,
+    needs: Iterable[str] = (),
+    settings: Mapping[str, str] | None = None,
+    master: str | None = None,
+    *,
+    in_background: bool = False,
 ) -> SparkSession:
-    """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. Raises `PipelineError`."""
+    """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. `in_background`: Java and its Python
+    workers get what other processes of this machine leave; only for a local master. Raises `PipelineError`."""
     from kalda.spark.java import ending_java, java_advice
 
     advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
@@ -93,10 +101,12 @@ def make_session(
         chosen["spark.jars.packages"] = ",".join(packages_of(needed))
     for one in needed:
         chosen |= _EXTENSIONS.get(one, {})
-    for key, value in (chosen | dict(settings or {})).items():
+    chosen |= settings or {}
+    for key, value in chosen.items():
         builder = builder.config(key, value)
+    is_local = (chosen.get("spark.master") or master or os.environ.get("SPARK_MASTER", "local")).startswith("local")
     try:
-        with ending_java():
+        with ending_java(enter_background if in_background and is_local else None):
             spark: SparkSession = builder.getOrCreate()
     except Exception as error:
         if not needed:

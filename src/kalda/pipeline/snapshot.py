@@ -69,13 +69,12 @@ class SnapshotTable:
         """Raises `PipelineError` where the directory cannot be a table of a snapshot."""
         check_directory(self._given, self._file, "snapshot")
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Held while a version is made. Raises `PipelineError` where another process holds it, or the directory cannot
-        be a table."""
+    def locked(self, spark: SparkSession | None = None) -> AbstractContextManager[None]:
+        """Held while a version is made, by `spark`. Raises `PipelineError` where another process holds it, or the
+        directory cannot be a table."""
         self.check()
-        return locked(
-            self._file.with_name("lock"), f"{self.path}: another process is bringing it up to date; wait for its end"
-        )
+        refusal = f"{self.path}: another process is bringing it up to date; wait for its end"
+        return locked(self._file.with_name("lock"), refusal, spark)
 
     def version(self, number: int) -> Path:
         return self.path / f"v={number}"
@@ -103,7 +102,7 @@ def take_snapshot(
     spark: SparkSession, table: SnapshotTable, topic: str, options: Mapping[str, str], now_ms: int | None = None
 ) -> Snapshot:
     """Bring the table up to the topic's end of now. Raises `PipelineError`."""
-    with table.locked():
+    with table.locked(spark):
         return _take(spark, table, topic, options, int(time.time() * 1000) if now_ms is None else now_ms)
 
 

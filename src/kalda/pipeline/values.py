@@ -6,6 +6,7 @@ its bytes in `raw`, and in `reason` what is wrong. A record without a value (a t
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -101,6 +102,7 @@ def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
     )
 
 
+_DECODED: Final = "_kalda_decoded"
 _REASONS: Final = {
     "bytes": "",
     "string": "the value is not UTF-8",
@@ -134,13 +136,10 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
             good = f.struct(*(parsed[name].alias(name) for name in names))
             return good, parsed.isNull() | parsed["_corrupt"].isNotNull() | ~_is_text()
         case "avro":
-            from pyspark.sql.avro.functions import from_avro
-
             if value_format.registry is not None:
                 return _of_registry(value_format)
             assert value_format.schema is not None
-            parsed = _of_jar(lambda: from_avro(f.col("value"), value_format.schema, {"mode": "PERMISSIVE"}), "avro")
-            return parsed, parsed.isNull()
+            return _of_avro(f.col("value"), value_format.schema, value_format.schema)
         case "protobuf":
             from pyspark.sql.protobuf.functions import from_protobuf
 
@@ -153,23 +152,42 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
     return f.col("value"), f.lit(False)
 
 
-def _of_registry(value_format: ValueFormat) -> tuple[Column, Any]:
-    """Decoded by the schema whose id is before the value, into the schema of the load."""
+def _of_avro(body: Column, writer: str, reader: str) -> tuple[Column, Column]:
+    """The value, written with one schema and read into another one, and whether it cannot be decoded.
+
+    Spark gives a record of nulls for what is no Avro, which may also be a good record. So the reader's schema has one
+    field more, with a default: it is null only where the value cannot be decoded."""
     from pyspark.sql import functions as f
     from pyspark.sql.avro.functions import from_avro
+
+    schema = json.loads(reader)
+    is_record = isinstance(schema, dict) and schema.get("type") == "record"
+    if is_record:
+        names = [field["name"] for field in schema["fields"]]
+        schema["fields"].append({"name": _DECODED, "type": "boolean", "default": True})
+    options = {"mode": "PERMISSIVE", "avroSchema": json.dumps(schema)}
+    parsed = _of_jar(lambda: from_avro(body, writer, options), "avro")
+    if not is_record:
+        return parsed, parsed.isNull()
+    value = f.struct(*(parsed[name].alias(name) for name in names))
+    return f.when(parsed.isNotNull(), value), parsed.isNull() | parsed[_DECODED].isNull()
+
+
+def _of_registry(value_format: ValueFormat) -> tuple[Column, Column]:
+    """Decoded by the schema whose id is before the value, into the schema of the load."""
+    from pyspark.sql import functions as f
 
     from kalda.pipeline.registry import PREFIX_BYTES, subject_of
 
     subject = subject_of(str(value_format.registry), value_format.topics[0])
     reader = value_format.schema or subject.newest
     body = f.expr(f"substring(value, {PREFIX_BYTES + 1})")
-    found: Column = f.lit(None)
+    found, is_wrong = f.lit(None), f.lit(True)
     for number, writer in sorted(subject.schemas.items()):
-        prefix = b"\0" + number.to_bytes(PREFIX_BYTES - 1, "big")
-        options = {"mode": "PERMISSIVE", "avroSchema": reader}
-        parsed = _of_jar(lambda schema=writer, given=options: from_avro(body, schema, given), "avro")
-        found = f.when(f.substring("value", 1, PREFIX_BYTES) == f.lit(prefix), parsed).otherwise(found)
-    return found, found.isNull()
+        has_schema = f.substring("value", 1, PREFIX_BYTES) == f.lit(b"\0" + number.to_bytes(PREFIX_BYTES - 1, "big"))
+        value, cannot = _of_avro(body, writer, reader)
+        found, is_wrong = f.when(has_schema, value).otherwise(found), f.when(has_schema, cannot).otherwise(is_wrong)
+    return found, is_wrong
 
 
 def _of_jar(make: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,9 +44,9 @@ def java_advice() -> str | None:
 
 
 @contextmanager
-def ending_java() -> Iterator[None]:
+def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
     """Ends the Java process that PySpark starts in the block, where the block is interrupted before PySpark holds a
-    connection to it: nothing else would ever end that process."""
+    connection to it: nothing else would ever end that process. `prepare` is called in that process before Java runs."""
     try:
         from pyspark import SparkContext, java_gateway
     except ImportError:  # PySpark's client of Spark Connect alone, which starts no Java
@@ -56,6 +56,9 @@ def ending_java() -> Iterator[None]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*args: Any, **keywords: Any) -> subprocess.Popen[bytes]:
+        of_pyspark = keywords.get("preexec_fn")
+        if prepare is not None and of_pyspark is not None:  # None on Windows
+            keywords["preexec_fn"] = lambda: (of_pyspark(), prepare())
         started.append(popen(*args, **keywords))
         return started[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_while_spark_starts_ends_as_in_other_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, in_background: bool = False) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "make_session", interrupt)
@@ -85,9 +86,13 @@ def test_an_interrupted_call_of_java_is_no_stack_on_stderr(
     assert capsys.readouterr().err == "said\n"
 
 
-def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux")
+@pytest.mark.parametrize("master", ["local[2]", "spark://127.0.0.1:7077"])
+def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    """That Java is in the background, where it runs the tasks itself."""
     pyspark = pytest.importorskip("pyspark")
     started: list[subprocess.Popen[bytes]] = []
+    in_background: list[bool] = []
 
     class Builder:
         """Of a session: is interrupted when Java has been started, and before it has answered."""
@@ -102,14 +107,16 @@ def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.Monkey
             return self
 
         def getOrCreate(self) -> None:  # noqa: N802
-            started.append(pyspark.java_gateway.Popen(["sleep", "600"]))
+            started.append(pyspark.java_gateway.Popen(["sleep", "600"], preexec_fn=lambda: None))
+            in_background.append(os.sched_getscheduler(started[0].pid) == os.SCHED_IDLE)
             raise KeyboardInterrupt
 
     monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
     monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
     with pytest.raises(KeyboardInterrupt):
-        session.make_session("pipeline")
+        session.make_session("pipeline", settings={"spark.master": master}, in_background=True)
+    assert in_background == [master.startswith("local")]
     assert started[0].wait(60) == -signal.SIGKILL
     assert pyspark.java_gateway.Popen is subprocess.Popen
 
@@ -133,11 +140,20 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
         def stop(self) -> None:
             self.stopped = True
 
-    monkeypatch.setattr(session, "make_session", lambda *_: SimpleNamespace(stop=lambda: None))
+    in_background: list[bool] = []
+
+    def make(*_: object, **given: bool) -> SimpleNamespace:
+        in_background.append(given["in_background"])
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr(session, "make_session", make)
     monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: Loaded(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
     arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake")]
     assert CliRunner().invoke(cli, arguments).exit_code == code
+    assert CliRunner().invoke(cli, [*arguments, "--foreground"]).exit_code == code
     assert CliRunner().invoke(cli, [*arguments, "--follow"]).exit_code == 0
+    assert CliRunner().invoke(cli, [*arguments, "--follow", "--background"]).exit_code == 0
+    assert in_background == [True, False, False, True]
 
 
 @pytest.mark.parametrize(
