@@ -13,12 +13,10 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kalda.network.token_settings import TokenSettings
 from kalda.security.jwt import split_token
-
-if TYPE_CHECKING:
-    from kalda.network.token_endpoint import TokenSettings
 
 _CLAIMS = {
     "aud": "sasl.oauthbearer.assertion.claim.aud",

@@ -235,7 +235,8 @@ class ClientSecurity:
     def _requests(self, configs: Mapping[str, Any]) -> Callable[[], str]:
         """What requests a token, and checks it before it is used. Raises `ValueError`."""
         from kalda.network.token_checks import check_of
-        from kalda.network.token_endpoint import TokenSettings, retriever_of
+        from kalda.network.token_endpoint import retriever_of
+        from kalda.network.token_settings import TokenSettings
 
         settings = TokenSettings(self._value_of, self._options, self._allowed_urls, self._allowed_files)
         retrieve, check = retriever_of(settings, configs), check_of(settings, configs)

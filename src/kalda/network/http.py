@@ -16,7 +16,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 log = logging.getLogger("kalda.http")
 
-_MAX_REQUEST_BYTES = 8 * 1024
+_MAX_REQUEST_BYTES = 128 * 1024
+"""The longest client id fits into a query, each byte of it escaped."""
 _MAX_CONNECTIONS = 32
 _REQUEST_S = 5.0
 _ANSWER_S = 60.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from kalda.network.oauth import signed_tokens
 from kalda.network.python_classes import make
-from kalda.network.token_endpoint import TokenSettings
+from kalda.network.token_settings import TokenSettings
 from kalda.security.jwt import split_token
 from kalda.security.oauthbearer import InvalidToken
 

@@ -18,13 +18,15 @@ import base64
 import json
 import ssl
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 
 from kalda.base.printable import printable
-from kalda.network.oauth import Refused, check_url, read_url, retrying
+from kalda.network.assertions import assertion_of
+from kalda.network.oauth import Refused, read_url, retrying
 from kalda.network.python_classes import make
+from kalda.network.token_settings import TokenSettings
 
 RETRIEVER = "sasl.oauthbearer.jwt.retriever.class"
 ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
@@ -38,45 +40,6 @@ _TIMEOUT_MS = 10_000
 """For connecting and for each read, where the configuration sets none."""
 _REFUSALS = frozenset((400, 401, 402, 403, 404, 405, 406, 407, 409, 410, 411, 412, 413, 414, 415, 501, 505))
 """The statuses after which Kafka does not repeat a request."""
-
-
-class TokenSettings(NamedTuple):
-    """What the configuration says about tokens."""
-
-    value_of: Callable[[str], Any]
-    """The value of a key, None without one."""
-    options: Mapping[str, str]
-    """Of the login line."""
-    allowed_urls: Collection[str]
-    allowed_files: Collection[str]
-
-    def text(self, key: str, option: str = "") -> str:
-        """The value of a key, else of an option of the login line; empty without both."""
-        return str(self.value_of(key) or self.options.get(option) or "").strip()
-
-    def number(self, key: str, default: int) -> int:
-        """Raises `ValueError`."""
-        value = self.value_of(key)
-        try:
-            return default if value is None else int(value)
-        except (TypeError, ValueError):
-            raise ValueError(f"{key}={value} is not a number") from None
-
-    def url(self, key: str) -> str:
-        """A URL that may be used. Raises `ValueError`."""
-        url = self.text(key)
-        if not url:
-            raise ValueError(f"OAUTHBEARER needs {key}, or unsecuredLoginStringClaim_sub in sasl.jaas.config")
-        return check_url(key, url, self.allowed_urls)
-
-    def file(self, key: str) -> str:
-        """A file that may be read. Raises `ValueError`."""
-        path = self.text(key)
-        if not path:
-            raise ValueError(f"{key} is not set")
-        if path not in self.allowed_files:
-            raise ValueError(f"{key}={path} is not allowed; add it to kalda.sasl.oauthbearer.allowed.files")
-        return path
 
 
 def retriever_of(settings: TokenSettings, configs: Mapping[str, Any]) -> Callable[[], str]:
@@ -105,8 +68,6 @@ _Form = Callable[[], tuple[str, dict[str, str]]]
 
 
 def _bearer_form(settings: TokenSettings) -> _Form:
-    from kalda.network.assertions import assertion_of
-
     assertion, scope = assertion_of(settings), _scope(settings.text("sasl.oauthbearer.scope"))
     return lambda: (urllib.parse.urlencode({"grant_type": _BEARER_GRANT, "assertion": assertion()} | scope), {})
 
@@ -116,8 +77,6 @@ def _credentials_form(settings: TokenSettings, configs: Mapping[str, Any]) -> _F
     secret_key = "sasl.oauthbearer.client.credentials.client.secret"
     client_id, scope = settings.text(id_key, "clientId"), settings.text("sasl.oauthbearer.scope", "scope")
     if settings.text("sasl.oauthbearer.assertion.file") or settings.text("sasl.oauthbearer.assertion.claim.iss"):
-        from kalda.network.assertions import assertion_of
-
         assertion = assertion_of(settings)
         known = {"grant_type": "client_credentials"} | ({"client_id": client_id} if client_id else {}) | _scope(scope)
 

@@ -47,6 +47,8 @@ def test_pages_and_refusals() -> None:
         assert await send(b"GET /a?x=1&y=%20z HTTP/1.1" + end) == (
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n/a x=1 y= z"
         )
+        long = b"%0A" * 32_767  # the longest client id
+        assert (await send(b"GET /a?client=" + long + b" HTTP/1.1" + end)).endswith(b"\n" * 32_767)
         for request, status in (
             (b"GET /b HTTP/1.1", b"404"),
             (b"POST /a HTTP/1.1", b"405"),
