@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from apache_kafka import KafkaTools
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from mixed_clients import (
     INTERNAL_PARTITIONS,
     TOPIC,
@@ -159,6 +159,14 @@ def test_killed_brokers_of_either_kind_tear_no_transaction(mixed: MixedCluster) 
     mixed.check_quiet()
 
 
+def commit_late(zombie: Producer) -> None:
+    """Records to leaders of both kinds, and a commit. It raises at the second record already, where the first was
+    refused by then."""
+    for index in (0, 1):
+        zombie.produce(TOPIC, b"too late", partition=index)
+    zombie.commit_transaction(WAIT_S)
+
+
 def test_a_zombie_is_fenced_by_leaders_of_both_kinds(mixed: MixedCluster) -> None:
     """Its coordinator is of one kind, and moves to the other with the next one."""
     for partition in range(INTERNAL_PARTITIONS):
@@ -167,10 +175,8 @@ def test_a_zombie_is_fenced_by_leaders_of_both_kinds(mixed: MixedCluster) -> Non
         zombie.begin_transaction()
         send(zombie, f"zombie {partition}")
         successor = producer_of(mixed, name)
-        for index in (0, 1):
-            zombie.produce(TOPIC, b"too late", partition=index)
         with pytest.raises(KafkaException):
-            zombie.commit_transaction(WAIT_S)
+            commit_late(zombie)
         successor.begin_transaction()
         send(successor, f"successor {partition}")
         settle(successor.commit_transaction)
