@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kalda.base.disk import Disk
 from kalda.base.ids import TopicPartition
+from kalda.base.sensors import Counter
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
@@ -52,6 +53,7 @@ class Model:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.conversions = Counter()
         self.disk = SimDisk(random.Random(seed + 1))
         self.disk.make_dirs("/data")
         self.disk.sync_dir("/")

@@ -7,6 +7,7 @@ from groups_world import Answer, Client, Context, World, settle
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
+from kalda.coordinator.runtime import PartitionState
 from kalda.protocol.messages.groups import DeleteGroupsRequest
 from kalda.protocol.messages.offsets import (
     OffsetDeleteRequest,
@@ -212,6 +213,34 @@ def test_offsets_expire_when_their_group_was_empty_for_the_retention_time() -> N
     world.pass_time(1_200_000)
     assert world.fetch() == {}
     assert world.state() == "Dead"
+
+
+def counted(world: World) -> dict[str, float]:
+    """What the coordinator has counted, where that is not 0."""
+    sensors = world.coordinator.counters.sensors()
+    return {name.name: value for name, sensor in sensors if (value := sensor.measure(world.now))}
+
+
+def test_rebalances_and_offsets_are_counted() -> None:
+    world = World(initial_rebalance_delay_ms=1, offsets_retention_ms=WEEK_MS)
+    a, b = Client(world, "a"), Client(world, "b")
+    settle(world, a, b)
+    a.commit({("orders", 0): 1, ("orders", 1): 1})
+    a.commit({("payments", 0): 2})
+    assert a.commit({("nothing", 0): 2}).errors == ["UNKNOWN_TOPIC_OR_PARTITION"]
+    found = counted(world)
+    assert (found["group-completed-rebalance-count"], found["offset-commit-count"]) == (1, 3)
+    assert found["offset-commit-rate"] > found["group-completed-rebalance-rate"] > 0
+    for client in (a, b):
+        client.leave()
+    delete_offsets(world, "payments", 0)
+    assert counted(world)["offset-deletion-count"] == 1
+    world.pass_time(WEEK_MS + 600_000)
+    found = counted(world)
+    assert found.pop("offset-expiration-count") == 2
+    assert "offset-commit-rate" not in found, "a rate is of the last minute"
+    runtime = world.coordinator.runtime
+    assert [runtime.count(state) for state in PartitionState] == [0, 0, len(list(runtime.active_shards()))]
 
 
 def test_offsets_of_a_topic_that_live_members_subscribe_to_never_expire() -> None:

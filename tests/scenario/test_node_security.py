@@ -33,6 +33,7 @@ from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
+from kalda.network.listener_counts import SOCKET_SERVER
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
@@ -333,6 +334,14 @@ def test_a_session_that_is_not_renewed_ends(cluster: Cluster, caplog: pytest.Log
         connection._renew_at_s = None
         wait_for(lambda: not still_serves(connection))
     wait_for(lambda: "its session of User:alice has expired" in caplog.text)
+    found = {
+        (name.name, value)
+        for node in cluster.nodes.values()
+        for name, sensor in node.sensors.everything()
+        if name.group == SOCKET_SERVER and (value := sensor.measure(0))
+    }
+    assert ("expired-connections-killed-count", 1) in found
+    assert any(name == "successful-authentication-total" and value >= 1 for name, value in found)
 
 
 # -- rotation

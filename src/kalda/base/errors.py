@@ -261,3 +261,7 @@ class CorruptRecord(ApiError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(ErrorCode.CORRUPT_MESSAGE, message)
+
+
+class CrcMismatch(CorruptRecord):
+    """A whole record batch whose bytes do not have the CRC of its header."""

@@ -337,6 +337,21 @@ class CumulativeSum:
         return self.total
 
 
+class Meter:
+    """How many a second, and how many in all."""
+
+    __slots__ = ("rate", "total")
+
+    def __init__(self) -> None:
+        self.rate = Rate()
+        self.total = CumulativeSum()
+
+    def record(self, value: float, now_ms: int) -> None:
+        """Count `value`."""
+        self.rate.record(value, now_ms)
+        self.total.record(value, now_ms)
+
+
 class TokenBucket:
     """Tokens that a quota refills, `bound` a second, up to those of `samples` windows (KIP-599).
 

@@ -301,6 +301,7 @@ class ControllerHandlers:
         def in_time(context: RequestContext, part: Q, deadline_ms: int | None) -> Pending[R]:
             if deadline_ms is None or self._clock.mono_ms() <= deadline_ms:
                 return handle_part(context, part)
+            self._controller.event_times.timed_out += 1
             late: Pending[R] = Pending()
             late.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
             return late

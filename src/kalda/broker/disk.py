@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kalda.base.disk import Buffer, File, FileStat, NoHandleLeft
+from kalda.base.durations import Durations
 from kalda.base.memory import unfilled
 
 T = TypeVar("T")
@@ -41,10 +42,12 @@ _MANY = 0.75
 class _Descriptor:
     """A file descriptor, closed with the last handle that refers to it."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "syncs")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, syncs: Durations) -> None:
         self.fd = fd
+        self.syncs = syncs
+        """Of the disk."""
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):
@@ -121,7 +124,10 @@ class RealFile:
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        began_ns = time.monotonic_ns()
         os.fsync(self._fd)
+        if self._descriptor is not None:
+            self._descriptor.syncs.add_us((time.monotonic_ns() - began_ns) // 1000)
 
     def drop_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -215,6 +221,8 @@ class RealDisk:
 
     def __init__(self, reserve: int = 0) -> None:
         """`reserve`: so many descriptors are kept in reserve."""
+        self.syncs = Durations()
+        """How long files were synced. Threads add to it, so a few may be missing."""
         self._opener = _Opener(reserve)
         self._opener.fill()
         self._may_use_reserve = reserve > 0
@@ -222,7 +230,7 @@ class RealDisk:
     @property
     def without_reserve(self) -> RealDisk:
         twin = RealDisk()
-        twin._opener = self._opener
+        twin._opener, twin.syncs = self._opener, self.syncs
         return twin
 
     def when_many_are_open(self, call: Callable[[], None] | None) -> None:
@@ -232,7 +240,7 @@ class RealDisk:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return RealFile(_Descriptor(self._opener.open(path, flags, spare=self._may_use_reserve)))
+        return RealFile(_Descriptor(self._opener.open(path, flags, spare=self._may_use_reserve), self.syncs))
 
     def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         fd = self._opener.open(path, os.O_RDONLY, spare=self._may_use_reserve)
@@ -303,4 +311,4 @@ class RealDisk:
         except (BlockingIOError, PermissionError):
             os.close(fd)
             return None
-        return RealFile(_Descriptor(fd))
+        return RealFile(_Descriptor(fd, self.syncs))

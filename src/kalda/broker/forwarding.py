@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kalda.base.durations import Durations
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
@@ -47,11 +48,21 @@ def decode_principal(raw: bytes) -> tuple[str, bool]:
 class Forwarding:
     """The broker's side: client requests into envelopes."""
 
-    def __init__(self, channel: ControllerChannel, changes_of_voters: ControllerChannel | None = None) -> None:
+    def __init__(
+        self,
+        channel: ControllerChannel,
+        now_ms: Callable[[], int],
+        changes_of_voters: ControllerChannel | None = None,
+    ) -> None:
         """AddRaftVoter and RemoveRaftVoter go over `changes_of_voters`, where it is given: they are answered when the
         other node has caught up, or a timeout is over, and would delay what comes behind them."""
         self._channel = channel
         self._changes_of_voters = channel if changes_of_voters is None else changes_of_voters
+        self._now_ms = now_ms
+        self.times = Durations()
+        """From when a request was forwarded until the controller answered it."""
+        self.under_way = 0
+        """Requests that the controller has not answered yet."""
 
     def forward(self, context: RequestContext, request: Request) -> Pending[Encoded]:
         """Send the request to the active controller; settles with the controller's own response."""
@@ -84,7 +95,12 @@ class Forwarding:
         )
         pending: Pending[Encoded] = Pending()
 
+        began_ms = self._now_ms()
+        self.under_way += 1
+
         def settle(response: EnvelopeResponse | None, error: ApiError | None) -> None:
+            self.under_way -= 1
+            self.times.add_us((self._now_ms() - began_ms) * 1000)
             if error is not None:
                 pending.fail(error)
             elif response is not None and response.error_code:

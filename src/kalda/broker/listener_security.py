@@ -133,6 +133,7 @@ class PeerSession:
             self._refuse_principal(error)
             self._connection.close()
             return
+        self._listener.counts.logins += 1
         self._listener.login_ended(self._connection)
 
     def _principal(self, mechanism: str | None, outcome: Outcome | None) -> str:
@@ -240,6 +241,10 @@ class PeerSession:
 
     def _complete(self, done: Authenticated) -> None:
         connection, listener = self._connection, self._listener
+        if self.authenticated is None:
+            listener.counts.logins += 1
+        else:
+            listener.counts.renewals += 1
         self.authenticated, self._login = done, None
         connection.principal = done.principal
         connection.quota_use = NO_QUOTA_USE  # requests before the login were charged to another principal
@@ -259,6 +264,7 @@ class PeerSession:
         assert self._expires_at_ms is not None
         is_over = self._listener.now_ms() >= self._expires_at_ms
         if is_over and decode_request_header(frame).api_key != ApiKey.SASL_HANDSHAKE:
+            self._listener.counts.expired += 1
             self._listener.complain("closing %s: its session of %s has expired", connection, connection.principal)
             connection.close()
             return None
@@ -287,8 +293,12 @@ class PeerSession:
 
     def report(self, why: str) -> None:
         """Log a failed login."""
-        connection = self._connection
+        connection, counts = self._connection, self._listener.counts
         kind = "authentication" if self.authenticated is None else "re-authentication"
+        if self.authenticated is None:
+            counts.failed_logins += 1
+        else:
+            counts.failed_renewals += 1
         self._listener.complain(
             "Failed %s with /%s (channelId=%s-%s:%d-%d) (%s)",
             kind,

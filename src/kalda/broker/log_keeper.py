@@ -130,6 +130,8 @@ class LogKeeper:
         self._choice_timer: Timer | None = None
         """For the next choice of logs to compact; None before `start`."""
         self._throttle = Throttle(clock)
+        self.compaction_bytes = 0
+        """Read and written by compactions so far."""
         self._cleanings: dict[Cleaning, Timer | None] = {}
         """The compactions under way, each with the timer of its next step; None while a step runs."""
         self._closed = False
@@ -245,7 +247,9 @@ class LogKeeper:
             return
         try:
             job.finish()
-            self._throttle.moved(cleaning.bytes_moved - moved_before, _rate(self._cleaner.config))
+            moved_bytes = cleaning.bytes_moved - moved_before
+            self.compaction_bytes += moved_bytes
+            self._throttle.moved(moved_bytes, _rate(self._cleaner.config))
         except Exception as failure:
             self._give_up(cleaning, failure)
             return
@@ -255,7 +259,7 @@ class LogKeeper:
         """The compaction is complete, or its log has changed."""
         del self._cleanings[cleaning]
         try:
-            checkpoint = self._cleaner.finished(cleaning)
+            checkpoint = self._cleaner.finished(cleaning, self._clock.wall_ms())
         except Exception:
             log.exception("the compaction of %s could not be completed", cleaning.log.topic_partition)
             return

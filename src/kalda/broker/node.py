@@ -392,8 +392,13 @@ class Node:
 
     async def _open_metrics(self, cluster_id: str) -> None:
         """Add the gauges of the node, and serve its metrics where the configuration says so."""
+        from kalda.broker.disk import RealDisk
         from kalda.broker.node_gauges import add_controller_gauges, add_quorum_gauges
+        from kalda.broker.process_gauges import add_process_gauges
 
+        disk = self._host.disk
+        flushes = disk.syncs if isinstance(disk, RealDisk) else None
+        add_process_gauges(self.sensors, self.config.node_id, self.config["process.roles"], self._clock, flushes)
         quorum = self._quorum
         assert quorum is not None
         add_quorum_gauges(self.sensors, quorum, self._clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kalda.base.clock import Clock
@@ -10,7 +11,9 @@ from kalda.base.durations import quantile_sensors
 from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors, counted
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_times import RAFT
+from kalda.metadata.features import supported_ranges
 from kalda.metadata.image import MetadataImage
+from kalda.metadata.metadata_version import FEATURE_NAME
 from kalda.raft.leader import LeaderRole
 from kalda.raft.roles import Role
 
@@ -21,6 +24,7 @@ CONTROLLER = "kafka.controller:type=KafkaController"
 STATS = "kafka.controller:type=ControllerStats"
 EVENTS = "kafka.controller:type=ControllerEventManager"
 LOADER = "kafka.server:type=MetadataLoader"
+NODE = "kafka.server:type=node-metrics"
 _FENCED, _SHUTTING_DOWN, _ACTIVE = 10, 20, 30
 
 
@@ -56,6 +60,19 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
             "uncommitted-voter-change": lambda: _changes_voters(raft.machine.role),
         },
     )
+    sensors.add_source(lambda: _levels(loader.image))
+    for feature, levels in supported_ranges().items():
+        tags = (("feature-name", feature),)
+        sensors.gauge(NODE, "minimum-supported-level", tags, partial(float, levels.min))
+        sensors.gauge(NODE, "maximum-supported-level", tags, partial(float, levels.max))
+    _add(
+        sensors,
+        "kafka.server:type=SnapshotEmitter",
+        {
+            "LatestSnapshotGeneratedBytes": lambda: quorum.metadata_log.latest_snapshot_bytes,
+            "LatestSnapshotGeneratedAgeMs": lambda: clock.mono_ms() - quorum.snapshot_written_ms,
+        },
+    )
     sensors.add_source(raft.times.sensors)
     _add(
         sensors,
@@ -67,6 +84,18 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
             "ignored-static-voters": lambda: raft.kraft_version > 0,
         },
     )
+
+
+def _levels(image: MetadataImage) -> Iterator[tuple[SensorName, Measurable]]:
+    """The finalized level of each feature that is on."""
+    features = image.features
+    levels = dict(features.levels)
+    if features.metadata_version is not None:
+        levels[FEATURE_NAME] = int(features.metadata_version)
+    for feature, level in levels.items():
+        gauge = Gauge()
+        gauge.value = level
+        yield SensorName(LOADER, "FinalizedLevel", (("featureName", feature),)), gauge
 
 
 def _voted(role: object) -> int:
@@ -113,6 +142,8 @@ def add_controller_gauges(
             "ActiveControllerCount": lambda: int(controller.is_active),
             "NewActiveControllersCount": lambda: controller.cluster.activations,
             "TimedOutBrokerHeartbeatCount": lambda: controller.cluster.timed_out_sessions,
+            "EventQueueOperationsStartedCount": lambda: controller.event_times.started,
+            "EventQueueOperationsTimedOutCount": lambda: controller.event_times.timed_out,
             "MetadataErrorCount": lambda: controller.faults.count,
             "LastAppliedRecordOffset": lambda: image().offset,
             "LastAppliedRecordTimestamp": lambda: image().provenance.last_contained_log_time_ms,

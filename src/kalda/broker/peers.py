@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +162,10 @@ class ReplicaFetcherManager:
     def max_lag(self) -> int:
         """By how many offsets the partition that is furthest behind is behind its leader."""
         return self._fetchers.max_lag
+
+    def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """Each partition that is followed: its fetcher and its lag."""
+        return self._fetchers.lags()
 
     def resize(self, fetchers_a_leader: int) -> None:
         """Use so many fetchers for each leader."""

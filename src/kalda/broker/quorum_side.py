@@ -153,6 +153,8 @@ class QuorumSide:
         self._host = host
         self._is_writing_snapshot = False
         """At most one snapshot is being written."""
+        self.snapshot_written_ms = host.clock.mono_ms()
+        """When this node has written its last snapshot; before the first, when it was started."""
         self._on_fatal = on_fatal
         self._loader_registration: Registration | None = None
         """None until `start`."""
@@ -348,6 +350,7 @@ class QuorumSide:
         def written(made: bool | None, error: ApiError | None) -> None:
             self._is_writing_snapshot = False
             if made:
+                self.snapshot_written_ms = self._host.clock.mono_ms()
                 log.info("snapshot %s is written", provenance)
 
         self._is_writing_snapshot = True

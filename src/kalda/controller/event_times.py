@@ -22,6 +22,10 @@ class EventTimes:
         self._threshold_ms = always_log_threshold_ms
         self._count = 0
         self._total_ms = 0
+        self.started = 0
+        """Events that have begun, since the start."""
+        self.timed_out = 0
+        """Requests whose time was over before they could be handled, since the start."""
         self.durations = Durations()
         """Of all events so far."""
         self.queued = Durations()
@@ -31,6 +35,7 @@ class EventTimes:
 
     def observe(self, name: str, duration_ms: int) -> None:
         """An event has ended. It is logged where it took as long as the threshold."""
+        self.started += 1
         self._count += 1
         self._total_ms += duration_ms
         self.durations.add_us(duration_ms * 1000)

@@ -285,6 +285,10 @@ class CoordinatorRuntime(Generic[S]):
         """Those that serve, in the order of their election."""
         return (led.shard for led in self._led.values() if led.state is PartitionState.ACTIVE)
 
+    def count(self, state: PartitionState) -> int:
+        """How many of the partitions that this node leads are in that state."""
+        return sum(led.state is state for led in self._led.values())
+
     @property
     def is_loading(self) -> bool:
         """Whether a partition is being loaded, so that what all partitions hold cannot be listed."""

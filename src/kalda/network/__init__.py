@@ -10,6 +10,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `tls`: TLS of listeners: a transport between the socket's and a connection
 - `tls_contexts`: OpenSSL contexts of the two sides, out of settings
 - `limits`: sizes, counts, rates and times that a peer may use
+- `listener_counts`: what is counted of each listener's connections
 - `complaints`: log lines about peers, a limited number per second
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
@@ -19,6 +20,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `kerberos`: the SASL mechanism GSSAPI on both sides, over the system's Kerberos library
 - `jaas_file`: the login lines of a JAAS file that `KAFKA_OPTS` names
 - `oauth`: OAuth tokens: validation of signed ones, and which URLs may be used
+- `token_settings`: what the configuration says about them
 - `token_endpoint`: where the OAuth tokens of a client come from
 - `token_checks`: checks of such a token before it is used
 - `assertions`: signed tokens by which a client asks for a token

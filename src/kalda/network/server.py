@@ -23,17 +23,19 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.clock import Clock
-from kalda.base.sensors import Measurable, SensorName
+from kalda.base.sensors import Gauge, Measurable, SensorName
 from kalda.network.admission import Admission, Verdict
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
+from kalda.network.listener_counts import ListenerCounts, count_sensors
 
 if TYPE_CHECKING:
     from kalda.network.tls import Handshakes
 
 _MAX_PORT = 65_535
+_UNLIMITED_BYTES = 2**63 - 1
 _SWEEP_MIN_MS = 50
 _SWEEP_MAX_MS = 5_000
 
@@ -75,6 +77,7 @@ class Listener:
         self.security = security
         """None: PLAINTEXT."""
         self.min_request_bytes = MIN_REQUEST_BYTES
+        self.counts = ListenerCounts()
         self.arena = server.arena
         self.host = ""
         self.port = 0
@@ -252,8 +255,18 @@ class Server:
         self._admit_waiting()
 
     def measured(self) -> Iterable[tuple[SensorName, Measurable]]:
-        """Sensors of new connections, a source for `Sensors.add_source`."""
-        return self._admission.measured()
+        """Sensors of connections, a source for `Sensors.add_source`."""
+        yield from self._admission.measured()
+        listeners = [(name, each.counts) for name, each in self.listeners.items()]
+        yield from count_sensors(listeners, list(self.connections.values()))
+        limit = self._limits.queued_max_request_bytes
+        for name, value in (
+            ("MemoryPoolUsed", self._queued_bytes),
+            ("MemoryPoolAvailable", limit - self._queued_bytes if limit > 0 else _UNLIMITED_BYTES),
+        ):
+            gauge = Gauge()
+            gauge.value = value
+            yield SensorName("kafka.network:type=SocketServer", name), gauge
 
     def update_listener_limits(self, name: str, limits: Limits) -> None:
         """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
@@ -308,6 +321,7 @@ class Server:
             self._refuse(connection, f"its address has {limit} connections, the maximum")
             return
         self.connections[connection.id] = connection
+        self.listeners[connection.listener_name].counts.created += 1
         self._empty.clear()
         if self._stopping:
             connection.close()
@@ -324,6 +338,7 @@ class Server:
         """Remove a connection, and admit the next one that waits."""
         if self.connections.pop(connection.id, None) is None:
             return
+        self.listeners[connection.listener_name].counts.closed += 1
         self._admission.leave(connection.peer_host)
         self._over_budget.pop(connection, None)
         self._logins.pop(connection, None)

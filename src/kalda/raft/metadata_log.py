@@ -332,6 +332,13 @@ class MetadataLog:
         self._drop_snapshots([old for old in self.snapshots if old != snapshot])
         self.snapshots = [snapshot]
 
+    @property
+    def latest_snapshot_bytes(self) -> int:
+        """The size of the latest snapshot, 0 where there is none."""
+        latest = self.latest_snapshot
+        stat = None if latest is None else self.disk.stat(f"{self.directory}/{snapshot_name(latest)}")
+        return 0 if stat is None else stat.size_bytes
+
     def _drop_snapshots(self, dropped: Iterable[OffsetAndEpoch]) -> None:
         for old in dropped:
             self.disk.remove(f"{self.directory}/{snapshot_name(old)}")

@@ -16,7 +16,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, CrcMismatch
 from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression
 
@@ -181,7 +181,7 @@ def check_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
         raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
     crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
     if crc != header.crc:
-        raise CorruptRecord(
+        raise CrcMismatch(
             f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header has {header.crc}"
         )
 

@@ -29,7 +29,7 @@ from kalda.records.batch import (
 )
 from kalda.records.builder import read_records, seal
 from kalda.records.compression import Buffer, Compression, PackedTooLarge, Packer, decompress_pieces
-from kalda.records.rules import LARGEST_INT64, LEAST_INT64, RecordError, RecordRules, RecordsRefused, too_large
+from kalda.records.rules import LARGEST_INT64, LEAST_INT64, Invalid, RecordError, RecordRules, RecordsRefused, too_large
 from kalda.records.scan import RecordScan
 
 MAX_RECORD_ERRORS: Final = 100
@@ -143,12 +143,13 @@ class Inspection:
         noted = [(self._faults[2 * at], self._faults[2 * at + 1]) for at in range(min(faulty, MAX_RECORD_ERRORS))]
         errors = [_fault(index, timestamp, rules, self._now_ms) for index, timestamp in noted]
         late = any(timestamp != NO_TIMESTAMP for _, timestamp in noted)
+        without_key = sum(timestamp == NO_TIMESTAMP for _, timestamp in noted) if late else faulty
         if header.attributes & TIMESTAMP_TYPE_BIT and (why := _stamped_wrongly(header, rules, self._now_ms)):
             keyless = {error.batch_index: error for error in errors}
             late, faulty = faulty < header.records_count, header.records_count
             errors = [keyless.get(at) or RecordError(at, why) for at in range(min(faulty, MAX_RECORD_ERRORS))]
         if errors:
-            raise _records_refused(errors, faulty, late)
+            raise _records_refused(errors, faulty, late, without_key)
         self.largest_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else largest
 
     def _sealed(self, pieces: list[Buffer]) -> tuple[memoryview, BatchHeader]:
@@ -191,7 +192,8 @@ class Inspection:
 
 
 def _misplaced(index: int) -> RecordsRefused:
-    return RecordsRefused(ErrorCode.INVALID_RECORD, f"the offset delta of record {index} is not {index}")
+    message = f"the offset delta of record {index} is not {index}"
+    return RecordsRefused(ErrorCode.INVALID_RECORD, message, invalid=(Invalid.OFFSET_OR_SEQUENCE, 1))
 
 
 def _fault(index: int, timestamp: int, rules: RecordRules, now_ms: int) -> RecordError:
@@ -210,9 +212,12 @@ def _stamped_wrongly(header: BatchHeader, rules: RecordRules, now_ms: int) -> st
     return "" if earliest <= timestamp <= latest else _fault(0, timestamp, rules, now_ms).message
 
 
-def _records_refused(errors: list[RecordError], count: int, late: bool) -> RecordsRefused:
-    """`errors` are the first of `count` refused records."""
+def _records_refused(errors: list[RecordError], count: int, late: bool, without_key: int) -> RecordsRefused:
+    """`errors` are the first of `count` refused records, of which `without_key` have none."""
+    invalid = (Invalid.NO_KEY, without_key) if without_key else None
     if late:
-        return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, "one or more records have an invalid timestamp", errors)
+        message = "one or more records have an invalid timestamp"
+        return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, errors, invalid)
     shown = "; ".join(f"record {e.batch_index}: {e.message}" for e in errors[:_SHOWN_ERRORS])
-    return RecordsRefused(ErrorCode.INVALID_RECORD, f"{count} records are refused, the first: {shown}", errors)
+    message = f"{count} records are refused, the first: {shown}"
+    return RecordsRefused(ErrorCode.INVALID_RECORD, message, errors, invalid)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.sensors import Counter
 from kalda.records.batch import COMPRESSION_MASK, TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 
@@ -36,12 +37,29 @@ class RecordError(NamedTuple):
     message: str
 
 
-class RecordsRefused(ApiError):
-    """A batch that is not appended. `record_errors` lists the invalid records, where single records are (KIP-467)."""
+class Invalid(Enum):
+    """What is counted of refused batches, by Kafka's names of the counters."""
 
-    def __init__(self, code: ErrorCode, message: str, record_errors: list[RecordError] | None = None) -> None:
+    MAGIC = "InvalidMagicNumberRecordsPerSec"
+    CRC = "InvalidMessageCrcRecordsPerSec"
+    OFFSET_OR_SEQUENCE = "InvalidOffsetOrSequenceRecordsPerSec"
+    NO_KEY = "NoKeyCompactedTopicRecordsPerSec"
+
+
+class RecordsRefused(ApiError):
+    """A batch that is not appended. `record_errors` lists the invalid records, where single records are (KIP-467);
+    `invalid` says what is counted, and how often."""
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        record_errors: list[RecordError] | None = None,
+        invalid: tuple[Invalid, int] | None = None,
+    ) -> None:
         super().__init__(code, message)
         self.record_errors: list[RecordError] = record_errors or []
+        self.invalid = invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,8 @@ class RecordRules:
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     read: ReadRecords = ReadRecords.ALL
     """`kalda.validate.records`: the batches of clients whose records are checked even where the header suffices."""
+    conversions: Counter = field(default_factory=Counter, compare=False)
+    """Counts the records of batches that are compressed anew."""
     reads: tuple[bool, ...] = field(init=False)
     """By codec id: whether the records of a client's batch are checked, because of `read`, or because of a rule that
     needs each record: keys in a compacted topic, a bound on old timestamps."""

@@ -40,7 +40,7 @@ from kalda.records.batch import (
 from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression, decompress_small
 from kalda.records.inspection import CHECKED_AT_ONCE_BYTES, Inspection, InspectionUnfinished
-from kalda.records.rules import UNBOUNDED_MS, RecordRules, RecordsRefused, too_large
+from kalda.records.rules import UNBOUNDED_MS, Invalid, RecordRules, RecordsRefused, too_large
 
 _LENGTH = Struct(">i")
 _INT16 = Struct(">h")
@@ -74,7 +74,8 @@ def check_single_batch(buf: bytes | bytearray | memoryview) -> int:
         raise RecordsRefused(ErrorCode.INVALID_RECORD, "a produce request needs one record batch in each partition")
     magic = buf[MAGIC_POSITION]
     if magic != MAGIC:
-        raise RecordsRefused(ErrorCode.INVALID_RECORD, f"the record batch has magic {magic}, {MAGIC} is needed")
+        message = f"the record batch has magic {magic}, {MAGIC} is needed"
+        raise RecordsRefused(ErrorCode.INVALID_RECORD, message, invalid=(Invalid.MAGIC, 1))
     if size != len(buf) and _whole_batch(buf, size) >= 0:
         raise RecordsRefused(
             ErrorCode.INVALID_RECORD, "a produce request takes one record batch in each partition, this has several"
@@ -135,9 +136,8 @@ def validate_produced(
         count,
     ) = header
     if base_offset != 0 and from_client:
-        raise RecordsRefused(
-            ErrorCode.INVALID_RECORD, f"the base offset of a produced batch is 0, this one has {base_offset}"
-        )
+        message = f"the base offset of a produced batch is 0, this one has {base_offset}"
+        raise RecordsRefused(ErrorCode.INVALID_RECORD, message, invalid=(Invalid.OFFSET_OR_SEQUENCE, 1))
     if length + LOG_OVERHEAD > rules.max_message_bytes:
         raise too_large(length + LOG_OVERHEAD, rules.max_message_bytes)
     if crc32c(buf[ATTRIBUTES_POSITION:]) != crc:
@@ -204,7 +204,7 @@ def _header_refused(header: BatchHeader) -> RecordsRefused:
         message = "clients may not write control records"
     else:
         message = f"the batch of producer id {header.producer_id} has the sequence number {header.base_sequence}"
-    return RecordsRefused(ErrorCode.INVALID_RECORD, message)
+    return RecordsRefused(ErrorCode.INVALID_RECORD, message, invalid=(Invalid.OFFSET_OR_SEQUENCE, 1))
 
 
 def _adapt(
@@ -230,6 +230,7 @@ def _adapt(
         largest = inspection.largest_timestamp
         if inspection.packed is not None:
             buf, header = inspection.packed
+            rules.conversions.value += header.records_count
     return buf, _set_timestamps(buf, header, rules.timestamp_type, now_ms if appends_time else largest)
 
 

@@ -10,11 +10,13 @@ in Kafka: errors that send a client to another broker, or refuse an offset or a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from kalda.base.errors import ErrorCode
-from kalda.base.sensors import Counter, CounterSum, Sensors, Tags
+from kalda.base.errors import ApiError, CrcMismatch, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.base.sensors import Counter, CounterSum, Gauge, Measurable, SensorName, Sensors, Tags
+from kalda.records.rules import Invalid, RecordsRefused
 from kalda.replication.waiting import DelayedOperation, Waiter
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
 FETCH_SESSIONS = "kafka.server:type=FetchSessionCache"
 FETCHERS = "kafka.server:type=ReplicaFetcherManager"
+PRODUCE_WAITS = "kafka.server:type=DelayedProduceMetrics"
+FETCH_WAITS = "kafka.server:type=DelayedFetchMetrics"
+_PARTITION = "kafka.cluster:type=Partition"
 PURGATORY = "kafka.server:type=DelayedOperationPurgatory"
 
 _OF_TOPICS = {
@@ -32,6 +37,7 @@ _OF_TOPICS = {
     "bytes_out": "BytesOutPerSec",
     "produce_requests": "TotalProduceRequestsPerSec",
     "failed_produce_requests": "FailedProduceRequestsPerSec",
+    "bytes_rejected": "BytesRejectedPerSec",
     "fetch_requests": "TotalFetchRequestsPerSec",
     "failed_fetch_requests": "FailedFetchRequestsPerSec",
 }
@@ -79,6 +85,8 @@ class TopicCounters:
     produce_requests: Counter
     """Once for each partition of a request, as all of these."""
     failed_produce_requests: Counter
+    bytes_rejected: Counter
+    """Of batches that are too large."""
     fetch_requests: Counter
     """Partitions read; a fetch that waited reads them twice."""
     failed_fetch_requests: Counter
@@ -106,6 +114,18 @@ class ReplicaCounters:
         """Likewise."""
         self.replication_bytes_in = sensors.counter(BROKER_TOPIC, "ReplicationBytesInPerSec")
         self.replication_bytes_out = sensors.counter(BROKER_TOPIC, "ReplicationBytesOutPerSec")
+        self.reassignment_bytes_in = sensors.counter(BROKER_TOPIC, "ReassignmentBytesInPerSec")
+        """Of `replication_bytes_in`, those for replicas that a reassignment adds; likewise out."""
+        self.reassignment_bytes_out = sensors.counter(BROKER_TOPIC, "ReassignmentBytesOutPerSec")
+        self.produce_expirations = sensors.counter(PRODUCE_WAITS, "ExpiresPerSec")
+        """Partitions whose records were not committed in time."""
+        consumer, follower = (
+            sensors.counter(FETCH_WAITS, "ExpiresPerSec", (("fetcherType", kind),)) for kind in ("consumer", "follower")
+        )
+        self.consumer_expirations = consumer
+        """Fetches that were answered because their time was up; likewise of followers."""
+        self.follower_expirations = follower
+        self._invalid = {invalid: sensors.counter(BROKER_TOPIC, invalid.value) for invalid in Invalid}
         self.isr_expands = sensors.counter(REPLICA_MANAGER, "IsrExpandsPerSec")
         self.isr_shrinks = sensors.counter(REPLICA_MANAGER, "IsrShrinksPerSec")
         self.failed_isr_updates = sensors.counter(REPLICA_MANAGER, "FailedIsrUpdatesPerSec")
@@ -119,6 +139,16 @@ class ReplicaCounters:
                 total.add(getattr(counters, attribute))
         counters.partitions += 1
         return counters
+
+    def on_refused(self, topic: TopicCounters, error: ApiError, size_bytes: int) -> None:
+        """A batch of that size was refused."""
+        if error.code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
+            topic.bytes_rejected.value += size_bytes
+        elif isinstance(error, CrcMismatch):
+            self._invalid[Invalid.CRC].value += 1
+        elif isinstance(error, RecordsRefused) and error.invalid is not None:
+            invalid, count = error.invalid
+            self._invalid[invalid].value += count
 
     def remove_partition(self, topic: str) -> None:
         """This broker holds one partition of the topic less. With the last one the topic's counters are removed; the
@@ -156,6 +186,36 @@ def make_gauges(sensors: Sensors, replicas: Replicas) -> None:
     gauge("ProducerIdCount", lambda: sum(len(each.log.producer_states) for each in replicas))
     for operation in DelayedOperation:
         _make_purgatory_gauges(sensors, replicas, operation)
+
+
+def partition_sensors(replicas: Replicas, most: int) -> Iterator[tuple[SensorName, Measurable]]:
+    """Kafka's gauges of each partition; nothing where there are more than `most`: they would hold the event loop. As in
+    Kafka, all are 0 where this broker does not lead."""
+    if len(replicas) > most:
+        return
+    for each in list(replicas):
+        at, is_leader = each.topic_partition, each.is_leader
+        tags = (("topic", at.topic), ("partition", str(at.partition)))
+        for name, value in (
+            ("InSyncReplicasCount", len(each.in_sync.isr) if is_leader else 0),
+            ("ReplicasCount", len(each.replicas) if is_leader else 0),
+            ("UnderReplicated", each.is_under_replicated),
+            ("UnderMinIsr", each.is_under_min_isr),
+            ("AtMinIsr", each.is_at_min_isr),
+            ("LastStableOffsetLag", each.log.high_watermark - each.log.last_stable_offset if is_leader else 0),
+        ):
+            gauge = Gauge()
+            gauge.value = value
+            yield SensorName(_PARTITION, name, tags), gauge
+
+
+def lag_sensors(lags: Iterable[tuple[str, TopicPartition, int]]) -> Iterator[tuple[SensorName, Measurable]]:
+    """Kafka's gauges of followers' lags: of fetcher, partition and lag."""
+    for fetcher, at, lag in lags:
+        gauge = Gauge()
+        gauge.value = lag
+        tags = (("clientId", fetcher), ("topic", at.topic), ("partition", str(at.partition)))
+        yield SensorName("kafka.server:type=FetcherLagMetrics", "ConsumerLag", tags), gauge
 
 
 def _make_purgatory_gauges(sensors: Sensors, replicas: Replicas, operation: DelayedOperation) -> None:

@@ -175,6 +175,12 @@ class DirMoves:
         )
         self._start(partition)
 
+    @property
+    def max_lag(self) -> int:
+        """By how many offsets the copy that is furthest behind is behind its log."""
+        pairs = ((self._logs.get(copy.topic_partition), copy) for copy in list(self._logs.futures))
+        return max((log.log_end_offset - copy.log_end_offset for log, copy in pairs if log is not None), default=0)
+
     def resume(self) -> None:
         """Go on with the moves that a stop or a crash of the process has interrupted. Steps are taken when all have
         begun: a step may find that a directory has failed, which removes other copies."""

@@ -383,6 +383,8 @@ class Fetch:
                 partition.topic_counters.bytes_out.value += info.size_bytes
             else:
                 self.manager.counters.replication_bytes_out.value += info.size_bytes
+                if self._follower_id in partition.adding_replicas:
+                    self.manager.counters.reassignment_bytes_out.value += info.size_bytes
         if self.read_committed:
             answer.aborted_transactions = []
             if info.size_bytes:
@@ -391,6 +393,11 @@ class Fetch:
                     self._cold_aborted.append((index, partition, aborted))
                 elif aborted:
                     answer.aborted_transactions = _named(aborted)
+
+    def count_expiration(self) -> None:
+        """The time of the fetch is up before there were `min_bytes`."""
+        counters = self.manager.counters
+        (counters.consumer_expirations if self._follower_id < 0 else counters.follower_expirations).value += 1
 
     def _uncount_bytes(self) -> None:
         """The records read so far are not sent, but read again later."""
@@ -402,6 +409,8 @@ class Fetch:
                 counters = partition.topic_counters.bytes_out
                 if self._follower_id >= 0:
                     counters = self.manager.counters.replication_bytes_out
+                    if self._follower_id in partition.adding_replicas:
+                        self.manager.counters.reassignment_bytes_out.value -= len(answer.records)
                 counters.value -= len(answer.records)
 
     def _fail(self, answer: FetchResponsePartitionData, code: ErrorCode, partition: Partition | None) -> None:
@@ -511,6 +520,10 @@ class FetchWaiter(Waiter):
         self._missing_bytes -= appended_bytes
         if self._missing_bytes <= 0:
             self.complete()
+
+    def expire(self) -> None:
+        self._fetch.count_expiration()
+        self.complete()
 
     def answer(self) -> None:
         answer = self._fetch.read_again()

@@ -498,6 +498,8 @@ class Partition:
         if len(records):
             size = self._append_fetched(records, leader_epoch)
             self._counters.replication_bytes_in.value += size
+            if self._broker_id in self.adding_replicas:
+                self._counters.reassignment_bytes_in.value += size
             if log.flush_due:
                 self._flush(log.log_end_offset)
         # The high watermark does not decrease, although that of a new leader may be behind for a moment.

@@ -189,6 +189,8 @@ class Produce:
                     verification=deferred.verification,
                 )
         except ApiError as error:
+            if partition is not None:
+                self._manager.counters.on_refused(partition.topic_counters, error, len(data.records or b""))
             self.refuse(answer, data.index, error, partition)
             return
         except InspectionUnfinished as unfinished:
@@ -363,6 +365,8 @@ class Produce:
     def _on_complete(self, waiter: OffsetWaiter, pending: Pending[ProduceResponse]) -> None:
         for partition in waiter.unsatisfied:
             code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else self._lost_code(partition)
+            if code is ErrorCode.REQUEST_TIMED_OUT:
+                self._manager.counters.produce_expirations.value += 1
             self._fail(self._answers[partition], code, partition)
         if self._acks == ALL:
             for partition, answers in self._answers.items():

@@ -21,11 +21,11 @@ metadata has its new leader epoch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
-from kalda.base.ids import Uuid
+from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchRequestFetchPartition,
@@ -184,6 +184,10 @@ class ReplicaFetcher:
     def max_lag(self) -> int:
         """Of the partition that is furthest behind its leader's high watermark, in offsets. Visits each."""
         return max([each.lag for each in self._followed.values()], default=0)
+
+    def lags(self) -> Iterator[tuple[TopicPartition, int]]:
+        """By how many offsets each partition is behind its leader's high watermark."""
+        return ((each.partition.topic_partition, each.lag) for each in list(self._followed.values()))
 
     # -- what to fetch
 

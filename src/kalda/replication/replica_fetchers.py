@@ -7,7 +7,7 @@ with each new fetcher, to carry out its requests. A store.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kalda.base.ids import TopicPartition
@@ -67,6 +67,12 @@ class ReplicaFetchers:
     def max_lag(self) -> int:
         """Of the partition that is furthest behind its leader's high watermark, in offsets."""
         return max([fetcher.max_lag for fetcher in self._fetchers.values()], default=0)
+
+    def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """Each partition that is followed: Kafka's name of its fetcher, and its lag."""
+        for (leader_id, shard), fetcher in list(self._fetchers.items()):
+            for topic_partition, lag in fetcher.lags():
+                yield f"ReplicaFetcherThread-{shard}-{leader_id}", topic_partition, lag
 
     def _fetcher(self, partition: Partition) -> ReplicaFetcher:
         topic, index = partition.topic_partition

@@ -52,13 +52,17 @@ class Waiter(ABC):
         self._partitions = partitions
         for partition in partitions:
             (partition.end_waiters if at_end else partition.waiters)[self] = None
-        self._timer = timers.call_later_ms(timeout_ms, self.complete)
+        self._timer = timers.call_later_ms(timeout_ms, self.expire)
 
     def complete(self) -> None:
         """Stop watching, and answer; nothing where that is done already."""
         if not self.done:
             self.stop()
             self.answer()
+
+    def expire(self) -> None:
+        """The time is up: answer."""
+        self.complete()
 
     def stop(self) -> None:
         """Stop watching without an answer."""

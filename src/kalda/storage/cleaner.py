@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -32,7 +33,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.storage.cleaning import Cleanable, Cleaning, MapTooSmall
+from kalda.storage.cleaning import Cleanable, Cleaning, CleaningFigures, MapTooSmall
 from kalda.storage.config import MAX_INT64
 from kalda.storage.index import read_waiting
 from kalda.storage.job import Job
@@ -42,6 +43,7 @@ from kalda.storage.log_manager import LogManager
 
 log_ = logging.getLogger("kalda.logs")
 
+_MOST_FIGURES = 64
 _RETRY_MS = 5 * 60_000
 """How long a log is left alone whose cleaning lacked space, file descriptors or memory."""
 _EXHAUSTED = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -59,12 +61,13 @@ def cleanable(log: Log, checkpoint: int | None, now_ms: int) -> Cleanable | None
     dirty = sum(segment.size for segment in log.segments.between(first_dirty, first_uncleanable))
     if not dirty or first_dirty >= first_uncleanable:
         return None
-    overdue = False
+    delay_ms = 0
     if log.config.max_compaction_lag_ms < MAX_INT64:
         late_ms = now_ms - log.config.max_compaction_lag_ms
         dirty_segments = log.segments.between(first_dirty, first_uncleanable)
-        overdue = any(0 < segment.first_timestamp(read_waiting) < late_ms for segment in dirty_segments)
-    return Cleanable(log, first_dirty, first_uncleanable, clean, dirty, overdue)
+        firsts = [segment.first_timestamp(read_waiting) for segment in dirty_segments]
+        delay_ms = max((late_ms - first for first in firsts if 0 < first < late_ms), default=0)
+    return Cleanable(log, first_dirty, first_uncleanable, clean, dirty, delay_ms)
 
 
 def _first_uncleanable(log: Log, first_dirty: int, now_ms: int) -> int:
@@ -123,6 +126,10 @@ class LogCleaner:
         """When `choose` was called last; -1: never."""
         self.max_dirty_ratio = 0.0
         """Of the logs that the last call of `choose` found to be cleaned."""
+        self.max_delay_ms = 0
+        """Likewise, `Cleanable.delay_ms`."""
+        self._figures: deque[CleaningFigures] = deque(maxlen=_MOST_FIGURES)
+        """Of the last cleanings."""
         self._secret = secret
         self._under_way: dict[TopicPartition, Cleaning] = {}
         self._retry_ms: dict[TopicPartition, int] = {}
@@ -136,9 +143,11 @@ class LogCleaner:
         if not self.config.enabled or any(cleaning.is_preparing for cleaning in self._under_way.values()):
             return None
         best: Cleanable | None = None
-        self.max_dirty_ratio = 0.0
+        self.max_dirty_ratio, self.max_delay_ms = 0.0, 0
         for log in self._manager:
             found = self._cleanable(log, now_ms)
+            if found is not None:
+                self.max_delay_ms = max(self.max_delay_ms, found.delay_ms)
             if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
                 best = found
         if best is None:
@@ -175,7 +184,7 @@ class LogCleaner:
         except Exception as error:
             self._cannot_clean(log, error, now_ms)
             return None
-        if found is None or not (found.overdue or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
+        if found is None or not (found.delay_ms or found.dirty_ratio > log.config.min_cleanable_dirty_ratio):
             return None
         return found
 
@@ -195,10 +204,18 @@ class LogCleaner:
                 total += 0 if found is None else found.dirty_bytes
         return total
 
-    def finished(self, cleaning: Cleaning) -> Job[None] | None:
+    @property
+    def last_figures(self) -> list[CleaningFigures]:
+        """Of the last cleaning of each thread."""
+        return list(self._figures)[-self.config.threads :]
+
+    def finished(self, cleaning: Cleaning, now_ms: int) -> Job[None] | None:
         """A job that writes up to where the log is clean; None where the cleaning was abandoned."""
         topic_partition = cleaning.log.topic_partition
         self._ended(cleaning)
+        if cleaning.done:
+            moved, duration_ms = (cleaning.bytes_read, cleaning.bytes_written), max(0, now_ms - cleaning.began_ms)
+            self._figures.append(CleaningFigures(*moved, cleaning.map_use, duration_ms))
         directory = self._manager.dir_of(topic_partition)
         if not cleaning.done or directory is None or not directory.online:
             return None
@@ -268,7 +285,7 @@ class LogCleaner:
                 if discarding is not None:
                     discarding.complete()
                 continue
-            checkpoint = self.finished(cleaning)
+            checkpoint = self.finished(cleaning, now_ms)
             if checkpoint is None:
                 break
             checkpoint.complete()

@@ -39,12 +39,22 @@ class Cleanable(NamedTuple):
     first_uncleanable: int
     clean_bytes: int
     dirty_bytes: int
-    overdue: bool
-    """a record has been dirty for longer than `max.compaction.lag.ms`"""
+    delay_ms: int
+    """for how long the oldest dirty record has been dirty beyond `max.compaction.lag.ms`; 0 where it has not"""
 
     @property
     def dirty_ratio(self) -> float:
         return self.dirty_bytes / max(1, self.clean_bytes + self.dirty_bytes)
+
+
+class CleaningFigures(NamedTuple):
+    """Of a cleaning that has ended."""
+
+    bytes_read: int
+    bytes_written: int
+    map_use: float
+    """How much of its memory the map of keys used."""
+    duration_ms: int
 
 
 class MapTooSmall(Exception):
@@ -71,8 +81,10 @@ class Cleaning:
         self._directory = directory
         self._checkpointing: list[Job[None]] = []
         """Jobs still to be done that make the recovery point durable."""
-        self._now_ms = now_ms
-        """When the cleaning began: deletions are judged by it."""
+        self.map_use = 0.0
+        """How much of `memory_bytes` the map of keys uses, once it is complete."""
+        self.began_ms = now_ms
+        """Deletions are judged by it."""
         self._secret = secret
         """16 bytes that key the hashes of this cleaning's map."""
         self._offsets: KeyOffsets | None = None
@@ -216,6 +228,7 @@ class Cleaning:
         assert self._offsets is not None
         log, work = self.log, self._work
         self.end_offset = max(work.first_dirty, self._offsets.latest_offset + 1)
+        self.map_use = self._offsets.size * ENTRY_BYTES / self.memory_bytes
         if self.end_offset == work.first_dirty:
             raise MapTooSmall(log.topic_partition, work.first_dirty, self.memory_bytes)
         segments = log.segments.between(log.segments.first.base_offset, self.end_offset)
@@ -224,7 +237,7 @@ class Cleaning:
             offsets=self._offsets,
             last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producer_states},
             delete_retention_ms=log.config.delete_retention_ms,
-            now_ms=self._now_ms,
+            now_ms=self.began_ms,
             round_end=work.first_uncleanable,
         )
 

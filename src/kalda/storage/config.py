@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
 from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
@@ -61,8 +62,8 @@ class LogConfig:
     def deletes(self) -> bool:
         return "delete" in self.cleanup_policy
 
-    def record_rules(self) -> RecordRules:
-        """The rules by which a produced batch is validated."""
+    def record_rules(self, conversions: Counter) -> RecordRules:
+        """The rules by which a produced batch is validated. `conversions` counts records that are compressed anew."""
         level = {
             "gzip": self.compression_gzip_level,
             "lz4": self.compression_lz4_level,
@@ -77,6 +78,7 @@ class LogConfig:
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
             read=self.kalda_validate_records,
+            conversions=conversions,
             max_decompressed_bytes=min(
                 MAX_DECOMPRESSED_BYTES, max(_LEAST_DECOMPRESSED_BYTES, _MAX_COMPRESSION_RATIO * self.max_message_bytes)
             ),

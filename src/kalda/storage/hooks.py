@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.disk import Disk
+from kalda.base.sensors import Counter
 from kalda.storage.checkpoints import mark_failed
 from kalda.storage.job import Job
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 class LogHooks(Protocol):
     """All calls are made on the thread that owns the log."""
+
+    conversions: Counter
+    """Counts the records of produced batches that are compressed anew."""
 
     def on_io_error(self, log: Log, error: OSError) -> None:
         """The disk failed under `log`: its whole log directory is not used any more."""
@@ -50,6 +54,7 @@ class StandaloneHooks:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self.conversions = Counter()
 
     def on_io_error(self, log: Log, error: OSError) -> None:
         mark_failed(self._disk, log.directory)

@@ -235,7 +235,7 @@ class Log(LogOffsets):
         self.config = config
         for segment in self.segments:
             segment.config = config
-        self._rules = config.record_rules()
+        self._rules = config.record_rules(self.hooks.conversions)
 
     def assign_topic_id(self, topic_id: Uuid) -> None:
         """Write `partition.metadata`. The next flush syncs it: a log with synced records always has a synced id."""

@@ -193,6 +193,11 @@ class LogDir:
         self._unopened.update(topic_partitions)
         self._trust_again()
 
+    @property
+    def unopened_count(self) -> int:
+        """How many of the logs that were found are not open yet."""
+        return len(self._unopened)
+
     def _trust_again(self) -> None:
         """Once all logs have been recovered from the device."""
         if self.distrusts_cache and self.may_be_marked:

@@ -13,7 +13,7 @@ in `finish`; neither half raises for it.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.base.sensors import Counter
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
@@ -86,6 +87,8 @@ class LogManager:
         self._now_ms = now_ms
         self._jitter = jitter
         self._on_dir_failed = on_dir_failed
+        self.conversions = Counter()
+        """Of all logs."""
         self._logs: dict[TopicPartition, Log] = {}
         """The log of each partition. Future logs are not here."""
         self._home: dict[TopicPartition, LogDir] = {}
@@ -265,7 +268,7 @@ class LogManager:
         A log that cannot be made is left out: `get_or_create_log` raises the error.
         """
         planned: list[tuple[LogDir, NewLog]] = []
-        more: Counter[str] = Counter()
+        more: Tally[str] = Tally()
         for new in wanted:
             if self.futures.is_alone(new.topic_partition, new.topic_id):
                 continue

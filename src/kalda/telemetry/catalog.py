@@ -25,10 +25,21 @@ _BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 _PARTITION = "topic,partition"
 _REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
 
+_SOFTWARE = "clientSoftwareName,clientSoftwareVersion,listener"
+_DISKS = (
+    Metric("linux-disk-read-bytes", "bytes that the process has read from disks"),
+    Metric("linux-disk-write-bytes", "bytes that it has written"),
+)
+
 _LOAD_TIMES = (
     Metric("partition-load-time-avg", "mean time in which partitions of the coordinator's topic were loaded, in ms"),
     Metric("partition-load-time-max", "the longest one"),
 )
+
+
+def _meter(name: str, meaning: str) -> tuple[Metric, Metric]:
+    return Metric(f"{name}-rate", f"{meaning}, a second"), Metric(f"{name}-count", f"{meaning}, since the start")
+
 
 METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     _BROKER_TOPIC: (
@@ -41,6 +52,14 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("FailedFetchRequestsPerSec", "of these, those that failed by a fault of the broker", "topic", True),
         Metric("ReplicationBytesInPerSec", "bytes copied from leaders", "", True),
         Metric("ReplicationBytesOutPerSec", "bytes sent to followers", "", True),
+        Metric("ReassignmentBytesInPerSec", "of these, copied for a replica that is being added", "", True),
+        Metric("ReassignmentBytesOutPerSec", "of these, sent to replicas that are being added", "", True),
+        Metric("BytesRejectedPerSec", "bytes of batches that were too large", "topic", True),
+        Metric("NoKeyCompactedTopicRecordsPerSec", "records refused: without a key, in a compacted topic", "", True),
+        Metric("InvalidMagicNumberRecordsPerSec", "batches refused: of an old format", "", True),
+        Metric("InvalidMessageCrcRecordsPerSec", "batches refused: by their CRC", "", True),
+        Metric("InvalidOffsetOrSequenceRecordsPerSec", "batches refused: by offsets, counts or sequences", "", True),
+        Metric("ProduceMessageConversionsPerSec", "records compressed anew, as compression.type demands", "", True),
     ),
     "kafka.network:type=RequestMetrics": (
         Metric("RequestsPerSec", "requests by API and version", "request,version", True),
@@ -54,6 +73,65 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=socket-server-metrics": (
         Metric("connection-accept-rate", "new connections a second, by listener or address", "listener,ip"),
         Metric("broker-connection-accept-rate", "new connections a second, of all listeners that are not protected"),
+        Metric("connection-accept-throttle-time", "mean wait of connections for their listener's rate, ms", "listener"),
+        Metric("ip-connection-accept-throttle-time", "mean wait due of an address over its rate, ms", "listener"),
+        Metric("connection-count", "open connections", "listener"),
+        Metric("connection-creation-total", "connections made", "listener"),
+        Metric("connection-close-total", "connections that have ended", "listener"),
+        Metric("connections", "open connections, by the software of the client: the 100 most frequent", _SOFTWARE),
+        Metric("successful-authentication-total", "connections that have authenticated", "listener"),
+        Metric("failed-authentication-total", "logins that have failed", "listener"),
+        Metric("successful-reauthentication-total", "sessions that were renewed", "listener"),
+        Metric("failed-reauthentication-total", "renewals that have failed", "listener"),
+        Metric("expired-connections-killed-count", "connections closed as their session had ended", "listener"),
+    ),
+    "kafka.network:type=SocketServer": (
+        Metric("MemoryPoolUsed", "bytes of requests that are not answered"),
+        Metric("MemoryPoolAvailable", "what is left of queued.max.request.bytes"),
+        Metric("NetworkProcessorAvgIdlePercent", "the idle share of the event loop, from 0 to 1, of about a minute"),
+    ),
+    "kafka.server:type=KafkaRequestHandlerPool": (
+        Metric("RequestHandlerAvgIdlePercent", "the same: one event loop does the work of both pools of threads"),
+    ),
+    "kafka.server:type=ForwardingManager": (
+        Metric("QueueLength", "requests forwarded to the controller that are not answered"),
+        Metric("RemoteTimeMs", "from when a request is forwarded until it is answered", "quantile"),
+    ),
+    "kafka.server:type=DelayedProduceMetrics": (
+        Metric("ExpiresPerSec", "partitions whose records were not committed in time", "", True),
+    ),
+    "kafka.server:type=DelayedFetchMetrics": (
+        Metric("ExpiresPerSec", "fetches answered as their time was up: of consumers, followers", "fetcherType", True),
+    ),
+    "kafka.cluster:type=Partition": (
+        Metric("InSyncReplicasCount", "of a partition led here; these six where there are few, as of Log", _PARTITION),
+        Metric("ReplicasCount", "likewise", _PARTITION),
+        Metric("UnderReplicated", "1 where a replica is not in sync", _PARTITION),
+        Metric("UnderMinIsr", "1 with fewer replicas in sync than min.insync.replicas", _PARTITION),
+        Metric("AtMinIsr", "1 with just as many", _PARTITION),
+        Metric("LastStableOffsetLag", "offsets from the last stable offset to the high watermark", _PARTITION),
+    ),
+    "kafka.server:type=SnapshotEmitter": (
+        Metric("LatestSnapshotGeneratedBytes", "size of the latest snapshot of the metadata log"),
+        Metric("LatestSnapshotGeneratedAgeMs", "since this node has written one; since its start before the first"),
+    ),
+    "kafka.server:type=node-metrics": (
+        Metric("minimum-supported-level", "of a feature, by this node", "feature-name"),
+        Metric("maximum-supported-level", "likewise", "feature-name"),
+    ),
+    "kafka.server:type=app-info": (Metric("start-time-ms", "when the node was started", "id"),),
+    "kafka.server:type=ControllerServer": _DISKS,
+    "kafka.log:type=LogFlushStats": (Metric("LogFlushRateAndTimeMs", "for how long files were synced", "quantile"),),
+    "kafka.log:type=LogCleaner": (
+        Metric("cleaner-recopy-percent", "bytes written of bytes read, of the last compaction of each thread"),
+        Metric("max-buffer-utilization-percent", "how much of its memory the map of keys has used, likewise"),
+        Metric("max-clean-time-secs", "how long it took, likewise"),
+        Metric("max-compaction-delay-secs", "by how much max.compaction.lag.ms is exceeded"),
+    ),
+    "kafka.utils:type=Throttler": (Metric("cleaner-io", "bytes read and written by compactions", "", True),),
+    "kafka.server:type=KafkaServer": (
+        Metric("BrokerState", "1 starting, 2 recovery, 3 running, 6, 7 shutting down"),
+        *_DISKS,
     ),
     _REPLICA_MANAGER: (
         Metric("PartitionCount", "replicas of this broker"),
@@ -105,11 +183,11 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("topic-record-count", "Kalda's own: records appended to __client_metrics"),
         Metric("topic-dropped-count", "Kalda's own: records for it that were lost"),
     ),
-    "kafka.server:type=KafkaServer": (Metric("BrokerState", "1 starting, 2 recovery, 3 running, 6, 7 shutting down"),),
     "kafka.server:type=MetadataLoader": (
         Metric("CurrentMetadataVersion", "the level of metadata.version"),
         Metric("CurrentControllerId", "the active controller, -1 where there is none"),
         Metric("HandleLoadSnapshotCount", "snapshots of the metadata that were loaded"),
+        Metric("FinalizedLevel", "of each feature that is on", "featureName"),
     ),
     "kafka.server:type=broker-metadata-metrics": (
         Metric("last-applied-record-offset", "of the metadata log"),
@@ -149,6 +227,8 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("NewActiveControllersCount", "how often this node became the active controller"),
         Metric("TimedOutBrokerHeartbeatCount", "brokers that it has fenced because they sent no heartbeat in time"),
         Metric("TimeSinceLastHeartbeatReceivedMs", "of each broker, on the active controller", "broker"),
+        Metric("EventQueueOperationsStartedCount", "events that the active controller has begun"),
+        Metric("EventQueueOperationsTimedOutCount", "parts of requests whose timeout was over before their turn"),
         Metric("MetadataErrorCount", "faults of the controller"),
         Metric("LastAppliedRecordOffset", "of the metadata log"),
         Metric("LastAppliedRecordTimestamp", "its time"),
@@ -173,6 +253,11 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.server:type=group-coordinator-metrics": (
         Metric("group-count", "the same as NumGroups", "protocol"),
+        Metric("num-partitions", "partitions of __consumer_offsets led here: loading, active, failed", "state"),
+        *_meter("group-completed-rebalance", "rebalances whose assignment was committed"),
+        *_meter("offset-commit", "offsets committed, those in transactions included"),
+        *_meter("offset-expiration", "offsets that have expired"),
+        *_meter("offset-deletion", "offsets deleted by OffsetDelete"),
         *_LOAD_TIMES,
     ),
     "kafka.server:type=transaction-coordinator-metrics": _LOAD_TIMES,
@@ -185,10 +270,11 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("VerificationFailureRate", "partitions that were not confirmed", "", True),
     ),
     "kafka.log:type=Log": (
-        Metric("Size", "bytes of the log; these four where there are at most kalda.metrics.logs.max logs", _PARTITION),
+        Metric("Size", "bytes of the log; these five where there are at most kalda.metrics.logs.max logs", _PARTITION),
         Metric("LogStartOffset", "its first offset", _PARTITION),
         Metric("LogEndOffset", "the next offset that is appended", _PARTITION),
         Metric("NumLogSegments", "its segments", _PARTITION),
+        Metric("RetentionSizeInPercent", "its size of retention.bytes; 0 without that limit", _PARTITION),
     ),
     "kafka.server:type=AssignmentsManager": (
         Metric("QueuedReplicaToDirAssignments", "directories of replicas that the controller is to record"),
@@ -201,11 +287,18 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     "kafka.server:type=ReplicaFetcherManager": (
         Metric("MaxLag", "offsets by which the follower that is furthest behind is behind its leader", "clientId"),
     ),
+    "kafka.server:type=FetcherLagMetrics": (
+        Metric("ConsumerLag", "likewise of each partition followed here; where they are few", f"clientId,{_PARTITION}"),
+    ),
+    "kafka.server:type=ReplicaAlterLogDirsManager": (
+        Metric("MaxLag", "offsets by which a copy for another directory is behind its log, at most", "clientId"),
+    ),
     "kafka.log:type=LogManager": (
         Metric("OfflineLogDirectoryCount", "log directories that have failed"),
         Metric("LogDirectoryOffline", "1 where this one has", "logDirectory"),
         Metric("CordonedLogDirectoryCount", "log directories that get no new replica (cordoned.log.dirs)"),
         Metric("LogDirectoryCordoned", "1 where this one gets none", "logDirectory"),
+        Metric("remainingLogsToRecover", "logs that are still to be opened, while the node starts", "dir"),
     ),
     "kafka.log:type=LogCleanerManager": (
         Metric("max-dirty-percent", "of the logs that are to be compacted"),
@@ -221,53 +314,60 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
 """By domain and type."""
 
 ABSENT: Final[dict[str, str]] = {
-    "RequestMetrics: RequestQueueTimeMs, ResponseQueueTimeMs, ResponseSendTimeMs": (
+    "RequestMetrics: RequestQueueTimeMs, ResponseQueueTimeMs, ResponseSendTimeMs; RequestChannel": (
         "one event loop reads, handles and answers; there are no queues between threads. What waits for the loop is in "
         "EventLoop MaxDelayMs"
     ),
-    "RequestMetrics: MessageConversionsTimeMs, TemporaryMemoryBytes": "batches are never converted or copied",
-    "RequestChannel, SocketServer: queue sizes, NetworkProcessorAvgIdlePercent, RequestHandlerAvgIdlePercent": (
-        "there are no such threads; request-time of all clients and exempt-request-time add up to the busy part"
+    "RequestMetrics: MessageConversionsTimeMs, TemporaryMemoryBytes; BrokerTopicMetrics: FetchMessageConversions...": (
+        "no batch is converted for a consumer, and compressing anew is a part of LocalTimeMs"
     ),
-    "BrokerTopicMetrics: ...MessageConversionsPerSec, Invalid...PerSec, Bytes- and NoKey...PerSec, Reassignment...": (
-        "old formats are not written and nothing is converted; the others are not counted, their error codes are"
+    "BrokerTopicMetrics: Remote..., ...Share...; DelayedRemote...Metrics; ShareGroupMetrics, ShareSessionCache, "
+    "share-coordinator-metrics, Persister-channel-metrics": "there are no tiered storage and no share groups",
+    "group-coordinator-metrics: consumer-group-, share-group-, streams-group-count and -rebalance": (
+        "the node coordinates classic groups"
     ),
-    "BrokerTopicMetrics: Remote..., ...Share...; ShareGroupMetrics, ShareSessionCache, share-coordinator-metrics": (
-        "there are no tiered storage and no share groups"
+    "group-coordinator-metrics: event-, background- and batch-..., thread-idle-ratio-avg": (
+        "the coordinator has no threads, no queue of events and no batches that linger: it runs within the request. "
+        "LocalTimeMs of JoinGroup, OffsetCommit and the others is event-processing-time, RemoteTimeMs the purgatory's"
     ),
-    "FetcherLagMetrics; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount, "
+    "FetcherStats; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount, "
     "FailedPartitionsCount": (
-        "MaxLag is the largest lag, and there would be as many others as partitions: `kalda topics describe` shows "
-        "which replicas are in sync. There are no threads, and a partition that fails is fetched again, or its "
-        "directory is offline"
+        "requests of followers are in RequestMetrics of their leader, bytes in ReplicationBytesInPerSec. There are no "
+        "threads that could die; a partition that fails is fetched again, or its directory is offline"
     ),
     "Produce, Fetch, Request, ControllerMutation: queue-size": (
         "a muted connection stands in no queue; `kalda quotas top` shows who pauses"
     ),
-    "SnapshotEmitter; EventQueueOperations...": "not counted: snapshots, and operations that time out, are logged",
     "...-channel-metrics, alter-partition-, directory-assignments-, forwarding-, heartbeat-, registration-metrics": (
         "of Kafka's own network clients between nodes; RequestMetrics has their requests at the node that answers"
     ),
-    "socket-server-metrics by networkProcessor; Acceptor, Processor; ForwardingManager; BrokerMetadataListener": (
-        "one event loop has no such threads and queues; connections are counted by listener"
+    "socket-server-metrics: request-, response-, incoming-, outgoing-, io-, select-..., reauthentication-latency; "
+    "by networkProcessor; Acceptor, Processor": (
+        "there are no threads with selectors of their own; requests are counted by API and by version. Counts are of a "
+        "listener, and Prometheus makes rates of them"
     ),
-    "AvgIdleRatio; node-metrics, app-info, kafka-metrics-count, linux-disk-...-bytes, ClusterId; FinalizedLevel": (
-        "`kalda features` and `kalda cluster` show versions and levels; the machine's own exporter has its disks"
+    "SocketServer: ExpiredConnectionsKilledCount; socket-server-metrics: MemoryPool...Depleted...": (
+        "expired-connections-killed-count is of each listener; memory is used up where MemoryPoolAvailable is 0"
     ),
+    "ForwardingManager: QueueTimeMs; BrokerMetadataListener": (
+        "a request is sent when it is forwarded, and a batch of metadata is applied when it has arrived: there are no "
+        "queues. Long batches are in EventLoop MaxDelayMs"
+    ),
+    "ControllerEventManager, MetadataLoader: AvgIdleRatio; raft-metrics: poll-idle-ratio-avg": (
+        "controller, loader and quorum have no threads of their own; RequestHandlerAvgIdlePercent is of all"
+    ),
+    "app-info: version, commit-id; KafkaServer: ClusterId; raft-metrics: current-state, current-vote-directory-id": (
+        "a text is no metric; `kalda cluster` and `kalda quorum` show them"
+    ),
+    "raft-metrics: number-unknown-voter-connections": "only known voters are connected to",
+    "kafka-metrics-count; yammer-metrics-count": "who scrapes them counts them",
     "broker-metadata-metrics: metadata-load-error-count": "a node that cannot load a committed record stops",
-    "LogFlushStats": "flushes are jobs of threads; the watchdog logs those that take long",
-    "LogCleaner: cleaner-recopy-, max-buffer-utilization-percent, max-clean-time-, max-compaction-delay-secs, "
-    "DeadThreadCount; Log: RetentionSizeInPercent": "not measured: the log line of each compaction has its figures",
-    "raft-metrics: poll-idle-ratio-avg; current-state, current-vote-directory-id; number-unknown-voter-connections": (
-        "the quorum has no thread of its own; a text is no metric, and `kalda quorum` shows it; only known voters are "
-        "connected to"
+    "LogCleaner: DeadThreadCount": "compactions are steps on threads that do not end; uncleanable logs are counted",
+    "LogManager: remainingSegmentsToRecover": (
+        "a log is recovered by one job of a thread; remainingLogsToRecover counts the logs"
     ),
-    "coordinators: event-, background- and batch-..., thread-idle-ratio, rebalance and offset rates": (
-        "coordinators have no threads and no queues of their own; RequestsPerSec counts requests"
-    ),
-    "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics, KafkaRequestHandlerPool, kafka.utils": (
-        "ZooKeeper, the pool of handler threads and the JVM do not exist here"
-    ),
+    "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics; DelayedOperationPurgatory: AlterAcls, Remote..., "
+    "ShareFetch": "ZooKeeper, requests of ACLs that wait, tiered storage and share groups do not exist here",
     "client-metrics: counts by client_instance_id, rates, plugin-export-time": (
         "clients make these ids up, so a node has the sums; the topic __client_metrics has each client"
     ),
@@ -286,7 +386,7 @@ def page() -> str:
         "`/client-metrics`; `kalda metrics` shows the same as a table. Names, groups and tags are Kafka's. In",
         "OpenMetrics a name is of lower case letters, digits and underscores, as the JMX exporter makes it for Kafka's",
         "usual dashboards; a counter ends in `_total`, without `PerSec`. Requests are measured only where the listener",
-        "is set.",
+        "is set. Each MBean of an Apache Kafka 4.3.1 with load on it is in one of these tables, or in the last one.",
         "",
         "With `kalda.metrics.otlp.endpoint=URL` a node posts the same names to an OpenTelemetry collector, by HTTP and",
         "in Protobuf: counters as cumulative sums, everything else as gauges. OpenTelemetry's own classes",

@@ -14,6 +14,7 @@ from paper_connection import PaperConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.controller_channel import ControllerChannel
@@ -212,8 +213,9 @@ def test_a_brokers_own_requests_do_not_wait_behind_those_of_clients() -> None:
     """Nor do clients wait behind a change of the voters, which is answered when the new voter has caught up."""
 
     async def scenario(world: World) -> None:
-        context = cast(Any, SimpleNamespace(channel=world.requests, config=_Config()))
-        forwarding = ForwardingModule(context).forwarding
+        host = SimpleNamespace(clock=SimpleNamespace(mono_ms=lambda: 0))
+        context = SimpleNamespace(channel=world.requests, config=_Config(), host=host, sensors=Sensors())
+        forwarding = ForwardingModule(cast(Any, context)).forwarding
         client = PaperConnection()
         voters, voters_frame = AddRaftVoterRequest(cluster_id="c"), client.frame(AddRaftVoterRequest(cluster_id="c"), 0)
         topics_frame = client.frame(CreateTopicsRequest(), 7)

@@ -67,7 +67,7 @@ class Cleaner:
     def choose(self, now_ms: int) -> Any:
         return self.left.pop(0) if self.left else None
 
-    def finished(self, cleaning: Any) -> Job[None] | None:
+    def finished(self, cleaning: Any, now_ms: int) -> Job[None] | None:
         return Job("checkpoint", lambda: None, lambda _: None)
 
     def failed(self, cleaning: Any, error: Exception, now_ms: int) -> Job[None] | None:

@@ -26,6 +26,7 @@ def test_a_clean_stop_leaves_a_snapshot_from_which_the_next_start_goes_on(monkey
         node = cluster.nodes[1]
         assert len(node.image.topics.by_id[topic_id].partitions) == 5
         assert node.raft.log.latest_snapshot is not None
+        assert node.raft.log.latest_snapshot_bytes > 100
         assert snapshot_offsets(cluster)[-1] == node.raft.log.latest_snapshot.offset
 
 

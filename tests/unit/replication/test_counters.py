@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from data_path_world import SELF, Assigned, World, answers_of
 from replication_world import LAG_MAX_MS
 from replication_world import World as Trio
@@ -10,9 +12,17 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from kalda.records.batch import write_crc
 from kalda.records.builder import build_batch
 from kalda.replication import produce
-from kalda.replication.counters import BROKER_TOPIC, PURGATORY, REPLICA_MANAGER
+from kalda.replication.counters import (
+    BROKER_TOPIC,
+    FETCH_WAITS,
+    PRODUCE_WAITS,
+    PURGATORY,
+    REPLICA_MANAGER,
+    partition_sensors,
+)
 
 TOPIC_A = (("topic", "a"),)
 
@@ -147,14 +157,81 @@ def test_gauges_show_the_replicas_of_this_moment() -> None:
     world.assign("a", 0, Assigned(SELF, 0, everyone, everyone), min_insync_replicas="2")
     assert gauges(world) == {"PartitionCount": 1, "LeaderCount": 1}
     world.assign("a", 0, Assigned(SELF, 1, everyone, (SELF, 2)))
+    assert of_partition(world) == {"InSyncReplicasCount": 2, "ReplicasCount": 3, "UnderReplicated": 1, "AtMinIsr": 1}
+    assert list(partition_sensors(world.replicas, most=0)) == [], "there are too many"
     found = {"PartitionCount": 1, "LeaderCount": 1, "UnderReplicatedPartitions": 1}
     assert gauges(world) == {**found, "AtMinIsrPartitionCount": 1}
     world.assign("a", 0, Assigned(SELF, 2, everyone, (SELF,)))
     assert gauges(world) == {**found, "UnderMinIsrPartitionCount": 1}
     world.assign("a", 0, Assigned(2, 3, everyone, (2,)))
     assert gauges(world) == {"PartitionCount": 1}, "whoever leads it counts it"
+    assert of_partition(world) == {}
     world.replicas.take_offline([TopicPartition("a", 0)])
     assert gauges(world) == {"OfflineReplicaCount": 1}
+
+
+def of_partition(world: World) -> dict[str, float]:
+    """Gauges of the first partition that are not 0."""
+    sensors = [(name, sensor) for name, sensor in partition_sensors(world.replicas, most=10)]
+    assert {name.tags for name, _ in sensors} == {(("topic", "a"), ("partition", "0"))}
+    return {name.name: value for name, sensor in sensors if (value := sensor.measure(0))}
+
+
+def test_bytes_for_a_replica_that_is_being_added_are_a_reassignments() -> None:
+    world = Trio(size=2)
+    for broker in (1, 2):
+        world[broker].partition.adding_replicas = (2,)
+    world[1].write("abc")
+    world.run(1_100)
+    for broker, name in ((1, "ReassignmentBytesOutPerSec"), (2, "ReassignmentBytesInPerSec")):
+        assert gauges(world, BROKER_TOPIC, broker)[name] == world[1].log.size_bytes
+
+
+def test_what_is_refused_counts_by_its_fault() -> None:
+    world = World()
+    world.assign("a")
+    world.assign("small", max_message_bytes="100")
+    world.assign("keys", cleanup_policy="compact")
+    rows = [(world.now_ms, None, b"v" * 50, ()) for _ in range(3)]
+    good = bytes(build_batch(rows))
+
+    def spoiled(at: int, value: int) -> bytearray:
+        batch = bytearray(good)
+        batch[at] = value
+        write_crc(batch, 0, len(batch))
+        return batch
+
+    bad_crc = bytearray(good)
+    bad_crc[-1] ^= 1
+    for topic, batch in (
+        ("small", bytearray(good)),
+        ("keys", bytearray(good)),
+        ("a", bad_crc),
+        ("a", spoiled(16, 1)),
+        ("a", spoiled(26, 7)),
+    ):
+        request = ProduceRequest(
+            acks=1, topic_data=[TopicProduceData(partition_data=[PartitionProduceData(index=0, records=batch)])]
+        )
+        produce.run(world.replicas, request, [topic], world.now_ms).finish(1_000)
+    found = counted(world)
+    assert found["BytesRejectedPerSec"] == counted(world, "small")["BytesRejectedPerSec"] == len(good)
+    assert found["NoKeyCompactedTopicRecordsPerSec"] == 3
+    assert found["InvalidMessageCrcRecordsPerSec"] == 1
+    assert found["InvalidMagicNumberRecordsPerSec"] == 1
+    assert found["InvalidOffsetOrSequenceRecordsPerSec"] == 1
+    assert "BytesInPerSec" not in found
+
+
+def test_records_that_are_compressed_anew_are_conversions() -> None:
+    world = World()
+    log = world.assign("a", compression_type="lz4").log
+    world.produce("a", 3)
+    world.produce("a", 2)
+    assert log.hooks.conversions.value == 5
+    log.update_config(replace(log.config, compression_type="producer"))
+    world.produce("a", 2)
+    assert log.hooks.conversions.value == 5
 
 
 def test_a_replica_that_is_being_added_is_not_missing() -> None:
@@ -183,6 +260,11 @@ def test_waiting_requests_are_in_the_purgatory() -> None:
     assert isinstance(fetched, Pending)
     assert produced.done
     assert fetched.done
+    assert gauges(world, PRODUCE_WAITS) == {"ExpiresPerSec": 1}
+    assert gauges(world, FETCH_WAITS) == {"consumer ExpiresPerSec": 1}
+    world.fetch(("a", 0, 1), max_wait_ms=100)
+    world.replicas.take_offline([TopicPartition("a", 0)])
+    assert gauges(world, FETCH_WAITS) == {"consumer ExpiresPerSec": 1}, "its time was not up"
     assert gauges(world, PURGATORY) == {}
 
 

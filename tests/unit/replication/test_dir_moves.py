@@ -131,8 +131,11 @@ def test_a_replica_moves(world: World) -> None:
     world.moves.alter(TP, "/d1")
     assert world.home == "/d0", "the controller has not recorded the new directory"
     assert [directory for directory, _ in world.reported] == [IDS["/d1"]]
+    assert world.moves.max_lag == 0
     write(partition, 3)
+    assert world.moves.max_lag == 3
     world.record()
+    assert world.moves.max_lag == 0
     assert world.home == "/d1"
     assert partition.log is not old
     assert partition.log.directory == "/d1/t-0"

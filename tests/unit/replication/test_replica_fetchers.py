@@ -13,6 +13,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
+from kalda.replication.counters import lag_sensors
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
 
@@ -93,6 +94,8 @@ def test_the_largest_lag_is_that_of_the_last_responses() -> None:
         topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=data)
         started[0].on_response(FetchResponse(responses=[topic]), 0)
         assert fetchers.max_lag == lag
+        lags = {name.tags[2]: sensor.measure(0) for name, sensor in lag_sensors(fetchers.lags())}
+        assert lags == {("partition", str(at)): max(0, each - 5) for at, each in enumerate(high_watermarks)}
 
 
 def test_an_unknown_error_code_is_followed_by_a_pause() -> None:

@@ -27,6 +27,34 @@ def test_the_last_value_of_each_key_stays_at_its_offset() -> None:
     assert len(contents(node.log)) == 6
 
 
+def test_figures_of_the_last_cleaning() -> None:
+    node = CompactedNode(max_compaction_lag_ms="1000", min_cleanable_dirty_ratio="0")
+    assert node.cleaner.last_figures == []
+    for _ in range(5):
+        node.put(*((f"key-{key}", "x" * 50) for key in range(6)))
+    node.now_ms += 1_700
+    size = node.log.size_bytes
+    node.log.roll(node.now_ms)
+    node.log.flush()
+    cleaning = node.cleaner.choose(node.now_ms)
+    assert cleaning is not None
+    assert node.cleaner.max_delay_ms == 700
+    node.now_ms += 2_000
+    while (job := cleaning.next_job()) is not None:
+        job.complete()
+    checkpoint = node.cleaner.finished(cleaning, node.now_ms)
+    assert checkpoint is not None
+    checkpoint.complete()
+    (figures,) = node.cleaner.last_figures
+    assert 2 * size >= figures.bytes_read > size > 3 * figures.bytes_written > 0, (
+        "read for the map, and to be rewritten"
+    )
+    assert figures.map_use == 6 * 24 / node.cleaner.config.memory_of_one
+    assert figures.duration_ms == 2_000
+    assert node.cleaner.choose(node.now_ms) is None
+    assert node.cleaner.max_delay_ms == 0, "nothing is left that is late"
+
+
 def test_segments_are_joined() -> None:
     node = CompactedNode()
     for _ in range(40):
@@ -180,7 +208,7 @@ def test_the_cleaning_of_a_log_truncated_during_a_step_is_abandoned() -> None:
     second.finish()
     assert cleaning.next_job() is None
     assert not cleaning.done
-    assert node.cleaner.finished(cleaning) is None
+    assert node.cleaner.finished(cleaning, node.now_ms) is None
     assert not any(name.endswith(".cleaned") for name in node.disk.list_dir("/d/t-0"))
     assert len(contents(node.log)) == 2
 

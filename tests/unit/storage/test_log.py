@@ -13,6 +13,7 @@ from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.sensors import Counter
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
@@ -32,6 +33,7 @@ TOPIC_ID = Uuid(bytes(15) + b"\x09")
 
 class Hooks:
     def __init__(self) -> None:
+        self.conversions = Counter()
         self.errors: list[OSError] = []
         self.rolled = 0
         self.deletions: list[tuple[int, Callable[[Disk], None]]] = []

@@ -578,6 +578,7 @@ def test_a_start_that_was_broken_off_writes_no_marker_over_unopened_logs(node: N
     node.checkpoint()
     node.disk.let_go()
     node.start(opened=1)
+    assert sum(each.unopened_count for each in node.logs.dirs) == 3
     node.logs.close()
     assert node.disk.stat("/d1/.kafka_cleanshutdown") is None
     node.start()

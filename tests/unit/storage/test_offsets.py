@@ -10,6 +10,7 @@ import pytest
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
+from kalda.base.sensors import Counter
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
@@ -56,6 +57,7 @@ class Watching:
     """Hooks of a log, each of which checks the order of its offsets."""
 
     def __init__(self) -> None:
+        self.conversions = Counter()
         self.calls: list[str] = []
 
     def _note(self, name: str, log: Log) -> None:

@@ -297,7 +297,7 @@ def test_a_log_that_is_cut_under_a_cleaning_is_not_taken_for_damaged(
     discarding.complete()
     assert cleaning.next_job() is None
     assert not cleaning.done
-    assert node.cleaner.finished(cleaning) is None
+    assert node.cleaner.finished(cleaning, node.now_ms) is None
     assert not node.cleaner.uncleanable
     assert _errors(caplog) == []
 
@@ -341,7 +341,7 @@ def test_logs_are_cleaned_at_the_same_time() -> None:
     for cleaning in (second, first):
         while (job := cleaning.next_job()) is not None:
             job.complete()
-        checkpoint = node.cleaner.finished(cleaning)
+        checkpoint = node.cleaner.finished(cleaning, node.now_ms)
         assert checkpoint is not None
         checkpoint.complete()
     assert sorted(node.disk.read_file("/d/cleaner-offset-checkpoint").split(b"\n")[2:4]) == [b"t 0 10", b"u 0 10"]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
+from kalda.base.errors import ApiError
+from kalda.base.ids import TopicPartition
 from kalda.broker.request_metrics import EVERY
+from kalda.client.admin.groups import commit_offsets
 from kalda.client.admin.quotas import alter_quotas
 from kalda.client.cluster import ClusterClient
 from kalda.client.producer import Producer
@@ -22,6 +29,7 @@ from kalda.testing import Cluster
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 BY_USE = {
+    "ConsumerLag",
     "throttle-time",
     "VerificationTimeMs",
     "ThrottleTimeMs",
@@ -31,8 +39,37 @@ BY_USE = {
     "EventQueueProcessingTimeMs",
     "election-latency-avg",
     "election-latency-max",
+    "RemoteTimeMs",
+    "LogFlushRateAndTimeMs",
+    "connection-accept-throttle-time",
+    "ip-connection-accept-throttle-time",
 }
 """Metrics that exist, or have a value, only after what they measure has happened."""
+
+
+KAFKAS = Path(__file__).parents[2] / "golden" / "telemetry" / "mbeans.txt.gz"
+"""Types and names of the MBeans of an Apache Kafka 4.3.1 that has served groups, transactions, compaction, quotas."""
+ABSENT_HERE = (
+    r"-channel-metrics |(alter-partition|directory-assignments|forwarding|heartbeat|registration)-metrics ",
+    r"(Remote|Share)|share-|streams-group|consumer-group-|Acceptor|Processor |RequestChannel",
+    r"ExpiredConnectionsKilled|number-unknown-voter",
+    r"(RequestQueue|ResponseQueue|ResponseSend|MessageConversions)TimeMs|TemporaryMemory|FetchMessageConversions",
+    r"group-coordinator-metrics (event|background|batch|thread)-|AvgIdleRatio|poll-idle|HandlerPool \w+RequestH",
+    r"(MinFetchRate|DeadThreadCount|FailedPartitionsCount|queue-size|load-error-count|subscription-request-rate)$",
+    r"socket-server-metrics (\w+-byte|failed|io|network-io|request|response|reauth|select|successful|connection-c)",
+    r"MemoryPool\w*Depleted",
+    r"ForwardingManager QueueTimeMs|RemoteTimeMs\.|BrokerMetadataListener|ClusterId|metrics-count|app-info",
+    r"current-(state|vote-directory)",
+)
+"""Patterns of those that a node does not have: what the last table of the page says in words."""
+
+
+def test_what_kafka_has_is_here_or_said_to_be_absent() -> None:
+    known = {f"{group} {metric.name}" for group, metrics in METRICS.items() for metric in metrics}
+    absent = re.compile("|".join(ABSENT_HERE))
+    kafkas = gzip.decompress(KAFKAS.read_bytes()).decode().splitlines()
+    assert len(kafkas) > 600
+    assert [name for name in kafkas if name not in known and not absent.search(name)] == []
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -48,12 +85,16 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
             with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
                 for _ in range(EVERY):
                     producer.send("measured", value=b"x").result(30)
+            cluster.create_topic("keys", configs={"cleanup.policy": "compact"})
+            with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer, pytest.raises(ApiError):
+                producer.send("keys", value=b"without a key").result(30)
+            commit_offsets(client, "g", {TopicPartition("measured", 0): 1})
             client.metadata()
             client.any_broker(HeartbeatRequest(group_id="g", member_id="m"), check=lambda _: None)
-        listener = cluster.nodes[1].metrics_listener
-        assert listener is not None
-        with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics.json") as answer:
-            rows = json.load(answer)
+            listener = cluster.nodes[1].metrics_listener
+            assert listener is not None
+            with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics.json") as answer:
+                rows = json.load(answer)
         found = {(row["group"], row["name"]): row for row in rows}
         values = {(row["name"], *row["tags"].values()): row["value"] for row in rows}
     known = {(group, metric.name): metric for group, metrics in METRICS.items() for metric in metrics}
@@ -67,7 +108,7 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     for key, row in found.items():
         assert row["counter"] == known[key].is_counter, key
         assert set(row["tags"]) <= set(known[key].tags.split(",")), key
-    assert values["RequestsPerSec", "Produce", "13"] == EVERY
+    assert values["RequestsPerSec", "Produce", "13"] == EVERY + 1
     assert values["TotalTimeMs", "Produce", "1.0"] > 0
     assert values["RequestBytes", "Produce"] > 60
     assert [key[2] for key in values if key[:2] == ("ErrorsPerSec", "Heartbeat")] != []
@@ -76,7 +117,22 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     assert values["Size", "measured", "0"] > 60 * EVERY
     assert values["NumLogSegments", "measured", "0"] == 1
     assert values["ProducerIdCount",] == 1
-    assert values["MaxLag", "Replica"] == values["NumOffsets",] == values["ReassigningPartitions",] == 0
+    assert values["MaxLag", "Replica"] == values["ReassigningPartitions",] == 0
+    assert values["NumOffsets",] == values["offset-commit-count",] == 1
+    assert values["num-partitions", "active"] == 1
+    assert values["RemoteTimeMs", "1.0"] > 0, "of requests that were forwarded to the controller"
+    assert values["NoKeyCompactedTopicRecordsPerSec",] == 1
+    assert values["ReplicasCount", "measured", "0"] == values["InSyncReplicasCount", "measured", "0"] == 1
+    assert values["EventQueueOperationsStartedCount",] > 3
+    assert values["FinalizedLevel", "metadata.version"] == values["CurrentMetadataVersion",] > 0
+    assert values["minimum-supported-level", "kraft.version"] == 0
+    assert values["LatestSnapshotGeneratedAgeMs",] < 600_000
+    assert 0 < values["RequestHandlerAvgIdlePercent",] <= 1
+    assert values["connection-creation-total", "PLAINTEXT"] > values["connection-close-total", "PLAINTEXT"] > 0
+    assert values["connection-count", "PLAINTEXT"] >= 1
+    assert any(key[:2] == ("connections", "kalda") for key in values)
+    assert values["MemoryPoolAvailable",] == 2**63 - 1
+    assert [value for key, value in values.items() if key[0] == "remainingLogsToRecover"] == [0]
 
 
 def test_durations_fall_into_buckets_of_an_eighth_at_most() -> None:

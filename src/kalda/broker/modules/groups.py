@@ -20,8 +20,10 @@ from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.rows import Row
 from kalda.coordinator.groups.classic_group import GroupState
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.counters import GROUP_METRICS
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.internal_topics import GROUPS
+from kalda.coordinator.runtime import PartitionState
 from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
 from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
@@ -112,8 +114,12 @@ def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
     sensors.gauge(
         _MANAGER, "NumOffsets", read=lambda: sum(each.offsets.count for each in coordinator.runtime.active_shards())
     )
-    add_load_times(sensors, "kafka.server:type=group-coordinator-metrics", coordinator.runtime)
-    sensors.gauge("kafka.server:type=group-coordinator-metrics", "group-count", (("protocol", "classic"),), count)
+    add_load_times(sensors, GROUP_METRICS, coordinator.runtime)
+    sensors.gauge(GROUP_METRICS, "group-count", (("protocol", "classic"),), count)
+    for partition_state in PartitionState:
+        tags = (("state", partition_state.value),)
+        sensors.gauge(GROUP_METRICS, "num-partitions", tags, partial(coordinator.runtime.count, partition_state))
+    sensors.add_source(coordinator.counters.sensors)
     for state, name in _COUNTED_STATES.items():
         sensors.gauge(_MANAGER, name, read=partial(count, state))
 

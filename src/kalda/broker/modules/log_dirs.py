@@ -21,6 +21,7 @@ from kalda.replication.dir_moves import DirMoves
 from kalda.replication.replica_manager import ReplicaManager
 
 _UNLIMITED = 2**62
+_MOVERS = "kafka.server:type=ReplicaAlterLogDirsManager"
 """Bytes per second from which on a move is not limited at all; the default of the key is the largest long."""
 
 
@@ -51,6 +52,7 @@ class LogDirsModule(Module):
         context.sensors.gauge(
             "kafka.server:type=AssignmentsManager", "QueuedReplicaToDirAssignments", read=lambda: len(self.assignments)
         )
+        context.sensors.gauge(_MOVERS, "MaxLag", (("clientId", "ReplicaAlterLogDirs"),), lambda: self._moves.max_lag)
         self._handlers = LogDirHandlers(context.logs, self._moves, context.jobs)
 
     def rows(self) -> list[Row]:

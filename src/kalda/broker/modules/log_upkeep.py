@@ -9,11 +9,12 @@ from functools import partial
 
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
-from kalda.base.sensors import Gauge, Measurable, SensorName
+from kalda.base.sensors import Gauge, Measurable, SensorName, counted
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
 from kalda.storage.cleaner import LogCleaner
+from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 
@@ -42,6 +43,8 @@ class LogUpkeepModule(Module):
             tags = (("logDirectory", directory.path),)
             sensors.gauge(_LOG_MANAGER, "LogDirectoryOffline", tags, partial(_is_offline, directory))
             sensors.gauge(_LOG_MANAGER, "LogDirectoryCordoned", tags, partial(getattr, directory, "cordoned"))
+            unopened = partial(getattr, directory, "unopened_count")
+            sensors.gauge(_LOG_MANAGER, "remainingLogsToRecover", (("dir", directory.path),), unopened)
             count, size = (
                 partial(_uncleanable, cleaner, directory),
                 partial(_uncleanable_bytes, cleaner, directory, clock),
@@ -67,6 +70,7 @@ class LogUpkeepModule(Module):
         most: int = context.config["kalda.metrics.logs.max"]
         sensors.add_source(lambda: _log_metrics(logs, most))
         self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
+        sensors.add_source(self._compaction_metrics)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
         """Set the limits of the cleaner, and what the logs demand of producers; both hold at once."""
@@ -80,6 +84,21 @@ class LogUpkeepModule(Module):
         """Begin with the recovered logs."""
         self._keeper.start()
         self._host.disk.when_many_are_open(self._release_soon)
+
+    def _compaction_metrics(self) -> Iterator[tuple[SensorName, Measurable]]:
+        """Of the last compaction of each thread, as Kafka has them."""
+        figures = self._cleaner.last_figures
+        read = sum(each.bytes_read for each in figures)
+        for name, value in (
+            ("cleaner-recopy-percent", 100 * sum(each.bytes_written for each in figures) / max(read, 1)),
+            ("max-buffer-utilization-percent", 100 * max((each.map_use for each in figures), default=0)),
+            ("max-clean-time-secs", max((each.duration_ms for each in figures), default=0) / 1000),
+            ("max-compaction-delay-secs", self._cleaner.max_delay_ms / 1000),
+        ):
+            gauge = Gauge()
+            gauge.value = value
+            yield SensorName("kafka.log:type=LogCleaner", name), gauge
+        yield SensorName("kafka.utils:type=Throttler", "cleaner-io"), counted(self._keeper.compaction_bytes)
 
     def _release_soon(self) -> None:
         """Few descriptors are left. On any thread."""
@@ -115,6 +134,12 @@ def _uncleanable_bytes(cleaner: LogCleaner, directory: LogDir, clock: Clock) -> 
     return cleaner.uncleanable_bytes(directory, clock.wall_ms())
 
 
+def _retention_percent(log_of_partition: Log) -> float:
+    """How much of `retention.bytes` the log has; 0 where there is no such limit."""
+    limit = log_of_partition.config.retention_bytes
+    return 100 * log_of_partition.size_bytes / limit if limit > 0 and log_of_partition.config.deletes else 0
+
+
 def _log_metrics(logs: LogManager, most: int) -> Iterator[tuple[SensorName, Measurable]]:
     """Size and ends of each log; nothing where there are more than `most`: they would hold the event loop."""
     if len(logs) > most:
@@ -127,6 +152,7 @@ def _log_metrics(logs: LogManager, most: int) -> Iterator[tuple[SensorName, Meas
             ("LogStartOffset", log_of_partition.log_start_offset),
             ("LogEndOffset", log_of_partition.log_end_offset),
             ("NumLogSegments", len(log_of_partition.segments)),
+            ("RetentionSizeInPercent", _retention_percent(log_of_partition)),
         ):
             gauge = Gauge()
             gauge.value = value

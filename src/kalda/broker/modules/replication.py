@@ -24,7 +24,14 @@ from kalda.broker.rows import Row
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
-from kalda.replication.counters import FETCH_SESSIONS, FETCHERS, REPLICA_MANAGER
+from kalda.replication.counters import (
+    BROKER_TOPIC,
+    FETCH_SESSIONS,
+    FETCHERS,
+    REPLICA_MANAGER,
+    lag_sensors,
+    partition_sensors,
+)
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
@@ -79,6 +86,11 @@ class ReplicationModule(Module):
         sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
         sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: cache.reassigning(config.node_id))
         sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
+        most: int = config["kalda.metrics.logs.max"]
+        sensors.add_source(lambda: partition_sensors(self.replicas, most))
+        sensors.add_source(lambda: lag_sensors(self._fetchers.lags()) if len(self.replicas) <= most else ())
+        conversions = SensorName(BROKER_TOPIC, "ProduceMessageConversionsPerSec")
+        sensors.add_source(lambda: [(conversions, context.logs.conversions)])
         self._clock = host.clock
         self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
         self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route, context.to_brokers)

@@ -11,6 +11,7 @@ interface (`Topics`); authorization is done before and after.
 - `subscription.py`: the topics in a consumer's metadata
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
 - `offset_fetch.py`: OffsetFetch's shapes by version
+- `counters.py`: rates and counts of rebalances and offsets
 - `records.py`: the log's records and their bytes
 - `config.py`: broker configs
 """

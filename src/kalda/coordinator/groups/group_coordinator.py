@@ -21,6 +21,7 @@ from kalda.coordinator.errors import txn_commit_error, write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.counters import GroupCounters
 from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
 from kalda.coordinator.groups.offsets import Topics, fail_commit
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
@@ -97,13 +98,14 @@ class GroupCoordinator:
         call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None. `verify` verifies the
         transactions that commit offsets."""
         self.config = config
+        self.counters = counters = GroupCounters()
         self._verify = verify
         self._topics = topics
 
         def make_shard(
             partition: CoordinatorPartition[GroupLogRecord], runtime: CoordinatorRuntime[GroupShard]
         ) -> GroupShard:
-            return GroupShard(partition, config, runtime.timers, runtime, topics, new_uuid)
+            return GroupShard(partition, config, runtime.timers, runtime, topics, new_uuid, counters)
 
         self.runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
             OFFSETS_TOPIC, make_shard, log, partition_count, config.commit_timeout_ms, wall_ms
@@ -284,6 +286,7 @@ class GroupCoordinator:
             self._check_commit(shard, caller, request)
         except ApiError as error:
             return fail_commit(response, error.code)
+        self.counters.offset_commits.record(len(records), now_ms)
         return answer_after(
             self.runtime.in_time(shard.partition.write(records)),
             lambda error: response if error is None else fail_commit(response, write_error(error.code)),
@@ -354,6 +357,7 @@ class GroupCoordinator:
             return response
         if request.producer_id < 0 or request.producer_epoch < 0:
             return self._txn_commit_failed(request, version, ErrorCode.UNKNOWN_SERVER_ERROR)
+        self.counters.offset_commits.record(len(records), self.runtime.now_ms())
         producer = TransactionalProducer(request.producer_id, request.producer_epoch, verification)
         return answer_after(
             self.runtime.in_time(shard.partition.write_in_transaction(records, None, producer)),
@@ -445,6 +449,7 @@ class GroupCoordinator:
         records, response = shard.offsets.delete(group, request)
         if not records:
             return response
+        self.counters.offset_deletions.record(len(records), now_ms)
         return answer_after(
             self.runtime.in_time(shard.partition.write(records)),
             lambda error: response if error is None else OffsetDeleteResponse(error_code=int(write_error(error.code))),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.stats import Meter
 from kalda.coordinator.errors import write_error
 from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
@@ -43,10 +44,11 @@ class Rebalancer:
         write: Write,
         now_ms: Callable[[], int],
         wall_ms: Callable[[], int],
+        completed: Meter,
     ) -> None:
         """`groups` are the shard's, by id; a timer of a group that is not among them fires without effect.
         `checkpoints` are those replayed. `now_ms()` is the time of the event being handled, `wall_ms()` what is stored
-        as a state's timestamp."""
+        as a state's timestamp. `completed` counts rebalances."""
         self._config = config
         self._timers = timers
         self._groups = groups
@@ -54,6 +56,7 @@ class Rebalancer:
         self._write = write
         self._now_ms = now_ms
         self._wall_ms = wall_ms
+        self._completed = completed
 
     # -- entering ------------------------------------------------------------------------------------------------
 
@@ -163,6 +166,7 @@ class Rebalancer:
                 self.rebalance_or_complete_join(group, f"{code.name} while the assignment was written")
                 return
             group.become_stable(self._checkpoints[group.group_id])
+            self._completed.record(1, self._now_ms())
             self._answer_syncs(group, ErrorCode.NONE)
 
         if group.is_assignment_being_written:

@@ -21,6 +21,7 @@ from kalda.base.ids import Uuid, UuidSource
 from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.counters import GroupCounters
 from kalda.coordinator.groups.offsets import Offsets, Topics
 from kalda.coordinator.groups.rebalance import Rebalancer
 from kalda.coordinator.groups.records import (
@@ -58,6 +59,7 @@ class GroupShard:
         clock: EventClock,
         topics: Topics,
         new_uuid: UuidSource,
+        counters: GroupCounters,
     ) -> None:
         self.partition = partition
         """What this shard writes with."""
@@ -71,10 +73,18 @@ class GroupShard:
         self.offsets = Offsets(partition.registry, config, topics)
         """Replayed."""
         self.rebalancer = Rebalancer(
-            config, timers, self.groups, self.checkpoints, partition.write, clock.now_ms, clock.wall_ms
+            config,
+            timers,
+            self.groups,
+            self.checkpoints,
+            partition.write,
+            clock.now_ms,
+            clock.wall_ms,
+            counters.completed_rebalances,
         )
         self.classic = ClassicProtocol(config, self.groups, self.rebalancer, partition.write, clock.wall_ms, new_uuid)
         self._config = config
+        self._counters = counters
         self._timers = timers
         self._clock = clock
         self._expiration = TimerTask(self._expire)
@@ -184,10 +194,15 @@ class GroupShard:
     def _expire(self, now_ms: int) -> None:
         """Write tombstones for expired offsets, and for groups without offsets and members."""
         records: list[GroupLogRecord] = []
+        expired = 0
         for group_id, group in list(self.groups.items()):
+            before = len(records)
             nothing_left = self.offsets.expire(group, self._clock.wall_ms(), records)
+            expired += len(records) - before
             if nothing_left and group.is_empty:
                 records.append(GroupRecord(group_id, None))
+        if expired:
+            self._counters.offset_expirations.record(expired, now_ms)
         if records:
             outcome = self.partition.write_in_parts(records)
             if outcome.error is not None:
