@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.clock import Clock
-from kalda.base.sensors import Gauge, Measurable, SensorName
+from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.admission import Admission, Verdict
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
@@ -264,9 +264,7 @@ class Server:
             ("MemoryPoolUsed", self._queued_bytes),
             ("MemoryPoolAvailable", limit - self._queued_bytes if limit > 0 else _UNLIMITED_BYTES),
         ):
-            gauge = Gauge()
-            gauge.value = value
-            yield SensorName("kafka.network:type=SocketServer", name), gauge
+            yield SensorName("kafka.network:type=SocketServer", name), gauged(value)
 
     def update_listener_limits(self, name: str, limits: Limits) -> None:
         """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
