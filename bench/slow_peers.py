@@ -63,9 +63,7 @@ def _frame(request: Request, version: int) -> bytes:
 
 def _produce(records: bytes, index: int = 0) -> ProduceRequest:
     data = [PartitionProduceData(index=index, records=records)]
-    return ProduceRequest(
-        acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=_TOPIC, partition_data=data)]
-    )
+    return ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=_TOPIC, partition_data=data)])
 
 
 def _fetch(partition_bytes: int, replica_id: int = -1) -> bytes:
