@@ -72,7 +72,7 @@ class Hold:
     QUEUED = 8
     """the node's budget for unanswered requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
-    """`frames_per_turn` requests were served; other connections come first"""
+    """`frames_per_turn` requests were served, or some for `turn_ms`; other connections come first"""
     CLOSED = 32
     STOPPING = 64
     """the node stops: no more requests are read, and the last answer closes the connection"""
@@ -234,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames.min_bytes, self._frames.max_bytes = min_bytes, max_bytes
         if self._serving:
             self._hold(Hold.TURN)  # `_serve` ends, and goes on with the new handler
-            self._listener.call_soon(self._next_turn)
+            self._listener.call_soon(self.take_turn)
 
     def answer_alone(self) -> None:
         """Serve no further request until all requests received so far are answered.
@@ -323,7 +323,10 @@ class Connection(asyncio.BufferedProtocol):
         """Pass frames to the handler until there are no more, or a hold is set; then write the answers."""
         next_frame = self._frames.next_frame
         handler = self._handler
-        left = turn = self._listener.limits.frames_per_turn
+        listener = self._listener
+        now_ms = listener.now_ms
+        left = turn = listener.limits.frames_per_turn
+        ends_ms = now_ms() + listener.limits.turn_ms
         self._serving = True
         try:
             while not self._holds:
@@ -336,9 +339,12 @@ class Connection(asyncio.BufferedProtocol):
                     self._put(answer)
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
-                if not left:
+                if now_ms() >= ends_ms:
                     self._hold(Hold.TURN)
-                    self._listener.call_soon(self._next_turn)
+                    listener.wait_for_turn(self)
+                elif not left:
+                    self._hold(Hold.TURN)
+                    listener.call_soon(self.take_turn)
         except BadFrameSize as error:
             self._listener.complain(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
@@ -368,9 +374,6 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
         else:
             self._steer_reading()
-
-    def _next_turn(self) -> None:
-        self._release(Hold.TURN)
 
     def _fail(self) -> None:
         self._holds |= _CLOSED
@@ -568,6 +571,10 @@ class Connection(asyncio.BufferedProtocol):
         """Start to serve the connection."""
         self.admitted = True
         self._release(Hold.ADMISSION)
+
+    def take_turn(self) -> None:
+        """Other connections have been served."""
+        self._release(Hold.TURN)
 
     def budget_is_back(self) -> None:
         """The node's budget for unanswered requests has room again."""

@@ -30,6 +30,7 @@ from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.listener_counts import ListenerCounts, count_sensors
+from kalda.network.long_turns import LongTurns
 
 if TYPE_CHECKING:
     from kalda.network.tls import Handshakes
@@ -92,6 +93,7 @@ class Listener:
         self.unqueue = server.unqueue
         self.over_budget = server.over_budget
         self.wait_for_budget = server.wait_for_budget
+        self.wait_for_turn = server.long_turns.wait
 
     async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
@@ -188,6 +190,7 @@ class Server:
     def __init__(self, clock: Clock, limits: NodeLimits | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self.arena = Arena()
+        self.long_turns = LongTurns(self.loop.call_soon)
         self.complaints = Complaints()
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}

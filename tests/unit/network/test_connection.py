@@ -85,6 +85,7 @@ class PaperListener:
         self.complaints: list[str] = []
         self.queued = 0
         self.over_budget_connections: list[Connection] = []
+        self.waiting_for_turn: list[Connection] = []
         self.lost = 0
 
     def now_ms(self) -> int:
@@ -116,6 +117,9 @@ class PaperListener:
 
     def wait_for_budget(self, connection: Connection) -> None:
         self.over_budget_connections.append(connection)
+
+    def wait_for_turn(self, connection: Connection) -> None:
+        self.waiting_for_turn.append(connection)
 
     def run(self) -> None:
         while self.soon:
@@ -346,6 +350,26 @@ def test_a_turn_ends_after_frames_per_turn() -> None:
     assert len(bench.seen) == 4
     bench.listener.run()
     assert len(bench.seen) == 10
+    assert bench.transport.reading
+
+
+def test_a_turn_ends_when_it_was_long() -> None:
+    """Four requests of 2 ms each: the turn ends with the third, whatever `frames_per_turn` allows."""
+    bench = Bench(Limits(turn_ms=5))
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        bench.listener.time.now_ms += 2
+        return bench.handle(connection, frame)
+
+    bench.answer = handle
+    bench.send(*(body("a", n) for n in range(4)))
+    bench.listener.run()
+    assert bench.seen == [body("a", n) for n in range(3)]
+    assert bench.listener.waiting_for_turn == [bench.connection]
+    assert not bench.transport.reading
+    bench.connection.take_turn()
+    bench.listener.run()
+    assert bench.seen == [body("a", n) for n in range(4)]
     assert bench.transport.reading
 
 
