@@ -30,6 +30,7 @@ from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
+from kalda.network.request_memory import SMALL_BYTES
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Hold:
     UNANSWERED = 4
     """this connection has too many unanswered requests"""
     QUEUED = 8
-    """the node's budget for unanswered requests (`queued.max.request.bytes`) is used up"""
+    """the node's memory for requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
     """`frames_per_turn` requests were served, or some for `turn_ms`; other connections come first"""
     CLOSED = 32
@@ -121,6 +122,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
+        "_arriving_bytes",
         "_frames",
         "_handler",
         "_holds",
@@ -187,6 +189,8 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = listener.handler
         self._swept_requests = -1
         self._frames = FrameReader(listener.arena, listener.limits.max_request_bytes, listener.min_request_bytes)
+        self._arriving_bytes = 0
+        """What counts of the request that arrives."""
         self._transport: asyncio.Transport | None = None
         self._holds = 0
         self._reading = True
@@ -311,10 +315,12 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         self._sending.clear()
         for slot in self._slots:
-            self._listener.unqueue(slot.frame_bytes)
+            self._listener.memory.unqueue(slot.frame_bytes)
             if slot.pending is not None:
                 slot.pending.abandon()
         self._slots.clear()
+        self._listener.memory.arrive(-self._arriving_bytes)
+        self._arriving_bytes = 0
         self._listener.disconnected(self)
 
     # -- requests
@@ -362,6 +368,8 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._serving = False
             self.requests += turn - left
+        if self._arriving_bytes or not self._frames.in_arena:
+            self._count_arriving()
         if self._out:
             self._flush()
         if not self._holds:
@@ -374,6 +382,43 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
         else:
             self._steer_reading()
+
+    def _count_arriving(self) -> None:
+        """Count what has arrived of the next request; where there is no memory for the rest of it, wait."""
+        frames, memory = self._frames, self._listener.memory
+        arrived = 0 if frames.in_arena else frames.waiting_bytes
+        change = arrived - self._arriving_bytes
+        self._arriving_bytes = arrived
+        memory.arrive(change)
+        if change < 0:
+            memory.completed(self)
+        if self._holds or frames.announced_bytes <= SMALL_BYTES:
+            return
+        if not memory.may_go_on(self, has_read=change > 0):
+            self.wait_for_memory()
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the request that arrives."""
+        return max(0, self._frames.announced_bytes - self._frames.waiting_bytes)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is read for another reason than memory."""
+        return self._holds & ~Hold.QUEUED != 0
+
+    def wait_for_memory(self) -> None:
+        """Read nothing until `budget_is_back`."""
+        self._hold(Hold.QUEUED)
+
+    def close_slow(self) -> None:
+        """Close it: its request arrives too slowly while others wait for memory."""
+        self._listener.complain(
+            "closing %s: queued.max.request.bytes are used up, and its request of %d bytes arrives too slowly",
+            self,
+            self._frames.announced_bytes,
+        )
+        self.abort()
 
     def _fail(self) -> None:
         self._holds |= _CLOSED
@@ -420,7 +465,7 @@ class Connection(asyncio.BufferedProtocol):
         slot = _Slot(self, frame_bytes, answer if isinstance(answer, Pending) else None)
         self._slots.append(slot)
         self._unanswered_bytes += frame_bytes
-        self._listener.queue(frame_bytes)
+        self._listener.memory.queue(frame_bytes)
         if isinstance(answer, Pending):
             answer.then(slot.settle)
         else:
@@ -431,9 +476,9 @@ class Connection(asyncio.BufferedProtocol):
             or self._parked_bytes >= limits.write_high_bytes
         ):
             self._hold(Hold.UNANSWERED)
-        elif self._slots and self._listener.over_budget():
+        elif self._slots and self._listener.memory.over_budget():
             self._hold(Hold.QUEUED)
-            self._listener.wait_for_budget(self)
+            self._listener.memory.wait_for_budget(self)
 
     def _slot_settled(self, settled: _Slot, error: ApiError | None) -> None:
         """Move the settled slots at the head of the queue to the output."""
@@ -452,7 +497,7 @@ class Connection(asyncio.BufferedProtocol):
             if slot is not settled:
                 self._parked_bytes -= _size(slot.buffers)
             self._unanswered_bytes -= slot.frame_bytes
-            self._listener.unqueue(slot.frame_bytes)
+            self._listener.memory.unqueue(slot.frame_bytes)
             if slot.buffers:
                 self._put_made(slot.buffers)
                 if self._holds & _CLOSED:
@@ -609,6 +654,8 @@ class Connection(asyncio.BufferedProtocol):
             self._swept_requests = self.requests
         else:
             allowed = limits.slow_frame_ms + self._frames.announced_bytes * 1000 // limits.slow_frame_bytes_per_s
+            if self._listener.memory.is_waited_for:
+                allowed = limits.scarce_frame_ms + self._frames.announced_bytes * 1000 // limits.scarce_bytes_per_s
             if now_ms - self.frame_since_ms >= allowed:
                 return f"a frame of {self._frames.announced_bytes} bytes did not arrive within {allowed} ms"
         return None

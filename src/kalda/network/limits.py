@@ -43,6 +43,9 @@ class Limits:
     slow_frame_ms: int = 30_000
     """A frame must arrive within this time plus the time that its size takes at `slow_frame_bytes_per_s`."""
     slow_frame_bytes_per_s: int = 16 * 1024
+    scarce_frame_ms: int = 5_000
+    scarce_bytes_per_s: int = 1024 * 1024
+    """The same while other connections wait for memory."""
     closing_ms: int = 5_000
     """How long a closed connection may take to flush its last answers."""
     write_high_bytes: int = 512 * 1024
@@ -102,7 +105,7 @@ class NodeLimits:
     rate_config: MetricConfig = _RATE_CONFIG
     """quota.window.size.seconds and quota.window.num: how far rates look back; fixed at the start"""
     queued_max_request_bytes: int = -1
-    """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
+    """queued.max.request.bytes: size of the requests of all connections, arriving or unanswered; -1: unlimited"""
     max_logins: int = 1_000
     """kalda.max.unauthenticated.connections"""
     login_timeout_ms: int = 30_000

@@ -17,6 +17,7 @@ from kalda.base.pending import Pending
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
+from kalda.network.request_memory import RequestMemory
 
 
 class PaperTransport:
@@ -79,12 +80,10 @@ class PaperListener:
         self.handler = handler
         self.limits = limits
         self.arena = Arena()
-        self.budget = budget
         self.time = HandTime(1_000)
+        self.memory = RequestMemory(budget, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.complaints: list[str] = []
-        self.queued = 0
-        self.over_budget_connections: list[Connection] = []
         self.waiting_for_turn: list[Connection] = []
         self.lost = 0
 
@@ -105,18 +104,6 @@ class PaperListener:
 
     def complain(self, message: str, *args: object) -> None:
         self.complaints.append(message % args)
-
-    def queue(self, frame_bytes: int) -> None:
-        self.queued += frame_bytes
-
-    def unqueue(self, frame_bytes: int) -> None:
-        self.queued -= frame_bytes
-
-    def over_budget(self) -> bool:
-        return 0 < self.budget <= self.queued
-
-    def wait_for_budget(self, connection: Connection) -> None:
-        self.over_budget_connections.append(connection)
 
     def wait_for_turn(self, connection: Connection) -> None:
         self.waiting_for_turn.append(connection)
@@ -202,7 +189,7 @@ def test_order_with_pending_in_the_middle() -> None:
         b"re:" + frames[5],
     ]
     assert bench.connection.unanswered == 0
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 def test_a_pending_answer_that_is_complete_needs_no_slot() -> None:
@@ -229,7 +216,7 @@ def test_an_answer_at_its_turn_is_made_after_those_before_it() -> None:
     bench.settle(body("w"))
     assert bench.transport.answers() == [b"old", b"late:" + body("w"), b"new", b"re:" + body("a")]
     assert bench.connection.unanswered == 0
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 def test_a_pending_answer_that_completes_with_an_answer_at_its_turn() -> None:
@@ -337,9 +324,8 @@ def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     bench = Bench(budget=15)
     bench.send(body("w", 1), body("w", 2), body("a", 3))
     assert len(bench.seen) == 2
-    assert bench.listener.over_budget_connections == [bench.connection]
+    assert not bench.transport.reading
     bench.settle(body("w", 1))
-    bench.connection.budget_is_back()
     bench.listener.run()
     assert len(bench.seen) == 3
 
@@ -421,7 +407,7 @@ def test_settling_after_the_connection_was_lost_is_harmless() -> None:
     bench = Bench()
     bench.send(body("w"))
     bench.connection.connection_lost(None)
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
     bench.settle(body("w"))
     assert bench.transport.answers() == []
     assert bench.listener.lost == 1
@@ -467,7 +453,7 @@ def test_pending_requests_are_abandoned_when_the_connection_is_lost() -> None:
     bench.connection.connection_lost(None)
     assert abandoned == [body("w", 1), body("w", 3)]
     bench.settle(body("w", 1))
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 class Sliced:
