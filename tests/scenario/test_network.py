@@ -559,6 +559,34 @@ def test_blocking_client() -> None:
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.parametrize("limited", [102_400, -1])
+def test_the_send_buffer_of_a_followers_connection_is_enlarged_unless_the_system_sizes_it(limited: int) -> None:
+    def size_of(connection: Connection) -> int:
+        assert connection._transport is not None
+        return int(connection._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+    async def scenario() -> None:
+        sizes: list[tuple[int, int]] = []
+
+        def fetch(connection: Connection, frame: memoryview) -> Answer:
+            before = size_of(connection)
+            connection.send_to_follower()
+            sizes.append((before, size_of(connection)))
+            return [b"records!"]
+
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, fetch, Limits(send_buffer_bytes=limited))
+        _, writer = await dial(listener.port)
+        writer.write(frame(b"a fetch of a follower"))
+        await until(lambda: bool(sizes))
+        before, after = sizes[0]
+        assert after == before if limited < 0 else after > before >= limited
+        writer.close()
+        await server.stop()
+
+    run(scenario)
+
+
 def test_a_request_that_cannot_be_encoded_is_an_api_error_and_is_not_sent() -> None:
     async def scenario(server: Server, port: int) -> None:
         def talk() -> None:

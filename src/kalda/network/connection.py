@@ -19,6 +19,7 @@ before `_out`; while a hold is set no frame goes to the handler.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -247,6 +248,15 @@ class Connection(asyncio.BufferedProtocol):
         nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
+
+    def send_to_follower(self) -> None:
+        """A follower fetches over this connection: make the socket's send buffer as large as its responses."""
+        limits = self._listener.limits
+        if 0 < limits.send_buffer_bytes < limits.follower_send_buffer_bytes:
+            raw = _tcp_socket(self._transport)
+            if raw is not None:
+                with contextlib.suppress(OSError):  # the peer may have closed it already
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.follower_send_buffer_bytes)
 
     def mute(self, duration_ms: int) -> None:
         """Serve no further request for so long; answers still leave. For a client that has used up a quota (KIP-219).
@@ -665,10 +675,15 @@ def _size(buffers: list[Buffer] | AtTurn | None) -> int:
     return sum(map(len, buffers)) if isinstance(buffers, list) else 0
 
 
+def _tcp_socket(transport: asyncio.Transport | None) -> socket.socket | None:
+    raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
+    return raw if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
 def _peer_is_gone(transport: asyncio.Transport | None) -> bool:
     """True where the peer has closed its end. While nothing is read, only the kernel's TCP state shows this."""
-    raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
-    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+    raw = _tcp_socket(transport)
+    if raw is None:
         return False
     try:
         return raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _ENDED

@@ -63,6 +63,10 @@ class Limits:
     """socket.send.buffer.bytes; -1: the system's default"""
     receive_buffer_bytes: int = 102_400
     """socket.receive.buffer.bytes; -1: the system's default"""
+    follower_send_buffer_bytes: int = 1024 * 1024
+    """Of a connection over which a follower fetches, where `send_buffer_bytes` sets a smaller one: its responses have
+    up to `replica.fetch.max.bytes` of a partition. Through a buffer of 100 KB a megabyte leaves in some ten turns of
+    the loop, and the follower wakes up for each."""
     backlog: int = 50
     """socket.listen.backlog.size; also how many connections may wait for admission"""
     max_connections: int = UNLIMITED
