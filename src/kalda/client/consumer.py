@@ -103,7 +103,7 @@ class Consumer(ConsumerCalls):
         self._is_closed = False
         self._is_woken = False
         self._columns: Any = None
-        self._finalizer = weakref.finalize(self, ConsumerIo.stop, self._io)
+        self._finalizer = weakref.finalize(self, ConsumerIo.abandon, self._io)
         self._finalizer.atexit = True
         _open.add(self._driven)
         self._io.start()
