@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.base.topic_names import can_be_requested
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
 from kalda.client.core.consumer_errors import Wakeup
@@ -153,8 +154,6 @@ class ConsumerCalls:
         partition is not assigned."""
         self._check_open()
         position = _position(offset)
-        if position.offset < 0:
-            raise ValueError(f"offset {position.offset} is negative")
         with self._lock:
             self._begin()
             which = _partition(partition)
@@ -307,11 +306,18 @@ def offsets_of(offsets: Mapping[Partition, Offset] | Record | None) -> dict[Topi
     if isinstance(offsets, Record):
         partition = TopicPartition(offsets.topic, offsets.partition)
         return {partition: OffsetAndEpoch(offsets.offset + 1, _epoch(offsets))}
+    if not isinstance(offsets, Mapping):
+        raise ValueError(f"{offsets!r} cannot be committed: offsets by partition, or a record, are expected")
     return {_partition(partition): _position(offset) for partition, offset in offsets.items()}
 
 
 def times_of(times: Mapping[Partition, int]) -> dict[TopicPartition, int]:
     """Timestamps by partition."""
+    for timestamp_ms in times.values():
+        if not isinstance(timestamp_ms, int) or timestamp_ms < 0:
+            raise ValueError(
+                f"{timestamp_ms!r} is not a timestamp: milliseconds since 1970, not negative, are expected"
+            )
     return {_partition(partition): timestamp_ms for partition, timestamp_ms in times.items()}
 
 
@@ -326,16 +332,19 @@ def unknown_topic(topic: str) -> ApiError:
 
 
 def _partition(pair: Partition) -> TopicPartition:
-    if isinstance(pair, TopicPartition):
-        return pair
     match pair:
-        case (str(topic), int(partition)) if partition >= 0:
-            return TopicPartition(topic, partition)
+        case (str(topic), int(partition)) if partition >= 0 and can_be_requested(topic):
+            return pair if isinstance(pair, TopicPartition) else TopicPartition(topic, partition)
     raise ValueError(f"{pair!r} is not a partition: a topic's name and a number from 0 on are expected")
 
 
 def _position(offset: Offset) -> OffsetAndEpoch:
-    return OffsetAndEpoch(offset) if isinstance(offset, int) else offset
+    position = OffsetAndEpoch(offset) if isinstance(offset, int) else offset
+    if not isinstance(position, OffsetAndEpoch):
+        raise ValueError(f"{offset!r} is not an offset: a number or an OffsetAndEpoch is expected")
+    if position.offset < 0:
+        raise ValueError(f"offset {position.offset} is negative")
+    return position
 
 
 def _nothing(_partitions: list[TopicPartition]) -> None:

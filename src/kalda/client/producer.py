@@ -332,7 +332,7 @@ class Producer(ProducerCalls):
     def _wait_for_topic(self, topic: str, partition: int | None, began_s: float) -> tuple[Partition, ...]:
         """The topic's partitions, when they are known and have the one that is asked for."""
         metadata = self._core.metadata
-        metadata.want(topic, int(began_s * 1000))
+        self._want(topic, partition, int(began_s * 1000))
         partitions = metadata.partitions_of(topic)
         if partitions and (partition is None or 0 <= partition < len(partitions)):
             return partitions

@@ -20,6 +20,7 @@ from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.topic_names import can_be_requested
 from kalda.client.core.assignors import Assignor, RangeAssignor, RoundRobinAssignor
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.classic_membership import ClassicMembership
@@ -38,7 +39,7 @@ from kalda.client.core.requests import Requests, all_topics_request
 from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch, Reset, Status, Subscription
 from kalda.client.errors import refused
-from kalda.client.metadata import Topic, parse_bootstrap, read_metadata
+from kalda.client.metadata import Topic, configured_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.records.consuming import Record
 
@@ -86,7 +87,7 @@ class ConsumerCore:
         self.client_id = client_id
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         self.metadata = ClusterMetadata(
-            parse_bootstrap(config.bootstrap_servers),
+            configured_bootstrap(config.bootstrap_servers),
             retry,
             max_age_ms=config.metadata_max_age_ms,
             max_idle_ms=None,
@@ -225,8 +226,7 @@ class ConsumerCore:
         self._require_group()
         names = list(topics)
         for name in names:
-            if not isinstance(name, str) or not name.strip():
-                raise ValueError(f"{name!r} is not the name of a topic")
+            _require_name(name)
         if not names:
             self.unsubscribe()
             return
@@ -456,7 +456,8 @@ class ConsumerCore:
     # -- topics
 
     def topic(self, name: str, operation: Operation) -> None:
-        """A topic's metadata: `operation` gets a `Topic`."""
+        """A topic's metadata: `operation` gets a `Topic`. Raises `ValueError`."""
+        _require_name(name)
         self._lookups.append(_Lookup(operation, [name]))
 
     def all_topics(self, operation: Operation) -> None:
@@ -614,6 +615,11 @@ def _connection_config(
         config.connection_setup_timeout_max_ms,
         config.connections_max_idle_ms,
     )
+
+
+def _require_name(topic: object) -> None:
+    if not can_be_requested(topic):
+        raise ValueError(f"{topic!r} is not the name of a topic")
 
 
 def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
