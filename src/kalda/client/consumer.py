@@ -21,6 +21,7 @@ import itertools
 import logging
 import os
 import random
+import threading
 import time
 import uuid
 import weakref
@@ -173,6 +174,7 @@ class Consumer(ConsumerCalls):
 
     def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
         self._check_open()
+        self._require_no_listener()
         core, driven, io = self._core, self._driven, self._io
         now_ms = monotonic_ms()
         due_ms = now_ms + int((_FOREVER_S if timeout is None else timeout) * 1000)
@@ -203,24 +205,20 @@ class Consumer(ConsumerCalls):
 
     def _has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""
-        core = self._core
         if self._is_woken or self._driven.is_ending:
             return True
-        return core.has_news
+        return self._may_continue()
 
     def _call_listener(self) -> None:
         """Call the listener while calls are due. What it raises is raised after the rebalance's step."""
-        while (callback := self._core.callback) is not None:
+        while (callback := self._claim_callback()) is not None:
             call = self._listener_call(callback)
             try:
                 if call is not None:
                     call()
             finally:
-                with self._lock:
-                    self._begin()
-                    if self._core.callback is callback:
-                        self._core.on_callback_done()
-                    self._core.run(monotonic_ms(), True)
+                self._end_callback(callback)
+                self._io.wake()  # another thread may wait for the call's end
 
     def wakeup(self) -> None:
         """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
@@ -234,7 +232,7 @@ class Consumer(ConsumerCalls):
         (which,) = partitions_of([partition])
         self._check_open()
         with self._lock:
-            state = self._core.subscription.state(which)
+            state = self._core.need_position(which)
         due_ms = self._due_ms(timeout)
         self._driven.polling += 1
         try:
@@ -371,8 +369,13 @@ class Consumer(ConsumerCalls):
         with self._lock:
             owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
             may_commit = self._core.may_commit
-        if owned and self._listener is not None:
+        if not owned or self._listener is None or self._is_revoking:
+            return
+        self._is_revoking = True
+        try:
             (self._listener.revoked if may_commit else self._listener.lost)(owned)
+        finally:
+            self._is_revoking = False
 
     # -- the end
 
@@ -394,13 +397,12 @@ class Consumer(ConsumerCalls):
                 positions = self.positions() if processed else self._positions_after_failure()
                 operation = core.begin_close(positions)
             self._finish_quietly(operation, due_ms)
-            with contextlib.suppress(ApiError):
-                self._revoke_all()
-            with self._lock:
-                operation = self._begin().begin_leave(leave_group)
-            self._finish_quietly(operation, due_ms)
-            self._io.turn_at_once()
-            self._push_last_metrics(due_ms)
+            try:
+                with contextlib.suppress(ApiError):
+                    self._revoke_all()
+            finally:  # what the listener raises is raised when the member has left
+                if not self._is_closed:  # by the listener
+                    self._leave(leave_group, due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -408,6 +410,13 @@ class Consumer(ConsumerCalls):
             self._io.stop()
             self._io.join()
             _open.discard(self._driven)
+
+    def _leave(self, leave_group: bool | None, due_ms: int) -> None:
+        with self._lock:
+            operation = self._begin().begin_leave(leave_group)
+        self._finish_quietly(operation, due_ms)
+        self._io.turn_at_once()
+        self._push_last_metrics(due_ms)
 
     def _push_last_metrics(self, due_ms: int) -> None:
         with self._lock:
@@ -430,6 +439,9 @@ class Consumer(ConsumerCalls):
 
     def _now_ms(self) -> int:
         return monotonic_ms()
+
+    def _current(self) -> object:
+        return threading.get_ident()
 
     def _changed(self) -> None:
         self._io.wake()

@@ -71,6 +71,14 @@ class ConsumerCalls:
     _is_woken: bool
     """`wakeup` was called, and no call has ended with `Wakeup` since."""
     _lock: AbstractContextManager[Any]
+    _listening: object = None
+    """The thread or task that is in a call of the listener by `poll`."""
+    _is_revoking = False
+    """The listener is being called for partitions that are taken away."""
+
+    def _current(self) -> object:
+        """The thread or task that calls."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -285,6 +293,38 @@ class ConsumerCalls:
     def _interceptors(self) -> Sequence[Any]:
         found = self._config.given.get("interceptor.classes")
         return found if isinstance(found, list | tuple) else ()
+
+    def _require_no_listener(self) -> None:
+        """Raises `RuntimeError` in a call of the listener, which a poll would call again."""
+        if self._listening is not None and self._listening == self._current():
+            raise RuntimeError("a rebalance listener cannot poll: it is called by poll")
+
+    def _claim_callback(self) -> Callback | None:
+        """The call of the listener that is due, for this thread or task; `_end_callback` follows. None where there is
+        none, and where another thread or task is in it."""
+        with self._lock:
+            callback = self._core.callback
+            if callback is None or self._listening is not None:
+                return None
+            self._listening = self._current()
+            self._is_revoking = callback.call is not Call.ASSIGNED
+            return callback
+
+    def _end_callback(self, callback: Callback) -> None:
+        """The listener has returned, or has raised."""
+        with self._lock:
+            self._listening, self._is_revoking = None, False
+            self._begin()
+            if self._core.callback is callback:
+                self._core.on_callback_done()
+            self._core.run(self._now_ms(), True)
+
+    def _may_continue(self) -> bool:
+        """Whether a poll has something to do besides waiting."""
+        core = self._core
+        if core.callback is not None and self._listening is not None:
+            return core.fetcher.has_records or core.has_error
+        return core.has_news
 
     def _listener_call(self, callback: Callback) -> Callable[[], Any] | None:
         """What the listener is called for; None without a listener."""

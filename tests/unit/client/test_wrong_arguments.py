@@ -154,3 +154,9 @@ def test_a_bootstrap_address_that_is_none_names_its_key(client: Callable[..., ob
 def test_an_address_of_a_controller_names_its_key() -> None:
     with pytest.raises(InvalidConfig, match=r"configuration bootstrap\.controllers"):
         Admin({"bootstrap.controllers": "localhost:port"})
+
+
+@pytest.mark.parametrize("name", ["delete_topics", "describe_topics", "describe_groups", "delete_groups"])
+def test_an_admin_client_does_not_take_the_letters_of_one_name(broker: AcknowledgingBroker, name: str) -> None:
+    with Admin(bootstrap_servers=broker.address) as admin, pytest.raises(TypeError, match="'abc' is one name"):
+        getattr(admin, name)("abc")

@@ -504,7 +504,12 @@ class Connections:
             peer.in_flight.pop()
             if not expects_response:
                 peer.without_response -= 1
-            on_done(None, ApiError(ErrorCode.INVALID_REQUEST, f"{call} cannot be encoded: {error}"))
+            on_done(
+                None,
+                ApiError(
+                    ErrorCode.INVALID_REQUEST, f"{ApiKey(call.api_key).name}: a value is not of its type: {error}"
+                ),
+            )
             return
         self._actions.append(Write(peer.connection_id, buffers))
 

@@ -37,7 +37,16 @@ from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.positions import Positions
 from kalda.client.core.requests import Requests, all_topics_request
 from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
-from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch, Reset, Status, Subscription
+from kalda.client.core.subscription import (
+    EARLIEST,
+    LATEST,
+    Kind,
+    OffsetAndEpoch,
+    PartitionState,
+    Reset,
+    Status,
+    Subscription,
+)
 from kalda.client.errors import refused
 from kalda.client.metadata import Topic, configured_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -360,6 +369,13 @@ class ConsumerCore:
     def callback(self) -> Callback | None:
         """A call of the rebalance listener that is due."""
         return None if self._membership is None else self._membership.callback
+
+    def need_position(self, partition: TopicPartition) -> PartitionState:
+        """Find the partition's position, also while the listener is called for it, which could still seek. Raises
+        `ValueError`."""
+        state = self.subscription.state(partition)
+        state.is_new = False
+        return state
 
     def on_callback_done(self) -> None:
         """The listener has returned, or has raised."""
