@@ -41,6 +41,7 @@ from kalda.client.consumer_calls import (
     Offset,
     Partition,
     RebalanceListener,
+    first_offsets,
     offsets_of,
     partitions_of,
     require_subscription,
@@ -169,8 +170,10 @@ class Consumer(ConsumerCalls):
                 return decoded.batch
 
     def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
+        # Before the poll: what a call behind it would raise, interrupted by a signal, would lose the records.
+        is_intercepted = bool(self._interceptors())
         records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))
-        return self._intercepted(records) if records and self._interceptors() else records
+        return self._intercepted(records) if is_intercepted and records else records
 
     def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
         self._check_open()
@@ -181,27 +184,53 @@ class Consumer(ConsumerCalls):
         require_subscription(core.subscription.kind)
         with driven.lock:
             driven.polling += 1
-            core.requests.now_ms = now_ms
-            core.begin_poll()
         try:
+            self._begin_poll(now_ms)
             if now_ms - io.last_turn_ms >= _TURN_EVERY_MS:
                 io.turn_at_once()
             while True:
                 self._raise_if_woken()
                 self._call_listener()
-                with driven.lock:
-                    core.raise_error()
-                    taken = take()
-                    has_room = core.fetcher.has_room
-                if taken:
-                    if has_room:
-                        io.turn_at_once()  # the next Fetch is on its way while the application works
+                if taken := self._take(take):
                     return taken
                 if not io.run_until(self._has_news, due_ms) and not self._has_news():
                     return []
                 self._check_open()
         finally:
             driven.polling -= 1
+
+    def _begin_poll(self, now_ms: int) -> None:
+        is_holding = self._io.signals.hold()
+        try:
+            with self._lock:
+                self._core.requests.now_ms = now_ms
+                self._core.begin_poll()
+        finally:
+            if is_holding:
+                self._io.signals.release()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        """What is buffered. Where a signal handler raises, it is fetched again: it was not returned."""
+        core, io = self._core, self._io
+        taken: list[Any] = []
+        try:
+            is_holding = io.signals.hold()
+            try:
+                with self._lock:
+                    core.raise_error()
+                    taken = take()
+                    has_room = core.fetcher.has_room
+                if taken and has_room:
+                    io.turn_at_once()  # the next Fetch is on its way while the application works
+            finally:
+                if is_holding:
+                    io.signals.release()
+        except BaseException:
+            if taken:
+                with self._lock:
+                    core.put_back(first_offsets(taken))
+            raise
+        return taken
 
     def _has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""

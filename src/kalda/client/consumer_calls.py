@@ -14,6 +14,7 @@ from kalda.base.topic_names import can_be_requested
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
 from kalda.client.core.consumer_errors import Wakeup
+from kalda.client.core.fetching import Taken
 from kalda.client.core.membership import Call, Callback
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
 from kalda.records.consuming import Record, RecordIterator
@@ -349,6 +350,16 @@ def offsets_of(offsets: Mapping[Partition, Offset] | Record | None) -> dict[Topi
     if not isinstance(offsets, Mapping):
         raise ValueError(f"{offsets!r} cannot be committed: offsets by partition, or a record, are expected")
     return {_partition(partition): _position(offset) for partition, offset in offsets.items()}
+
+
+def first_offsets(taken: Iterable[Record | Taken]) -> dict[TopicPartition, int]:
+    """Where what was taken from the buffers begins."""
+    found: dict[TopicPartition, int] = {}
+    for each in taken:
+        found.setdefault(
+            TopicPartition(each.topic, each.partition), each.start if isinstance(each, Taken) else each.offset
+        )
+    return found
 
 
 def times_of(times: Mapping[Partition, int]) -> dict[TopicPartition, int]:

@@ -169,6 +169,7 @@ class ConsumerIo(IoThread):
     def _run_turns(self, is_done: Callable[[], bool], due_ms: int | None) -> bool:
         driven = self._consumer
         driven.is_done, driven.due_ms = is_done, due_ms
+        self._driver = threading.get_ident()
         try:
             while True:
                 if driven.is_ending:
@@ -179,6 +180,7 @@ class ConsumerIo(IoThread):
                 if self.signals.is_any or (due_ms is not None and monotonic_ms() >= due_ms):
                     return False
         finally:
+            self._driver = 0
             driven.is_done, driven.due_ms = _never, None
 
     def turn_at_once(self) -> None:

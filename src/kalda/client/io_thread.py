@@ -60,7 +60,9 @@ class IoThread(threading.Thread):
         """The turn whose waiting was last ended by `wake`: another byte would change nothing."""
         self._is_selecting = False
         """The turn waits for sockets, or is about to. An exception of a signal handler breaks nothing then."""
-        self.signals = HeldSignals(lambda: self._is_selecting, self._end_turn)
+        self._driver = 0
+        """The thread of the application that runs turns now; 0: none."""
+        self.signals = HeldSignals(self._may_be_interrupted, self._end_turn)
         """For threads of the application that run turns."""
         self.sleeps_until_ms = 0
         """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
@@ -82,6 +84,10 @@ class IoThread(threading.Thread):
         """Make the thread go on at that time, where it would sleep longer."""
         if self.sleeps_until_ms > due_ms:
             self.wake()
+
+    def _may_be_interrupted(self) -> bool:
+        """Whether the calling thread is the one that waits for sockets."""
+        return self._is_selecting and self._driver == threading.get_ident()
 
     def _end_turn(self) -> None:
         """The turn's end does not wait."""

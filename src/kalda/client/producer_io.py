@@ -65,8 +65,7 @@ class ProducerIo(IoThread):
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""
         self._resume.acquire()
-        self._driver = 0
-        """The thread that runs turns now; 0: none."""
+        # `_driver` is the producer's own thread too, while that runs turns.
         self._entry = threading.Lock()
         """Held by the thread of the application that runs turns, or is about to."""
         self._count_lock = threading.Lock()

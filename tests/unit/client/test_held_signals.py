@@ -13,11 +13,13 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda import Consumer, Producer
+from kalda.base.ids import TopicPartition
 from kalda.client import producer_io
 from kalda.client.delivery import DeliveryFuture
 from kalda.client.held_signals import HeldSignals
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.records.consuming import Record
 
 TIMEOUT_S = 20
 
@@ -199,15 +201,17 @@ def test_a_signal_while_a_record_is_sent_at_once(producer: Producer) -> None:
     assert producer._core.express is not None
     is_done = once(producer._core.express, "on_written", signal.SIGTERM)
     delivered: list[object] = []
+    sent = 0
 
     def send() -> None:
+        nonlocal sent
         while True:  # until a record is sent at once
+            sent += 1  # the call that is interrupted has sent its record too
             producer.send("t", b"v", on_delivery=lambda _metadata, error: delivered.append(error)).result(TIMEOUT_S)
 
     with pytest.raises(Stop):
         send()
     assert is_done()
-    sent = len(delivered) + 1  # the call that was interrupted has sent its record
     assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
     producer.flush(TIMEOUT_S)
     assert delivered == [None] * sent
@@ -236,6 +240,39 @@ def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> No
         assert [each.partition for each in consumer.partitions_for("t").partitions] == [0]
         assert is_done()
     assert program == [number]
+
+
+def test_records_that_a_poll_could_not_return_are_returned_by_the_next_one() -> None:
+    taken = [Record("t", 0, offset, 1, 0, None, b"v", (), None) for offset in (5, 6)]
+    put_back: list[dict[TopicPartition, int]] = []
+    with (
+        Broker() as broker,
+        Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.assign([("t", 0)])
+        core = consumer._core
+        core.take_records = lambda _limit: taken  # type: ignore[method-assign]
+        core.put_back = lambda offsets: put_back.append(dict(offsets))  # type: ignore[method-assign]
+        is_done = once(core, "take_records", signal.SIGTERM)
+        with pytest.raises(Stop):
+            consumer.poll(TIMEOUT_S)
+        assert is_done()
+        assert put_back == [{TopicPartition("t", 0): 5}]
+        assert consumer.poll(TIMEOUT_S) == taken
+
+
+def test_a_client_that_waits_on_its_own_thread_holds_signals_back_on_the_main_one(producer: Producer) -> None:
+    io = producer._thread
+    with io._baton:
+        io._is_selecting = True
+        try:
+            io.signals.hold()
+            signal.raise_signal(signal.SIGTERM)
+            assert io.signals.is_any
+            with pytest.raises(Stop):
+                io.signals.release()
+        finally:
+            io._is_selecting = False
 
 
 # -- clients that the garbage collector finds
