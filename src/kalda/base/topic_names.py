@@ -34,6 +34,17 @@ def is_topic_name(name: str) -> bool:
     return _fault(name) is None
 
 
+def can_be_requested(name: object) -> bool:
+    """Whether a request can ask about a topic of this name, legal or not: a text that can be encoded."""
+    if not isinstance(name, str) or not name.strip():
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _fault(name: str) -> str | None:
     if not name:
         return "the empty string is not allowed"

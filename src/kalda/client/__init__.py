@@ -14,6 +14,7 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `delivery`: futures of records, and the calls when batches are done
 - `producer_io`: the blocking producer's I/O, on its own thread or on one that waits for a record
 - `io_thread`, `io_loop`: run a core on a thread of its own, or on an asyncio loop
+- `held_signals`: handlers of signals wait while the main thread changes the state of a client
 - `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
   one that logs in
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine

@@ -20,7 +20,7 @@ from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.metadata import parse_bootstrap
+from kalda.client.metadata import Address, configured_bootstrap
 from kalda.protocol.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AdminDriven:
         kind = ControllerMetadata if config.bootstrap_controllers else ClusterMetadata
         self.core = AdminCore(
             kind(
-                parse_bootstrap(config.bootstrap_controllers or config.bootstrap_servers),
+                _bootstrap(config),
                 retry,
                 max_age_ms=config.metadata_max_age_ms,
                 may_rebootstrap=config.may_rebootstrap,
@@ -151,6 +151,12 @@ class AdminDriven:
         self.core.connections.close(self.core.requests.now_ms)
         for operation in left:
             operation.fail(closed)
+
+
+def _bootstrap(config: AdminConfig) -> tuple[Address, ...]:
+    if config.bootstrap_controllers:
+        return configured_bootstrap(config.bootstrap_controllers, "bootstrap.controllers")
+    return configured_bootstrap(config.bootstrap_servers)
 
 
 def partitions_by(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Any]:

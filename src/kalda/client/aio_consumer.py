@@ -189,6 +189,7 @@ class Consumer(ConsumerCalls):
 
     async def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
         io = self._started()
+        self._require_no_listener()
         core, driven = self._core, self._driven
         require_subscription(core.subscription.kind)
         due_ms = self._now_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
@@ -213,20 +214,17 @@ class Consumer(ConsumerCalls):
             driven.polling -= 1
 
     def _has_news(self) -> bool:
-        return self._is_woken or self._core.has_news
+        return self._is_woken or self._may_continue()
 
     async def _call_listener(self) -> None:
-        while (callback := self._core.callback) is not None:
+        while (callback := self._claim_callback()) is not None:
             call = self._listener_call(callback)
             try:
                 result = call() if call is not None else None
                 if inspect.isawaitable(result):
                     await result
             finally:
-                self._begin()
-                if self._core.callback is callback:
-                    self._core.on_callback_done()
-                self._core.run(self._now_ms(), True)
+                self._end_callback(callback)
                 self._changed()
 
     def wakeup(self) -> None:
@@ -241,7 +239,7 @@ class Consumer(ConsumerCalls):
         """The offset of the next record of an assigned partition; where it is not known yet, that is waited for."""
         (which,) = partitions_of([partition])
         self._started()
-        state = self._core.subscription.state(which)
+        state = self._core.need_position(which)
         due_ms = self._due_ms(timeout)
         self._driven.polling += 1
         try:
@@ -351,11 +349,15 @@ class Consumer(ConsumerCalls):
 
     async def _revoke_all(self) -> None:
         owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
-        if owned and self._listener is not None:
-            call = self._listener.revoked if self._core.may_commit else self._listener.lost
-            result = call(owned)
+        if not owned or self._listener is None or self._is_revoking:
+            return
+        self._is_revoking = True
+        try:
+            result = (self._listener.revoked if self._core.may_commit else self._listener.lost)(owned)
             if inspect.isawaitable(result):
                 await result
+        finally:
+            self._is_revoking = False
 
     # -- the end
 
@@ -376,17 +378,23 @@ class Consumer(ConsumerCalls):
         try:
             positions = self.positions() if processed else self._positions_after_failure()
             await self._finish_quietly(self._begin().begin_close(positions), due_ms)
-            with contextlib.suppress(ApiError):
-                await self._revoke_all()
-            await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
-            if not self._core.metrics_have_ended(self._now_ms()):
-                await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
+            try:
+                with contextlib.suppress(ApiError):
+                    await self._revoke_all()
+            finally:  # what the listener raises is raised when the member has left
+                if not self._is_closed:  # by the listener
+                    await self._leave(leave_group, due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
             self._driven.is_ending = True
             io.wake()
         await asyncio.shield(io.ended)
+
+    async def _leave(self, leave_group: bool | None, due_ms: int) -> None:
+        await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
+        if not self._core.metrics_have_ended(self._now_ms()):
+            await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
 
     async def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
         if operation is None:
@@ -399,6 +407,9 @@ class Consumer(ConsumerCalls):
 
     def _now_ms(self) -> int:
         return self._host.monotonic_ms()
+
+    def _current(self) -> object:
+        return asyncio.current_task()
 
     def _changed(self) -> None:
         if self._io is not None:

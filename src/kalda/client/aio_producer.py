@@ -251,7 +251,7 @@ class Producer(ProducerCalls):
 
     async def _wait_for_topic(self, topic: str, partition: int | None, deadline_ms: int) -> tuple[Partition, ...]:
         io = self._start()
-        self._core.metadata.want(topic, self._monotonic_ms())
+        self._want(topic, partition, self._monotonic_ms())
         while True:
             partitions = self._partitions_with(topic, partition)
             if partitions:

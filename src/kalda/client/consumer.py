@@ -21,6 +21,7 @@ import itertools
 import logging
 import os
 import random
+import threading
 import time
 import uuid
 import weakref
@@ -40,6 +41,7 @@ from kalda.client.consumer_calls import (
     Offset,
     Partition,
     RebalanceListener,
+    first_offsets,
     offsets_of,
     partitions_of,
     require_subscription,
@@ -103,7 +105,7 @@ class Consumer(ConsumerCalls):
         self._is_closed = False
         self._is_woken = False
         self._columns: Any = None
-        self._finalizer = weakref.finalize(self, ConsumerIo.stop, self._io)
+        self._finalizer = weakref.finalize(self, ConsumerIo.abandon, self._io)
         self._finalizer.atexit = True
         _open.add(self._driven)
         self._io.start()
@@ -168,32 +170,28 @@ class Consumer(ConsumerCalls):
                 return decoded.batch
 
     def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
+        # Before the poll: what a call behind it would raise, interrupted by a signal, would lose the records.
+        is_intercepted = bool(self._interceptors())
         records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))
-        return self._intercepted(records) if records and self._interceptors() else records
+        return self._intercepted(records) if is_intercepted and records else records
 
     def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
         self._check_open()
+        self._require_no_listener()
         core, driven, io = self._core, self._driven, self._io
         now_ms = monotonic_ms()
         due_ms = now_ms + int((_FOREVER_S if timeout is None else timeout) * 1000)
         require_subscription(core.subscription.kind)
         with driven.lock:
             driven.polling += 1
-            core.requests.now_ms = now_ms
-            core.begin_poll()
         try:
+            self._begin_poll(now_ms)
             if now_ms - io.last_turn_ms >= _TURN_EVERY_MS:
                 io.turn_at_once()
             while True:
                 self._raise_if_woken()
                 self._call_listener()
-                with driven.lock:
-                    core.raise_error()
-                    taken = take()
-                    has_room = core.fetcher.has_room
-                if taken:
-                    if has_room:
-                        io.turn_at_once()  # the next Fetch is on its way while the application works
+                if taken := self._take(take):
                     return taken
                 if not io.run_until(self._has_news, due_ms) and not self._has_news():
                     return []
@@ -201,26 +199,55 @@ class Consumer(ConsumerCalls):
         finally:
             driven.polling -= 1
 
+    def _begin_poll(self, now_ms: int) -> None:
+        is_holding = self._io.signals.hold()
+        try:
+            with self._lock:
+                self._core.requests.now_ms = now_ms
+                self._core.begin_poll()
+        finally:
+            if is_holding:
+                self._io.signals.release()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        """What is buffered. Where a signal handler raises, it is fetched again: it was not returned."""
+        core, io = self._core, self._io
+        taken: list[Any] = []
+        try:
+            is_holding = io.signals.hold()
+            try:
+                with self._lock:
+                    core.raise_error()
+                    taken = take()
+                    has_room = core.fetcher.has_room
+                if taken and has_room:
+                    io.turn_at_once()  # the next Fetch is on its way while the application works
+            finally:
+                if is_holding:
+                    io.signals.release()
+        except BaseException:
+            if taken:
+                with self._lock:
+                    core.put_back(first_offsets(taken))
+            raise
+        return taken
+
     def _has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""
-        core = self._core
         if self._is_woken or self._driven.is_ending:
             return True
-        return core.has_news
+        return self._may_continue()
 
     def _call_listener(self) -> None:
         """Call the listener while calls are due. What it raises is raised after the rebalance's step."""
-        while (callback := self._core.callback) is not None:
+        while (callback := self._claim_callback()) is not None:
             call = self._listener_call(callback)
             try:
                 if call is not None:
                     call()
             finally:
-                with self._lock:
-                    self._begin()
-                    if self._core.callback is callback:
-                        self._core.on_callback_done()
-                    self._core.run(monotonic_ms(), True)
+                self._end_callback(callback)
+                self._io.wake()  # another thread may wait for the call's end
 
     def wakeup(self) -> None:
         """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
@@ -234,7 +261,7 @@ class Consumer(ConsumerCalls):
         (which,) = partitions_of([partition])
         self._check_open()
         with self._lock:
-            state = self._core.subscription.state(which)
+            state = self._core.need_position(which)
         due_ms = self._due_ms(timeout)
         self._driven.polling += 1
         try:
@@ -371,8 +398,13 @@ class Consumer(ConsumerCalls):
         with self._lock:
             owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
             may_commit = self._core.may_commit
-        if owned and self._listener is not None:
+        if not owned or self._listener is None or self._is_revoking:
+            return
+        self._is_revoking = True
+        try:
             (self._listener.revoked if may_commit else self._listener.lost)(owned)
+        finally:
+            self._is_revoking = False
 
     # -- the end
 
@@ -394,13 +426,12 @@ class Consumer(ConsumerCalls):
                 positions = self.positions() if processed else self._positions_after_failure()
                 operation = core.begin_close(positions)
             self._finish_quietly(operation, due_ms)
-            with contextlib.suppress(ApiError):
-                self._revoke_all()
-            with self._lock:
-                operation = self._begin().begin_leave(leave_group)
-            self._finish_quietly(operation, due_ms)
-            self._io.turn_at_once()
-            self._push_last_metrics(due_ms)
+            try:
+                with contextlib.suppress(ApiError):
+                    self._revoke_all()
+            finally:  # what the listener raises is raised when the member has left
+                if not self._is_closed:  # by the listener
+                    self._leave(leave_group, due_ms)
         finally:
             self._is_closed = True
             self._iterator.replace_rest([])
@@ -408,6 +439,13 @@ class Consumer(ConsumerCalls):
             self._io.stop()
             self._io.join()
             _open.discard(self._driven)
+
+    def _leave(self, leave_group: bool | None, due_ms: int) -> None:
+        with self._lock:
+            operation = self._begin().begin_leave(leave_group)
+        self._finish_quietly(operation, due_ms)
+        self._io.turn_at_once()
+        self._push_last_metrics(due_ms)
 
     def _push_last_metrics(self, due_ms: int) -> None:
         with self._lock:
@@ -430,6 +468,9 @@ class Consumer(ConsumerCalls):
 
     def _now_ms(self) -> int:
         return monotonic_ms()
+
+    def _current(self) -> object:
+        return threading.get_ident()
 
     def _changed(self) -> None:
         self._io.wake()

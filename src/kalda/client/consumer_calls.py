@@ -10,9 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.base.topic_names import can_be_requested
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
 from kalda.client.core.consumer_errors import Wakeup
+from kalda.client.core.fetching import Taken
 from kalda.client.core.membership import Call, Callback
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
 from kalda.records.consuming import Record, RecordIterator
@@ -70,6 +72,14 @@ class ConsumerCalls:
     _is_woken: bool
     """`wakeup` was called, and no call has ended with `Wakeup` since."""
     _lock: AbstractContextManager[Any]
+    _listening: object = None
+    """The thread or task that is in a call of the listener by `poll`."""
+    _is_revoking = False
+    """The listener is being called for partitions that are taken away."""
+
+    def _current(self) -> object:
+        """The thread or task that calls."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -153,8 +163,6 @@ class ConsumerCalls:
         partition is not assigned."""
         self._check_open()
         position = _position(offset)
-        if position.offset < 0:
-            raise ValueError(f"offset {position.offset} is negative")
         with self._lock:
             self._begin()
             which = _partition(partition)
@@ -287,6 +295,38 @@ class ConsumerCalls:
         found = self._config.given.get("interceptor.classes")
         return found if isinstance(found, list | tuple) else ()
 
+    def _require_no_listener(self) -> None:
+        """Raises `RuntimeError` in a call of the listener, which a poll would call again."""
+        if self._listening is not None and self._listening == self._current():
+            raise RuntimeError("a rebalance listener cannot poll: it is called by poll")
+
+    def _claim_callback(self) -> Callback | None:
+        """The call of the listener that is due, for this thread or task; `_end_callback` follows. None where there is
+        none, and where another thread or task is in it."""
+        with self._lock:
+            callback = self._core.callback
+            if callback is None or self._listening is not None:
+                return None
+            self._listening = self._current()
+            self._is_revoking = callback.call is not Call.ASSIGNED
+            return callback
+
+    def _end_callback(self, callback: Callback) -> None:
+        """The listener has returned, or has raised."""
+        with self._lock:
+            self._listening, self._is_revoking = None, False
+            self._begin()
+            if self._core.callback is callback:
+                self._core.on_callback_done()
+            self._core.run(self._now_ms(), True)
+
+    def _may_continue(self) -> bool:
+        """Whether a poll has something to do besides waiting."""
+        core = self._core
+        if core.callback is not None and self._listening is not None:
+            return core.fetcher.has_records or core.has_error
+        return core.has_news
+
     def _listener_call(self, callback: Callback) -> Callable[[], Any] | None:
         """What the listener is called for; None without a listener."""
         listener = self._listener
@@ -307,11 +347,28 @@ def offsets_of(offsets: Mapping[Partition, Offset] | Record | None) -> dict[Topi
     if isinstance(offsets, Record):
         partition = TopicPartition(offsets.topic, offsets.partition)
         return {partition: OffsetAndEpoch(offsets.offset + 1, _epoch(offsets))}
+    if not isinstance(offsets, Mapping):
+        raise ValueError(f"{offsets!r} cannot be committed: offsets by partition, or a record, are expected")
     return {_partition(partition): _position(offset) for partition, offset in offsets.items()}
+
+
+def first_offsets(taken: Iterable[Record | Taken]) -> dict[TopicPartition, int]:
+    """Where what was taken from the buffers begins."""
+    found: dict[TopicPartition, int] = {}
+    for each in taken:
+        found.setdefault(
+            TopicPartition(each.topic, each.partition), each.start if isinstance(each, Taken) else each.offset
+        )
+    return found
 
 
 def times_of(times: Mapping[Partition, int]) -> dict[TopicPartition, int]:
     """Timestamps by partition."""
+    for timestamp_ms in times.values():
+        if not isinstance(timestamp_ms, int) or timestamp_ms < 0:
+            raise ValueError(
+                f"{timestamp_ms!r} is not a timestamp: milliseconds since 1970, not negative, are expected"
+            )
     return {_partition(partition): timestamp_ms for partition, timestamp_ms in times.items()}
 
 
@@ -326,16 +383,19 @@ def unknown_topic(topic: str) -> ApiError:
 
 
 def _partition(pair: Partition) -> TopicPartition:
-    if isinstance(pair, TopicPartition):
-        return pair
     match pair:
-        case (str(topic), int(partition)) if partition >= 0:
-            return TopicPartition(topic, partition)
+        case (str(topic), int(partition)) if partition >= 0 and can_be_requested(topic):
+            return pair if isinstance(pair, TopicPartition) else TopicPartition(topic, partition)
     raise ValueError(f"{pair!r} is not a partition: a topic's name and a number from 0 on are expected")
 
 
 def _position(offset: Offset) -> OffsetAndEpoch:
-    return OffsetAndEpoch(offset) if isinstance(offset, int) else offset
+    position = OffsetAndEpoch(offset) if isinstance(offset, int) else offset
+    if not isinstance(position, OffsetAndEpoch):
+        raise ValueError(f"{offset!r} is not an offset: a number or an OffsetAndEpoch is expected")
+    if position.offset < 0:
+        raise ValueError(f"offset {position.offset} is negative")
+    return position
 
 
 def _nothing(_partitions: list[TopicPartition]) -> None:

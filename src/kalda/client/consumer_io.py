@@ -7,7 +7,8 @@ get it only every 5 ms while the application computes. Between calls, responses 
 while the application works on what it has.
 
 `baton` is held by the thread that runs turns. `lock` protects the core; it is held for an event or a turn's computing,
-never while a thread waits for sockets.
+never while a thread waits for sockets. Signal handlers (Ctrl-C) run, and may raise, while a thread of the application
+waits for sockets, and else behind its turn (`held_signals`).
 """
 
 from __future__ import annotations
@@ -127,8 +128,27 @@ class ConsumerIo(IoThread):
         self._resume.set()
         self.wake()
 
+    def abandon(self) -> None:
+        """As `stop`, for a consumer that was dropped without `close`. The garbage collector calls this at any moment
+        and on any thread, which may hold a lock of the consumer: none is taken here."""
+        self._consumer.is_ending = True
+        self.wake()
+
     def run_until(self, is_done: Callable[[], bool], due_ms: int | None) -> bool:
         """Run turns in the caller's thread until `is_done` or the deadline. True: it is done."""
+        while True:
+            is_holding = self.signals.hold()
+            try:
+                done = self._run_until_signal(is_done, due_ms)
+                was_interrupted = self.signals.is_any
+            finally:
+                if is_holding:
+                    self.signals.release()
+            if done or not was_interrupted or (due_ms is not None and monotonic_ms() >= due_ms):
+                return done
+
+    def _run_until_signal(self, is_done: Callable[[], bool], due_ms: int | None) -> bool:
+        """As `run_until`, but a signal that is held back ends it too."""
         self._callers += 1
         try:
             if not self._baton.acquire(blocking=False):
@@ -136,7 +156,7 @@ class ConsumerIo(IoThread):
                 while not self._baton.acquire(timeout=_SHARED_WAIT_S):
                     if is_done():
                         return True
-                    if due_ms is not None and monotonic_ms() >= due_ms:
+                    if self.signals.is_any or (due_ms is not None and monotonic_ms() >= due_ms):
                         return False
             try:
                 return self._run_turns(is_done, due_ms)
@@ -149,6 +169,7 @@ class ConsumerIo(IoThread):
     def _run_turns(self, is_done: Callable[[], bool], due_ms: int | None) -> bool:
         driven = self._consumer
         driven.is_done, driven.due_ms = is_done, due_ms
+        self._driver = threading.get_ident()
         try:
             while True:
                 if driven.is_ending:
@@ -156,23 +177,29 @@ class ConsumerIo(IoThread):
                 self._turn()
                 if is_done():
                     return True
-                if due_ms is not None and monotonic_ms() >= due_ms:
+                if self.signals.is_any or (due_ms is not None and monotonic_ms() >= due_ms):
                     return False
         finally:
+            self._driver = 0
             driven.is_done, driven.due_ms = _never, None
 
     def turn_at_once(self) -> None:
         """One turn without waiting, where no other thread runs one."""
-        if self._baton.acquire(blocking=False):
-            driven = self._consumer
-            driven.is_done = _always
-            try:
-                if not driven.is_ending:
-                    self._turn()
-            finally:
-                driven.is_done = _never
-                self._baton.release()
-        self._last_call_s = time.monotonic()
+        is_holding = self.signals.hold()
+        try:
+            if self._baton.acquire(blocking=False):
+                driven = self._consumer
+                driven.is_done = _always
+                try:
+                    if not driven.is_ending:
+                        self._turn()
+                finally:
+                    driven.is_done = _never
+                    self._baton.release()
+            self._last_call_s = time.monotonic()
+        finally:
+            if is_holding:
+                self.signals.release()
 
     def _turn(
         self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_ms: int | None = None

@@ -24,6 +24,8 @@ ADVICE = {
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group; check the name",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "members of the group read this topic; stop them first",
     ErrorCode.INVALID_GROUP_ID: "the group's name is empty or invalid; give another",
+    ErrorCode.FENCED_INSTANCE_ID: "another member has the same group.instance.id, and has taken its place; give each "
+    "its own",
     ErrorCode.UNKNOWN_MEMBER_ID: "the group has other members, or has removed this one; stop them, or join again",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "this user has no right to do this on the cluster; request it, or use "
     "another user",

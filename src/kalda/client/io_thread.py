@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Driven, monotonic_ms
 from kalda.client.core.connections import Connect
+from kalda.client.held_signals import HeldSignals
 
 if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity
@@ -59,6 +60,10 @@ class IoThread(threading.Thread):
         """The turn whose waiting was last ended by `wake`: another byte would change nothing."""
         self._is_selecting = False
         """The turn waits for sockets, or is about to. An exception of a signal handler breaks nothing then."""
+        self._driver = 0
+        """The thread of the application that runs turns now; 0: none."""
+        self.signals = HeldSignals(self._may_be_interrupted, self._end_turn)
+        """For threads of the application that run turns."""
         self.sleeps_until_ms = 0
         """When the thread goes on by itself. While it runs this is never: its turn may not see a change."""
 
@@ -79,6 +84,14 @@ class IoThread(threading.Thread):
         """Make the thread go on at that time, where it would sleep longer."""
         if self.sleeps_until_ms > due_ms:
             self.wake()
+
+    def _may_be_interrupted(self) -> bool:
+        """Whether the calling thread is the one that waits for sockets."""
+        return self._is_selecting and self._driver == threading.get_ident()
+
+    def _end_turn(self) -> None:
+        """The turn's end does not wait."""
+        self._wake_is_due = True
 
     def run(self) -> None:
         """The thread's work."""
@@ -145,7 +158,7 @@ class IoThread(threading.Thread):
     def _wait(self, wait_ms: int) -> bool:
         """Wait for sockets, and hand over what has come. False: nothing follows from it, and the time is not over."""
         self._is_selecting = True
-        if self._wake_is_due:
+        if self._wake_is_due or self.signals.is_any:
             wait_ms = 0
         events = self._select(wait_ms)
         self._is_selecting = False

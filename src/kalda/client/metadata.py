@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
@@ -120,6 +121,14 @@ def parse_bootstrap(servers: str | Iterable[str]) -> tuple[Address, ...]:
     if not addresses:
         raise ValueError("no bootstrap server is given: HOST:PORT is expected, or several with commas between")
     return addresses
+
+
+def configured_bootstrap(servers: Iterable[str], key: str = "bootstrap.servers") -> tuple[Address, ...]:
+    """The addresses of a configuration. Raises `InvalidConfig`, which names the key."""
+    try:
+        return parse_bootstrap(servers)
+    except ValueError as error:
+        raise InvalidConfig(f"Invalid value {','.join(servers)} for configuration {key}: {error}") from None
 
 
 def _parse_address(text: str) -> Address:

@@ -69,6 +69,8 @@ class _Driven:
         self.appenders: dict[str, appending.TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
         self.is_closing = False
+        self.is_abandoned = False
+        """The producer was dropped without `close`."""
         self.is_forced = False
         """Do not wait for what is not acknowledged."""
         self.is_ended = False
@@ -86,6 +88,8 @@ class _Driven:
         if self.is_forced:
             self.core.sender.abort("the producer was closed before the record was acknowledged")
             return
+        if self.is_abandoned and not self.is_closing:
+            self._begin_closing()
         self.core.run(now_ms)
 
     def deadline_ms(self, now_ms: int) -> int | None:
@@ -125,9 +129,7 @@ class _Driven:
 
     def close(self, timeout: float | None) -> None:
         """Take no more records; end the thread when all is acknowledged, or after `timeout` seconds."""
-        self.appenders.clear()
-        self.core.accumulator.close()
-        self.is_closing = True
+        self._begin_closing()
         self.thread.wake()
         if self.thread.is_current:
             self.is_forced = True
@@ -140,6 +142,11 @@ class _Driven:
                 self.thread.wake()
                 self.thread.join()
         _open.discard(self)
+
+    def _begin_closing(self) -> None:
+        self.appenders.clear()
+        self.core.accumulator.close()
+        self.is_closing = True
 
 
 class Producer(ProducerCalls):
@@ -246,14 +253,20 @@ class Producer(ProducerCalls):
         timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
         future = DeliveryFuture(None, 0, 0, callback)
         key, value, tail, _ = prepared
-        now_ms = monotonic_ms()  # what was waited for the topic is no part of `delivery.timeout.ms`
-        appended, buffer = accumulator.append(topic, partition, timestamp_ms, key, value, tail, future, now_ms, None)
-        while not appended:
+        signals, buffer = self._thread.signals, None
+        while True:
+            now_ms = monotonic_ms()  # what was waited for the topic is no part of `delivery.timeout.ms`
+            is_holding = signals.hold()
+            try:
+                appended, buffer = accumulator.append(
+                    topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
+                )
+            finally:
+                if is_holding:
+                    signals.release()
+            if appended:
+                break
             buffer = self._wait_for_memory(topic, prepared, began_s)
-            now_ms = monotonic_ms()
-            appended, buffer = accumulator.append(
-                topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
-            )
         if buffer is not None:
             with accumulator.lock:
                 self._core.pool.give_back(buffer)
@@ -319,7 +332,7 @@ class Producer(ProducerCalls):
     def _wait_for_topic(self, topic: str, partition: int | None, began_s: float) -> tuple[Partition, ...]:
         """The topic's partitions, when they are known and have the one that is asked for."""
         metadata = self._core.metadata
-        metadata.want(topic, int(began_s * 1000))
+        self._want(topic, partition, int(began_s * 1000))
         partitions = metadata.partitions_of(topic)
         if partitions and (partition is None or 0 <= partition < len(partitions)):
             return partitions
@@ -523,11 +536,11 @@ def _is_plain(value: object, key: object, partition: object, timestamp_ms: objec
 
 
 def _abandon(driven: _Driven) -> None:
-    """The producer was dropped without `close`: its thread sends what is left, and ends."""
-    driven.appenders.clear()
-    driven.core.accumulator.close()
-    driven.is_closing = True
-    driven.thread.wake()
+    """The producer was dropped without `close`: its thread sends what is left, and ends. The garbage collector calls
+    this at any moment and on any thread, which may hold a lock of the producer: none is taken here."""
+    driven.is_abandoned = True
+    if not driven.thread.was_forked:
+        driven.thread.wake()
 
 
 def _close_all() -> None:

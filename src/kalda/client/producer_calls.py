@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.topic_names import is_topic_name
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
 from kalda.client.core.producing import ProducerCore
+from kalda.client.errors import refused
 from kalda.client.metadata import Partition
 
 if TYPE_CHECKING:
@@ -43,6 +45,19 @@ class ProducerCalls:
             self._core.own_metrics.unregister(name)
 
     # -- while a call waits
+
+    def _want(self, topic: str, partition: int | None, now_ms: int) -> None:
+        """The topic is used now. Raises `TypeError`, and `ApiError` for a name that no topic can have: a request with
+        it could perhaps not be encoded."""
+        if partition is not None and not isinstance(partition, SupportsIndex):
+            raise TypeError(f"partition {partition!r}: an int is expected")
+        metadata = self._core.metadata
+        if topic not in metadata.topics:
+            if not isinstance(topic, str):
+                raise TypeError(f"{topic!r} is not the name of a topic: a str is expected")
+            if not is_topic_name(topic):
+                raise refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {topic!r}")
+        metadata.want(topic, now_ms)
 
     def _partitions_with(self, topic: str, partition: int | None) -> tuple[Partition, ...]:
         """The topic's partitions, where they are known and have the one that is asked for; else none. Raises the error

@@ -10,8 +10,8 @@ While the producer's thread pauses, a record that finds nothing queued or in fli
 thread comes first, and takes the batch over.
 
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
-records fail, as where the producer's own thread fails. An exception of a signal handler (Ctrl-C) that comes while the
-thread waits for sockets does not.
+records fail, as where the producer's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread
+waits for sockets, and else behind its turn (`held_signals`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _USUAL_WAIT_MS = 1
 """Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
 _LONGEST_EXPRESS_WAIT_MS = 10
 """So long a thread waits for the response to a record that `send` has written; then it takes a turn."""
+_SIGNALS_EVERY_S = 0.05
+"""So long a signal may be held while a thread waits for the turn of another one."""
 _FULL_TURN_EVERY_MS = 5
 """So long after a full turn, threads that wait may take short ones."""
 
@@ -63,8 +65,7 @@ class ProducerIo(IoThread):
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""
         self._resume.acquire()
-        self._driver = 0
-        """The thread that runs turns now; 0: none."""
+        # `_driver` is the producer's own thread too, while that runs turns.
         self._entry = threading.Lock()
         """Held by the thread of the application that runs turns, or is about to."""
         self._count_lock = threading.Lock()
@@ -127,20 +128,30 @@ class ProducerIo(IoThread):
     def run_until(self, awaited: Awaited, timeout_s: float | None) -> bool:
         """Run turns on the calling thread until it is done, or the time is over. False: other threads wait too, and the
         producer's thread runs the turns."""
-        if self._waiting or self._failure is not None or self.has_ended or self.is_current:
-            return False
-        if not self._entry.acquire(False):
-            return False
         limit_ms = None if timeout_s is None else monotonic_ms() + int(timeout_s * 1000)
+        while not (self._waiting or self._failure is not None or self.has_ended or self.is_current):
+            is_holding = self.signals.hold()
+            try:
+                if not self._entry.acquire(False):
+                    return False
+                self._run_turns(awaited, limit_ms)
+                was_interrupted = self.signals.is_any
+            finally:
+                if is_holding:
+                    self.signals.release()
+            if awaited.is_done or not was_interrupted or (limit_ms is not None and monotonic_ms() >= limit_ms):
+                return awaited.is_done or not self._driven.is_over()
+        return False
+
+    def _run_turns(self, awaited: Awaited, limit_ms: int | None) -> None:
+        """With `_entry`, which is released."""
         self._is_driven = True
         try:
-            if not self._baton.acquire(False):
-                self.wake()  # the producer's thread may wait for sockets
-                self._baton.acquire()
-            try:
-                self._drive(awaited, limit_ms)
-            finally:
-                self._baton.release()
+            if self._acquire_baton():
+                try:
+                    self._drive(awaited, limit_ms)
+                finally:
+                    self._baton.release()
         finally:
             self._is_driven = False
             self._driven_at_s = time.monotonic()
@@ -150,7 +161,16 @@ class ProducerIo(IoThread):
                 self._end_pause()
             elif self._pauses_until_driven:
                 self._end_pause()
-        return awaited.is_done or not self._driven.is_over()
+
+    def _acquire_baton(self) -> bool:
+        """Wait for the turn of another thread to end. False: a signal has come first."""
+        if self._baton.acquire(False):
+            return True
+        self.wake()  # the producer's thread may wait for sockets
+        while not self._baton.acquire(timeout=_SIGNALS_EVERY_S):
+            if self.signals.is_any:
+                return False
+        return True
 
     def _drive(self, awaited: Awaited, limit_ms: int | None) -> None:
         self._driver = threading.get_ident()
@@ -165,7 +185,7 @@ class ProducerIo(IoThread):
                     self._await_express(express, longest_ms if limit_ms is None else min(longest_ms, limit_ms - now_ms))
                 elif now_ms - self._full_turn_ms < _FULL_TURN_EVERY_MS:
                     self._short_turn(now_ms)
-            while not awaited.is_done and not self.has_ended and not self._driven.is_over():
+            while not (awaited.is_done or self.signals.is_any or self.has_ended or self._driven.is_over()):
                 self._turn(awaited, limit_ms, longest_wait_ms)
                 longest_wait_ms = None
                 if limit_ms is not None and monotonic_ms() >= limit_ms:
@@ -192,18 +212,23 @@ class ProducerIo(IoThread):
         express = self._core.express
         if express is None or self._wake_is_due or self._waiting or self._failure is not None or self.has_ended:
             return None
-        if not self._baton.acquire(False):
-            return None
+        is_holding = self.signals.hold()
         try:
-            ticket = express.begin(topic, partition, timestamp_ms, key, value, callback, monotonic_ms())
-            if ticket is not None:
-                self._channels.write_at_once(express.connection_id, express.request)
-                express.on_written()
-        except BaseException as error:
-            self._failure = error
-            raise
+            if not self._baton.acquire(False):
+                return None
+            try:
+                ticket = express.begin(topic, partition, timestamp_ms, key, value, callback, monotonic_ms())
+                if ticket is not None:
+                    self._channels.write_at_once(express.connection_id, express.request)
+                    express.on_written()
+            except BaseException as error:
+                self._failure = error
+                raise
+            finally:
+                self._baton.release()
         finally:
-            self._baton.release()
+            if is_holding:
+                self.signals.release()
         return ticket
 
     def _await_express(self, express: Express, wait_ms: int) -> None:

@@ -130,7 +130,7 @@ class TopicAppender:
         self, value: object, key: object, partition: object, timestamp: object, callback: object, now: cython.double
     ):
         """The ticket of a record without headers that has been appended; None where there is no open batch with room
-        for it, or where key or value are not `bytes`. `now` is in seconds, `timestamp` in ms."""
+        for it, or where an argument is not as usual. `now` is in seconds, `timestamp` in ms."""
         batch: Records
         ticket: Ticket
         time_ms: cython.longlong
@@ -155,6 +155,8 @@ class TopicAppender:
             return None
         if timestamp is None:
             time_ms = cython.cast(cython.longlong, now * 1000.0) if cython.compiled else int(now * 1000)
+        elif type(timestamp) is not int or timestamp < 0 or timestamp >= 1 << 63:
+            return None
         else:
             time_ms = timestamp
         if cython.compiled:

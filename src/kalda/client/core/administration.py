@@ -112,7 +112,10 @@ def per_item(
 ) -> Plan[Outcomes[K, V]]:
     """One result for each item. `build` makes the request for items with the same target, `read` yields (item, value or
     error) from its response. Partitions with the same leader have the same target. Items with errors that pass are
-    requested again, unless `retries` is False."""
+    requested again, unless `retries` is False. Raises `TypeError` for one name in place of several: its letters would
+    be the items."""
+    if isinstance(items, str | bytes):
+        raise TypeError(f"{items!r} is one name: a list of names is expected")
     outcomes: Outcomes[K, V] = Outcomes()
     left = list(dict.fromkeys(items))
     for item in left:

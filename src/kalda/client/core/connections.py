@@ -498,7 +498,20 @@ class Connections:
         timeout_ms: int | None = None,
     ) -> None:
         call = self._new_call(peer, message.API_KEY, version, now_ms, on_done, expects_response, timeout_ms, None)
-        self._actions.append(Write(peer.connection_id, frame_request(call, message, self._config.client_id)))
+        try:
+            buffers = frame_request(call, message, self._config.client_id)
+        except (ValueError, TypeError, AttributeError) as error:  # a caller's value is not of its type
+            peer.in_flight.pop()
+            if not expects_response:
+                peer.without_response -= 1
+            on_done(
+                None,
+                ApiError(
+                    ErrorCode.INVALID_REQUEST, f"{ApiKey(call.api_key).name}: a value is not of its type: {error}"
+                ),
+            )
+            return
+        self._actions.append(Write(peer.connection_id, buffers))
 
     def _new_call(
         self,

@@ -20,6 +20,7 @@ from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.topic_names import can_be_requested
 from kalda.client.core.assignors import Assignor, RangeAssignor, RoundRobinAssignor
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.classic_membership import ClassicMembership
@@ -36,9 +37,18 @@ from kalda.client.core.own_metrics import OwnMetrics
 from kalda.client.core.positions import Positions
 from kalda.client.core.requests import Requests, all_topics_request
 from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
-from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch, Reset, Status, Subscription
+from kalda.client.core.subscription import (
+    EARLIEST,
+    LATEST,
+    Kind,
+    OffsetAndEpoch,
+    PartitionState,
+    Reset,
+    Status,
+    Subscription,
+)
 from kalda.client.errors import refused
-from kalda.client.metadata import Topic, parse_bootstrap, read_metadata
+from kalda.client.metadata import Topic, configured_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.records.consuming import Record
 
@@ -88,7 +98,7 @@ class ConsumerCore:
         self.client_id = client_id
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         self.metadata = ClusterMetadata(
-            parse_bootstrap(config.bootstrap_servers),
+            configured_bootstrap(config.bootstrap_servers),
             retry,
             max_age_ms=config.metadata_max_age_ms,
             max_idle_ms=None,
@@ -227,8 +237,7 @@ class ConsumerCore:
         self._require_group()
         names = list(topics)
         for name in names:
-            if not isinstance(name, str) or not name.strip():
-                raise ValueError(f"{name!r} is not the name of a topic")
+            _require_name(name)
         if not names:
             self.unsubscribe()
             return
@@ -363,6 +372,13 @@ class ConsumerCore:
         """A call of the rebalance listener that is due."""
         return None if self._membership is None else self._membership.callback
 
+    def need_position(self, partition: TopicPartition) -> PartitionState:
+        """Find the partition's position, also while the listener is called for it, which could still seek. Raises
+        `ValueError`."""
+        state = self.subscription.state(partition)
+        state.is_new = False
+        return state
+
     def on_callback_done(self) -> None:
         """The listener has returned, or has raised."""
         assert self._membership is not None
@@ -458,7 +474,8 @@ class ConsumerCore:
     # -- topics
 
     def topic(self, name: str, operation: Operation) -> None:
-        """A topic's metadata: `operation` gets a `Topic`."""
+        """A topic's metadata: `operation` gets a `Topic`. Raises `ValueError`."""
+        _require_name(name)
         self._lookups.append(_Lookup(operation, [name]))
 
     def all_topics(self, operation: Operation) -> None:
@@ -617,6 +634,11 @@ def _connection_config(
         config.connection_setup_timeout_max_ms,
         config.connections_max_idle_ms,
     )
+
+
+def _require_name(topic: object) -> None:
+    if not can_be_requested(topic):
+        raise ValueError(f"{topic!r} is not the name of a topic")
 
 
 def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:

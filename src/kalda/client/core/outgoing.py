@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
@@ -110,8 +110,11 @@ class Outgoing:
                 log.exception("an interceptor's on_acknowledgement failed")
 
     def prepare(self, record: ProducerRecord) -> Prepared:
-        """Serialize. Raises `SerializationError`, and `RecordTooLarge`."""
-        topic = record.topic
+        """Serialize. Raises `SerializationError`, `RecordTooLarge`, and `ValueError` or `TypeError` for what else is no
+        part of a record."""
+        topic, timestamp_ms = record.topic, record.timestamp_ms
+        if timestamp_ms is not None and not (isinstance(timestamp_ms, SupportsIndex) and 0 <= timestamp_ms < 1 << 63):
+            raise ValueError(f"timestamp_ms is {timestamp_ms!r}: milliseconds since 1970, not negative, are expected")
         key, value, tail = self.key(topic, record.key), self.value(topic, record.value), encode_headers(record.headers)
         size = _OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         if size > self._max_bytes:

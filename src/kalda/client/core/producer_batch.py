@@ -16,7 +16,7 @@ Anything after `succeeded` is an error of this program.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -248,14 +248,17 @@ def encode_headers(headers: object) -> bytes:
     """The headers of a record as on the wire: the count, then each key and value. Takes pairs, or a mapping."""
     if not headers:
         return appending.NO_HEADERS
-    pairs = list(headers.items() if isinstance(headers, dict) else headers)  # type: ignore[call-overload]
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)  # type: ignore[call-overload]
     parts = [encode_signed(len(pairs))]
-    for key, value in pairs:
-        name = key.encode()
+    for pair in pairs:
+        try:
+            key, value = pair
+            name, content = key.encode(), None if value is None else bytes(memoryview(value))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TypeError(f"header {pair!r}: a pair of a str and bytes, or None, is expected") from error
         parts += (encode_signed(len(name)), name)
-        if value is None:
+        if content is None:
             parts.append(encode_signed(-1))
         else:
-            content = bytes(memoryview(value))
             parts += (encode_signed(len(content)), content)
     return b"".join(parts)

@@ -25,7 +25,7 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.row_batches import table_batch_bytes
 from kalda.client.core.sender import Sender, SenderConfig
-from kalda.client.metadata import parse_bootstrap
+from kalda.client.metadata import configured_bootstrap
 from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
 
@@ -280,7 +280,7 @@ class ProducerCore:
 
 def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
     return ClusterMetadata(
-        parse_bootstrap(config.bootstrap_servers),
+        configured_bootstrap(config.bootstrap_servers),
         retry,
         max_age_ms=config.metadata_max_age_ms,
         max_idle_ms=config.metadata_max_idle_ms,

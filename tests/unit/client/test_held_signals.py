@@ -1,0 +1,311 @@
+"""Signals that come while the main thread changes the state of a client."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from scripted_broker import ScriptedBroker
+
+from kalda import Consumer, Producer
+from kalda.base.ids import TopicPartition
+from kalda.client import producer_io
+from kalda.client.delivery import DeliveryFuture
+from kalda.client.held_signals import HeldSignals
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.records.consuming import Record
+
+TIMEOUT_S = 20
+
+
+class Stop(BaseException):
+    """What the handler of a program raises."""
+
+
+@pytest.fixture(autouse=True)
+def program() -> Iterator[list[int]]:
+    """The signals for which the program's handlers were called; that of SIGTERM raises `Stop`."""
+    called: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        called.append(number)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        called.append(number)
+        raise Stop
+
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, note), signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    after = {number: signal.getsignal(number) for number in before}
+    yield called
+    assert {number: signal.getsignal(number) for number in before} == after
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def held(may_raise: bool = False) -> tuple[HeldSignals, list[str]]:
+    notes: list[str] = []
+    return HeldSignals(lambda: may_raise, lambda: notes.append("held")), notes
+
+
+# -- the signals
+
+
+def test_a_handler_runs_at_the_release(program: list[int]) -> None:
+    signals, notes = held()
+    assert signals.hold()
+    signal.raise_signal(signal.SIGTERM)
+    assert signals.is_any
+    assert notes == ["held"]
+    assert program == []
+    with pytest.raises(Stop):
+        signals.release()
+    assert program == [signal.SIGTERM]
+    assert signals.hold()
+    signals.release()
+
+
+def test_a_second_signal_is_not_held_back(program: list[int]) -> None:
+    signals, _ = held()
+    signals.hold()
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(Stop):
+        signal.raise_signal(signal.SIGTERM)
+    assert program == [signal.SIGTERM]
+    signals.release()
+    assert program == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_where_nothing_changes_a_handler_runs_at_once(program: list[int]) -> None:
+    signals, notes = held(may_raise=True)
+    signals.hold()
+    with pytest.raises(Stop):
+        signal.raise_signal(signal.SIGTERM)
+    assert notes == []
+    signals.release()
+
+
+def test_only_the_main_thread_holds_signals_and_once(program: list[int]) -> None:
+    signals, _ = held()
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(signals.hold()))
+    thread.start()
+    thread.join()
+    assert results == [False]
+    assert signals.hold()
+    assert not signals.hold()
+    signals.release()
+
+
+def test_two_clients_hold_one_signal(program: list[int]) -> None:
+    (outer, _), (inner, _) = held(), held()
+    outer.hold()
+    inner.hold()
+    signal.raise_signal(signal.SIGINT)
+    inner.release()
+    assert program == []
+    outer.release()
+    assert program == [signal.SIGINT]
+
+
+def test_a_signal_that_the_program_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signals, _ = held()
+    signals.hold()
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+    signals.release()
+    signal.signal(signal.SIGALRM, before)
+
+
+# -- clients
+
+
+class Broker(ScriptedBroker):
+    """Acknowledges every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics["t"] = [1]
+        self.answers[ApiKey.PRODUCE] = self._produce
+
+    def _produce(self, request: Any, _version: int) -> Any:
+        results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
+        topic_id = request.topic_data[0].topic_id
+        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
+    """Its own thread takes a turn 0.2 s after the last wait of a thread."""
+    monkeypatch.setattr(producer_io, "_GRACE_S", 0.2)
+    with (
+        Broker() as broker,
+        Producer(bootstrap_servers=broker.address, linger_ms=0, enable_idempotence=False) as made,
+    ):
+        made.send("t", b"first").result(TIMEOUT_S)
+        yield made
+
+
+def once(owner: Any, name: str, number: int) -> Callable[[], bool]:
+    """The next call of a method on the main thread raises a signal, and then does what it does. The result is whether
+    it was done."""
+    method, is_raised, is_done = getattr(owner, name), False, False
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal is_raised, is_done
+        if is_raised or threading.current_thread() is not threading.main_thread():
+            return method(*arguments)
+        is_raised = True
+        signal.raise_signal(number)
+        result = method(*arguments)
+        is_done = True
+        return result
+
+    setattr(owner, name, interrupted)
+    return lambda: is_done
+
+
+@pytest.mark.parametrize("name", ["run", "deadline_ms", "take_finished", "take_actions"])
+def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, program: list[int], name: str) -> None:
+    producer._sends_at_once = False
+    is_done = once(producer._core, name, signal.SIGTERM)
+    futures: list[DeliveryFuture] = []
+
+    def send() -> None:
+        while True:  # until a turn of this thread calls it
+            futures.append(producer.send("t", b"v"))
+            futures[-1].result(TIMEOUT_S)
+            producer._thread._full_turn_ms = 0
+
+    with pytest.raises(Stop):
+        send()
+    assert is_done()
+    assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
+    assert all(future.exception(TIMEOUT_S) is None for future in futures)
+
+
+def test_a_handler_that_returns_does_not_end_a_wait(producer: Producer, program: list[int]) -> None:
+    producer._sends_at_once = False
+    is_done = once(producer._core, "take_actions", signal.SIGINT)
+    while not is_done():
+        assert producer.send("t", b"v").result().topic == "t"
+    assert program == [signal.SIGINT]
+
+
+def test_a_signal_while_a_record_is_sent_at_once(producer: Producer) -> None:
+    assert producer._core.express is not None
+    is_done = once(producer._core.express, "on_written", signal.SIGTERM)
+    delivered: list[object] = []
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        while True:  # until a record is sent at once
+            sent += 1  # the call that is interrupted has sent its record too
+            producer.send("t", b"v", on_delivery=lambda _metadata, error: delivered.append(error)).result(TIMEOUT_S)
+
+    with pytest.raises(Stop):
+        send()
+    assert is_done()
+    assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
+    producer.flush(TIMEOUT_S)
+    assert delivered == [None] * sent
+
+
+def test_a_signal_while_a_record_is_appended(producer: Producer) -> None:
+    producer._sends_at_once = False
+    once(producer._core.accumulator, "_new_batch", signal.SIGTERM)
+    with pytest.raises(Stop):
+        producer.send("t", b"v")
+    producer.flush(TIMEOUT_S)
+    assert producer.metrics()["record-send-total"] == 2
+    assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> None:
+    with (
+        Broker() as broker,
+        Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
+    ):
+        is_done = once(consumer._core, "take_actions", number)
+        if number == signal.SIGTERM:
+            with pytest.raises(Stop):
+                consumer.partitions_for("t")
+        assert [each.partition for each in consumer.partitions_for("t").partitions] == [0]
+        assert is_done()
+    assert program == [number]
+
+
+def test_records_that_a_poll_could_not_return_are_returned_by_the_next_one() -> None:
+    taken = [Record("t", 0, offset, 1, 0, None, b"v", (), None) for offset in (5, 6)]
+    put_back: list[dict[TopicPartition, int]] = []
+    with (
+        Broker() as broker,
+        Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.assign([("t", 0)])
+        core = consumer._core
+        core.take_records = lambda _limit: taken  # type: ignore[method-assign]
+        core.put_back = lambda offsets: put_back.append(dict(offsets))  # type: ignore[method-assign]
+        is_done = once(core, "take_records", signal.SIGTERM)
+        with pytest.raises(Stop):
+            consumer.poll(TIMEOUT_S)
+        assert is_done()
+        assert put_back == [{TopicPartition("t", 0): 5}]
+        assert consumer.poll(TIMEOUT_S) == taken
+
+
+def test_a_client_that_waits_on_its_own_thread_holds_signals_back_on_the_main_one(producer: Producer) -> None:
+    io = producer._thread
+    with io._baton:
+        io._is_selecting = True
+        try:
+            io.signals.hold()
+            signal.raise_signal(signal.SIGTERM)
+            assert io.signals.is_any
+            with pytest.raises(Stop):
+                io.signals.release()
+        finally:
+            io._is_selecting = False
+
+
+# -- clients that the garbage collector finds
+
+
+def _collected_under(lock: Any, held_by: list[Any]) -> bool:
+    """Whether the last reference to a client can be dropped by a thread that has one of its locks."""
+
+    def collect() -> None:
+        with lock:
+            held_by.clear()
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return not thread.is_alive()
+
+
+def test_a_producer_is_collected_while_its_lock_is_held() -> None:
+    with Broker() as broker:
+        producer = [Producer(bootstrap_servers=broker.address, enable_idempotence=False)]
+        core, thread = producer[0]._core, producer[0]._thread
+        producer[0].send("t", b"v").result(TIMEOUT_S)
+        assert _collected_under(core.accumulator.lock, producer)
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def test_a_consumer_is_collected_while_its_lock_is_held() -> None:
+    with Broker() as broker:
+        consumer = [Consumer(bootstrap_servers=broker.address)]
+        io = consumer[0]._io
+        assert _collected_under(io._resume._cond, consumer)  # type: ignore[attr-defined]
+        io.join(TIMEOUT_S)
+        assert not io.is_alive()
