@@ -773,3 +773,30 @@ def test_a_protected_listener_has_its_own_memory_for_requests() -> None:
         await server.stop(0)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("limit_bytes", [6_000_000, 30_000_000])
+def test_answers_that_nobody_reads_are_bounded_in_all(limit_bytes: int) -> None:
+    async def scenario() -> None:
+        clock = HandClock()
+        server = Server(clock, NodeLimits(max_unread_bytes=limit_bytes))
+        listener = await server.listen(
+            "PLAINTEXT", "127.0.0.1", 0, lambda _, frame: [bytes(10_000_000) if frame[0] else b"small"]
+        )
+        streams = [await dial(listener.port) for _ in range(3)]
+        for _, writer in streams[:2]:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(frame(b"\1 large answer"))
+        assert await ask(streams[2], b"\0 small answer") == b"small"
+        await until(lambda: sum(each.requests for each in server.connections.values()) == 3)
+        await until(lambda: all(not each.requests or not each._out for each in server.connections.values()))
+        server._sweep()
+        assert len(server.connections) == 3, "it is not known yet whether they read"
+        server._sweep()
+        await until(lambda: len(server.connections) == (1 if limit_bytes < 10_000_000 else 3))
+        assert await ask(streams[2], b"\0 small answer") == b"small"
+        for _, writer in streams:
+            writer.close()
+        await server.stop(0)
+
+    run(scenario)

@@ -137,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         "_serving",
         "_slots",
         "_swept_requests",
+        "_swept_unread_bytes",
         "_transport",
         "_unanswered_bytes",
         "_unmuting",
@@ -189,6 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._handler = listener.handler
         self._swept_requests = -1
+        self._swept_unread_bytes = 0
         self._frames = FrameReader(listener.arena, listener.limits.max_request_bytes, listener.min_request_bytes)
         self._arriving_bytes = 0
         """What counts of the request that arrives."""
@@ -402,9 +404,12 @@ class Connection(asyncio.BufferedProtocol):
         memory.arrive(change)
         if change < 0:
             memory.completed(self)
-        if self._holds or frames.announced_bytes <= SMALL_BYTES:
-            return
-        if not memory.may_go_on(self, has_read=change > 0):
+        if (
+            memory.is_used_up
+            and not self._holds
+            and frames.announced_bytes > SMALL_BYTES
+            and not memory.may_go_on(self, has_read=change > 0)
+        ):
             self.wait_for_memory()
 
     @property
@@ -416,6 +421,13 @@ class Connection(asyncio.BufferedProtocol):
     def is_held(self) -> bool:
         """Whether nothing is read for another reason than memory."""
         return self._holds & ~Hold.QUEUED != 0
+
+    def sweep_unread(self) -> int:
+        """Bytes of answers in memory of which the peer has read none since the last call."""
+        transport = self._transport
+        size = transport.get_write_buffer_size() if transport is not None and self._holds & _WRITE else 0
+        before, self._swept_unread_bytes = self._swept_unread_bytes, size
+        return size if size == before else 0
 
     def wait_for_memory(self) -> None:
         """Read nothing until `budget_is_back`."""

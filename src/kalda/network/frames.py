@@ -155,11 +155,11 @@ class FrameReader:
         self._move(capacity)
 
     def _make_room(self) -> None:
-        """Get room behind what has arrived: for more of the frame, as much as `GROWTH` allows."""
+        """Get room behind what has arrived, as much as `GROWTH` allows."""
         have = self._end - self._start
         missing = self.announced_bytes - have
-        capacity = have + (min(missing, (GROWTH - 1) * have) if missing > 0 else MIN_ROOM_BYTES)
-        if self._start or self.in_arena:
+        capacity = have + max(min(missing, (GROWTH - 1) * have), MIN_ROOM_BYTES)  # the kernel may hold following frames
+        if self._start or self.in_arena or have < MIN_ROOM_BYTES:
             self._move(capacity)
             return
         own = cast("bytearray", self._view.obj)

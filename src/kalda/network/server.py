@@ -507,6 +507,7 @@ class Server:
             except Exception:
                 self._abort_failed(connection, "the sweep")
         self._sweep_logins(now_ms)
+        self._sweep_unread(now_ms)
         self._schedule_sweep()
 
     def _sweep_logins(self, now_ms: int) -> None:
@@ -518,6 +519,17 @@ class Server:
             self.complaints(now_ms, "closing %s: it has not authenticated within %d ms", oldest, timeout_ms)
             self.login_ended(oldest)
             oldest.abort()
+
+    def _sweep_unread(self, now_ms: int) -> None:
+        """Close connections with many bytes of answers that their peers have not read since the last sweep."""
+        unread = [(size, each) for each in self.connections.values() if (size := each.sweep_unread())]
+        too_many = sum(size for size, _ in unread) - self._limits.max_unread_bytes
+        unread.sort(key=lambda item: item[0])
+        while too_many > 0:
+            size, connection = unread.pop()
+            too_many -= size
+            self.complaints(now_ms, "closing %s: its peer does not read %d bytes, and so do others", connection, size)
+            connection.abort()
 
     def _sweep_one(self, connection: Connection, now_ms: int) -> None:
         reason = connection.sweep(now_ms)

@@ -300,6 +300,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._raw is not None:
             self._raw.set_write_buffer_limits(high, low)
 
+    def get_write_buffer_size(self) -> int:
+        """Of the socket's transport."""
+        return 0 if self._raw is None else self._raw.get_write_buffer_size()
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of the TLS session for `ssl_object`, else of the socket's transport."""
         if name == "ssl_object":
