@@ -44,7 +44,9 @@ from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from kalda import Producer
+from kalda import Admin, Producer
+from kalda.base.ids import TopicPartition
+from kalda.protocol.messages.fetch import OffsetSpec
 
 TOPIC, SMALL, WRITTEN, LIVE = "rows", "small", "written", "live"
 SMALL_BATCHES = 10
@@ -72,9 +74,9 @@ def connector_jars() -> list[Path]:
 
 
 def fill_small(node: Node) -> None:
-    """100 partitions, with a row in each for every small batch; and topics to write to."""
+    """100 partitions, with a row in each for every small batch; and the topic of the live stream."""
     node.create_topics([SMALL], 100)
-    node.create_topics([WRITTEN, LIVE], 4)
+    node.create_topics([LIVE], 4)
     with Producer({"bootstrap.servers": f"127.0.0.1:{node.port}"}) as producer:
         for index in range(100 * SMALL_BATCHES):
             producer.send(SMALL, b"x" * VALUE_BYTES, partition=index % 100)
@@ -89,6 +91,24 @@ class Work:
         self.rows = rows
         self.partitions = partitions
         self._cached: DataFrame | None = None
+        self._written = 0
+
+    def renew_topic(self) -> None:
+        """A new topic to write to. The last one is checked and deleted, with what it has in the page cache: else the
+        node would wait for the disk in later rounds."""
+        with Admin({"bootstrap.servers": f"127.0.0.1:{self.node.port}"}) as admin:
+            if self._written:
+                last = {TopicPartition(self._topic, index): OffsetSpec.LATEST for index in range(4)}
+                found = sum(each.offset for each in admin.list_offsets(last).values())
+                if found and not 0 <= found - self.rows // 2 < 100:  # markers of transactions are counted too
+                    raise SystemExit(f"{self.rows // 2} rows were to be written, and the topic has {found}")
+                admin.delete_topics([self._topic]).check()
+        self._written += 1
+        self.node.create_topics([self._topic], 4)
+
+    @property
+    def _topic(self) -> str:
+        return f"{WRITTEN}-{self._written}"
 
     def frame(self, source: str, schema: str | None = None) -> DataFrame:
         reader = self.spark.read.format(FORMATS[source])
@@ -212,7 +232,7 @@ class Work:
         return self.spark.range(0, self.rows // 2, 1, 4).selectExpr("rpad(cast(id as string), 100, 'x') as value")
 
     def _write(self, source: str, rows: DataFrame, *, exactly_once: bool = False) -> None:
-        writer = rows.write.format(FORMATS[source]).mode("append").option("topic", WRITTEN)
+        writer = rows.write.format(FORMATS[source]).mode("append").option("topic", self._topic)
         writer = writer.option("kafka.bootstrap.servers", f"127.0.0.1:{self.node.port}")
         if exactly_once and source == KALDA:
             writer = writer.option("kalda.exactly.once", "true")
@@ -227,6 +247,8 @@ class Task(NamedTuple):
     """Returns milliseconds where these are the figure, instead of the rows a second."""
     rows: int
     sources: Sequence[str]
+    prepare: Callable[[], None] = lambda: None
+    """Called before each measurement."""
 
 
 def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
@@ -237,10 +259,10 @@ def tasks_of(work: Work, sources: Sequence[str]) -> dict[str, Task]:
         "parquet": Task("into Parquet", work.parquet, rows, [*sources, CEILING]),
         "windows": Task("JSON into windows", work.windows, rows, [*sources, CEILING]),
         "stream": Task("a stream, Trigger.AvailableNow", work.stream, rows, [*sources, CEILING]),
-        "write": Task("written", work.write, half, [*sources, CEILING]),
-        "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources),
-        "cached": Task("written from a cached frame", work.write_cached, half, [*sources, CEILING]),
-        "files": Task("written from Parquet", work.write_files, half, [*sources, CEILING]),
+        "write": Task("written", work.write, half, [*sources, CEILING], work.renew_topic),
+        "once": Task("written exactly once (Spark's: at least once)", work.write_once, half, sources, work.renew_topic),
+        "cached": Task("written from a cached frame", work.write_cached, half, [*sources, CEILING], work.renew_topic),
+        "files": Task("written from Parquet", work.write_files, half, [*sources, CEILING], work.renew_topic),
         "small": Task("a micro-batch of 100 partitions", work.small_batches, 0, sources),
         "live": Task("from a send to foreachBatch, p50", work.live, 0, sources),
     }
@@ -250,6 +272,7 @@ def measure_round(tasks: Iterable[Task], node: Node, figures: Figures, number: i
     """Each task with each source; negative rounds warm the JVM up, and are not counted."""
     for task in tasks:
         for source in task.sources if number % 2 == 0 else reversed(task.sources):
+            task.prepare()
             of_node, of_spark, began = node.cpu_s(), cpu_s(with_node=False), time.perf_counter()
             milliseconds = task.do(source)
             seconds = time.perf_counter() - began
@@ -283,7 +306,7 @@ def main() -> None:
     if not jars:
         print("Spark's own Kafka source is not measured: no Maven, or no registry that has its jars")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the node ends with this process
-    node = Node(systems.KALDA)
+    node = Node(systems.KALDA, "log.segment.delete.delay.ms=0\n")
     try:
         node.start()
         fill_small(node)

@@ -79,7 +79,7 @@ def make_session(
 ) -> SparkSession:
     """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. `in_background`: Java and its Python
     workers get what other processes of this machine leave; only for a local master. Raises `PipelineError`."""
-    from kalda.spark.java import ending_java, java_advice
+    from kalda.spark.java import ending_java, java_advice, sockets_of_workers
 
     advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
     if advice is not None:
@@ -90,7 +90,7 @@ def make_session(
         raise PipelineError(f"pipelines run on PySpark ({error}): pip install 'kalda[spark]'") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
-    chosen = dict(_SETTINGS)
+    chosen = dict(_SETTINGS) | ({} if "SPARK_REMOTE" in os.environ else sockets_of_workers())
     if master is not None:
         builder = builder.master(master)
     elif "SPARK_REMOTE" not in os.environ:

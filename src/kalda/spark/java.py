@@ -79,6 +79,11 @@ def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
         setattr(java_gateway, "Popen", popen)  # noqa: B010
 
 
+def sockets_of_workers() -> dict[str, str]:
+    """The setting by which Java and Python processes use Unix sockets; none where spark-submit has started Java."""
+    return {_UNIX_SOCKETS: "true"} if os.name == "posix" and _OF_SPARK_SUBMIT not in os.environ else {}
+
+
 def new_session(app_name: str, master: str | None, settings: Mapping[str, object]) -> SparkSession:
     """See `kalda.spark.session`."""
     try:
@@ -94,8 +99,8 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
         raise RuntimeError(advice)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    if not is_remote and os.name == "posix" and _OF_SPARK_SUBMIT not in os.environ:
-        builder = builder.config(_UNIX_SOCKETS, "true")
+    for name, text in () if is_remote else sockets_of_workers().items():
+        builder = builder.config(name, text)
     if master is not None:
         builder = builder.remote(master) if is_remote else builder.master(master)
     for name, value in settings.items():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -46,6 +47,23 @@ def test_without_java_the_refusal_names_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setenv("JAVA_HOME", "/none")
     with pytest.raises(session.PipelineError, match=r"JAVA_HOME is /none, which has no bin/java\. .*apt-get install"):
         session.make_session("pipeline")
+
+
+def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TCP, a task with a few rows waits for a delayed acknowledgement."""
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    builder = MagicMock()
+    builder.appName.return_value = builder.master.return_value = builder.config.return_value = builder
+    monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
+    monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
+    monkeypatch.setattr(session, "prepare", lambda _: None)
+    for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    sockets = "spark.python.unix.domain.socket.enabled"
+    for settings, expected in (({}, "true"), ({sockets: "false"}, "false")):
+        builder.config.reset_mock()
+        session.make_session("pipeline", settings=settings, master="local[2]")
+        assert dict(call.args for call in builder.config.call_args_list)[sockets] == expected
 
 
 def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
