@@ -43,8 +43,8 @@ class Topics:
                     if name in names or name.startswith(("security.", "sasl.", "ssl."))
                 }
             )
-        except ValueError as error:
-            raise PipelineError(str(error)) from error
+        except ApiError as error:
+            raise PipelineError(error.message) from error
 
     def __enter__(self) -> Topics:
         return self
