@@ -35,7 +35,7 @@ DRIVERS = (
 )  # fmt: skip
 """Drivers among the shells: synchronous, with state of their own, given `Jobs`, `Timers` and `send`."""
 SHELL_MODULES = frozenset(("asyncio", "socket", "time", "threading"))
-MAX_FILE_LINES = 820
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
 LONG_FUNCTIONS: frozenset[str] = frozenset()
 """`path:function` of functions of 71 to 100 lines that are one thought, with the reason beside each."""

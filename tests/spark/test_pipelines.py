@@ -179,7 +179,7 @@ def test_a_load_that_is_killed_continues_row_for_row(
     lake = Lake(tmp_path / "lake")
     command = [
         sys.executable, "-m", "kalda.cli.main", "pipeline", "load", "killed", "--to", str(lake.path),
-        "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "3000", "--no-compact",
+        "--bootstrap-server", cluster.bootstrap_servers, "--rows-a-batch", "1500", "--no-compact",
         "--spark", "spark.master=local[2]", "--foreground",
     ]  # fmt: skip
     for number in range(ROUNDS):
@@ -189,9 +189,11 @@ def test_a_load_that_is_killed_continues_row_for_row(
         committed = newest(lake.path / "_spark_metadata")
         killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         while killed.poll() is None:
-            # The second or third batch of this run is planned, and not committed.
-            if newest(lake.checkpoint / "offsets") > committed + 1 + number % 2:
-                (java,) = psutil.Process(killed.pid).children()
+            # The second or third batch of this run is planned, and not committed. Before Java is there, the batch is
+            # of the round before.
+            children = psutil.Process(killed.pid).children()
+            if children and newest(lake.checkpoint / "offsets") > committed + 1 + number % 2:
+                (java,) = children
                 java.suspend()
                 killed.kill()
             with suppress(subprocess.TimeoutExpired):
