@@ -14,6 +14,7 @@ from paper_files import PaperFile
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
+from kalda.network.answer_memory import AnswerMemory
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
@@ -52,6 +53,9 @@ class PaperTransport:
     def is_closing(self) -> bool:
         return self.closed
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         pass
 
@@ -82,6 +86,7 @@ class PaperListener:
         self.arena = Arena()
         self.time = HandTime(1_000)
         self.memory = RequestMemory(budget, self.time.call_later_ms)
+        self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.complaints: list[str] = []
         self.waiting_for_turn: list[Connection] = []
