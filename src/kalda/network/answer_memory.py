@@ -6,9 +6,9 @@ keeps one answer; but many such connections keep many, and an answer may have 64
 - an answer that takes several steps, and so may be large, is begun only while there is room: what is not read, and
   what each answer that is being made reserves, is less than the limit. Requests for others wait, in the order in which
   they came;
-- while what is not read reaches the limit, connections whose peers read less than `_LEAST_BYTES_PER_S`
-  are closed, those with most of it first, until it is below the limit. A peer that has just been sent an answer has
-  `_WINDOW_MS` to read.
+- when what is not read reaches the limit, connections whose peers read less than `_LEAST_BYTES_PER_S` are closed, those
+  with most of it first, until half of the limit is left. A peer that has just been sent an answer has `_WINDOW_MS` to
+  read.
 
 Small answers never wait. They are bounded by the second rule alone.
 
@@ -192,7 +192,8 @@ class AnswerMemory:
             if reading.is_slow:
                 slow.append((unread, connection))
         slow.sort(key=lambda each: each[0])
-        while slow and total >= self.limit_bytes:
+        is_used_up = total + (self.reserved_bytes if self._waiting else 0) >= self.limit_bytes
+        while is_used_up and slow and total >= self.limit_bytes // 2:
             unread, connection = slow.pop()
             total -= unread
             del self._unread[connection]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable, Generator
+from functools import partial
+
 from by_hand import HandTime
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.steps import StepRunner
 from kalda.network.answer_memory import AnswerMemory
 
 MB = 1_000_000
@@ -30,6 +36,10 @@ class PaperPeer:
     def close_unread(self) -> None:
         self.is_closed = True
         self._memory.release(self)
+
+
+class Text(str):
+    """One that can be referred to weakly."""
 
 
 class Bench:
@@ -108,7 +118,48 @@ def test_where_there_is_room_nobody_is_closed() -> None:
     assert not any(each.is_closed for each in peers)
     peers += bench.peers(1, LIMIT // 4)
     bench.time.advance(500)
-    assert [each.is_closed for each in peers] == [False, False, True, False], "one is enough"
+    assert [each.is_closed for each in peers] == [True, True, True, False], "until half is left"
+
+
+def test_nothing_keeps_an_answer_that_has_left() -> None:
+    class Value(list[bytes]):
+        """An answer's buffers."""
+
+    def steps(value: Value) -> Generator[None, None, Value]:
+        yield
+        return value
+
+    gc.disable()
+    try:
+        bench, turns = Bench(), list[Callable[[], None]]()
+        runner = StepRunner(turns.append)
+        value = Value()
+        kept = weakref.ref(value)
+        pending = bench.memory.run(partial(runner.run, steps(value)), MB)
+        del value
+        while turns:
+            turns.pop()()
+        assert pending.value == []
+        del pending
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_nothing_keeps_an_answer_that_was_abandoned() -> None:
+    gc.disable()
+    try:
+        bench = Bench()
+        answer = bench.ask()
+        (making,) = bench.making
+        bench.making.clear()
+        answer.abandon()
+        making.complete(Text("it cannot be stopped"))
+        kept = weakref.ref(making.value)
+        del answer, making
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_is_abandoned_reserves_nothing() -> None:
