@@ -65,6 +65,14 @@ def largest_requests() -> Iterator[tuple[str, Request]]:
     entities = _each(admin.AlterClientQuotasRequestEntityData, "entity_name", names, entity_type="user")
     entries = [admin.AlterClientQuotasRequestEntryData(entity=[each], ops=[op]) for each in entities]
     yield "AlterClientQuotas", admin.AlterClientQuotasRequest(entries=entries, validate_only=True)
+    yield from _of_groups(names)
+    yield "Produce, one batch", _produce([_SIZE])
+    yield "Produce, batches of 1 MB", _produce([1_000_000] * 95)
+    topic = fetch.FetchRequestFetchTopic
+    yield "Fetch", fetch.FetchRequest(max_wait_ms=0, session_epoch=-1, topics=_each(topic, "topic", names))
+
+
+def _of_groups(names: list[str]) -> Iterator[tuple[str, Request]]:
     commits = [
         offsets.OffsetCommitRequestPartition(partition_index=at, committed_offset=1, committed_metadata=each)
         for at, each in enumerate(names)
@@ -89,10 +97,6 @@ def largest_requests() -> Iterator[tuple[str, Request]]:
             assignments=[groups.SyncGroupRequestAssignment(member_id="m", assignment=bytes(_SIZE))],
         ),
     )  # fmt: skip
-    yield "Produce, one batch", _produce([_SIZE])
-    yield "Produce, batches of 1 MB", _produce([1_000_000] * 95)
-    topic = fetch.FetchRequestFetchTopic
-    yield "Fetch", fetch.FetchRequest(max_wait_ms=0, session_epoch=-1, topics=_each(topic, "topic", names))
 
 
 def _each(cls: Any, field: str, values: list[str], **others: Any) -> list[Any]:
