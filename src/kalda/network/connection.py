@@ -322,7 +322,8 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The transport's buffer has room again."""
         self.active = True
-        self._listener.answers.release(self)
+        if self._parked_bytes < self._listener.limits.write_high_bytes:
+            self._listener.answers.release(self)
         self._release(_WRITE)
         if self._sending:
             self._send()

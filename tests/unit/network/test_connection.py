@@ -332,6 +332,9 @@ def test_what_a_peer_has_not_read_counts_while_it_has_not() -> None:
     bench.answer = lambda connection, frame: bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
     bench.send(body("w"), body("a", 1), body("a", 2))
     assert answers.unread_bytes == 1_200, "behind a pending answer"
+    bench.connection.pause_writing()
+    bench.connection.resume_writing()
+    assert answers.unread_bytes == 1_200
     bench.transport.unsent_bytes = 5_000
     bench.connection.pause_writing()
     bench.settle(body("w"))
