@@ -14,6 +14,7 @@ from paper_files import PaperFile
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
+from kalda.network.answer_memory import AnswerMemory
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
@@ -29,6 +30,7 @@ class PaperTransport:
         self.reading = True
         self.closed = False
         self.aborted = False
+        self.unsent_bytes = 0
 
     def write(self, data: Buffer) -> None:
         assert not self.closed
@@ -51,6 +53,9 @@ class PaperTransport:
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         pass
@@ -82,6 +87,7 @@ class PaperListener:
         self.arena = Arena()
         self.time = HandTime(1_000)
         self.memory = RequestMemory(budget, self.time.call_later_ms)
+        self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.complaints: list[str] = []
         self.waiting_for_turn: list[Connection] = []
@@ -318,6 +324,39 @@ def test_answers_behind_a_pending_one_are_bounded() -> None:
     bench.settle(body("w"))
     bench.listener.run()
     assert len(bench.transport.answers()) == 11
+
+
+def test_what_a_peer_has_not_read_counts_while_it_has_not() -> None:
+    bench = Bench(Limits(write_high_bytes=1_000))
+    answers = bench.listener.answers
+    bench.answer = lambda connection, frame: bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
+    bench.send(body("w"), body("a", 1), body("a", 2))
+    assert answers.unread_bytes == 1_200, "behind a pending answer"
+    bench.connection.pause_writing()
+    bench.connection.resume_writing()
+    assert answers.unread_bytes == 1_200
+    bench.transport.unsent_bytes = 5_000
+    bench.connection.pause_writing()
+    bench.settle(body("w"))
+    assert answers.unread_bytes == 5_000
+    bench.connection.resume_writing()
+    assert answers.unread_bytes == 0
+    bench.connection.pause_writing()
+    bench.connection.connection_lost(None)
+    assert answers.unread_bytes == 0
+    assert not bench.transport.aborted
+
+
+def test_a_peer_that_reads_nothing_is_closed_where_unread_answers_use_up_their_memory() -> None:
+    bench = Bench()
+    bench.transport.unsent_bytes = bench.listener.answers.limit_bytes
+    bench.connection.pause_writing()
+    bench.listener.time.advance(1_000)
+    assert not bench.transport.aborted
+    bench.listener.time.advance(2_000)
+    assert bench.transport.aborted
+    (complaint,) = bench.listener.complaints
+    assert "does not read" in complaint
 
 
 def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
