@@ -53,7 +53,7 @@ SMALL_OPERATION_ELEMENTS = 500
 _SMALL_ELEMENTS_OF: Mapping[int, int] = {
     ApiKey.PRODUCE: 2_000,
     ApiKey.LIST_OFFSETS: 1_000,
-    ApiKey.DELETE_RECORDS: 200,
+    ApiKey.DELETE_RECORDS: 40,
     ApiKey.DELETE_GROUPS: 500,
 }
 """The same for other APIs whose items take long: an append may open the files of a log, an offset may be searched in
@@ -76,8 +76,8 @@ PART_ITEMS = 1_000
 PRODUCE_PART_ITEMS = 300
 LIST_OFFSETS_PART_ITEMS = 300
 """The offset of the largest timestamp is searched in each log."""
-DELETE_RECORDS_PART_ITEMS = 80
-"""Each writes a small file, the epochs of a log that starts later."""
+DELETE_RECORDS_PART_ITEMS = 20
+"""Each makes a small file, the epochs of a log that starts later: up to 3 ms where many files were made lately."""
 DELETE_GROUPS_PART_ITEMS = 500
 MARKERS_PART_ITEMS = 150
 """Each is an append. All of a part are appended in one turn, so that the turns of many parts are not the same one."""

@@ -139,7 +139,7 @@ def refusing(key: int, sizes: list[int], cut: Cut) -> Row:
 
 @pytest.mark.parametrize(
     ("key", "items", "largest"),
-    [(ApiKey.LIST_OFFSETS, 1_100, 300), (ApiKey.DELETE_RECORDS, 220, 80), (ApiKey.DELETE_GROUPS, 600, 500)],
+    [(ApiKey.LIST_OFFSETS, 1_100, 300), (ApiKey.DELETE_RECORDS, 60, 20), (ApiKey.DELETE_GROUPS, 600, 500)],
 )
 def test_items_that_take_long_are_handled_in_small_parts(key: ApiKey, items: int, largest: int) -> None:
     (cut,) = CUTS[key]
