@@ -14,6 +14,10 @@ LOST = ("unsynced", "lie", "rot", "misdirect", "stale")
 SECOND = (*FIRST, "full", *faults.CLIENTS, *LOST)
 """The kinds of faults when the seeds were found: with more kinds a seed is another run."""
 THIRD = (*FIRST, "full", "dir", *faults.CLIENTS, *LOST)
+FOURTH = (
+    *faults.KILLS, *faults.POWER, *LINKS, "reject", *faults.MACHINE, "disk", "full", "dir", *faults.CLIENTS, "stall",
+    "bug", *LOST, "alone",
+)  # fmt: skip
 OPERATED = ("groups", "churn", "moves", "voters")
 MOVED = (*OPERATED, "dirs", "racks", "deletes", "phoenix")
 CLEANED = (*MOVED, "compaction")
@@ -53,6 +57,9 @@ SEEDS = {
     ),
     "a follower whose start offset was within a damaged batch ended before it": Plan(93031, 5, THIRD, loads=CLEANED),
     "a drive that lied kept its checkpoint and lost a segment": Plan(1005, 4, THIRD, loads=MOVED),
+    "a disk that was repaired twice ended its node while the only other replica had lost data": Plan(
+        810007, 3, FOURTH, loads=CLEANED
+    ),
     "a clean stop with a failed disk lost the state of producers": Plan(351, 3, FIRST, loads=()),
 }
 

@@ -244,6 +244,8 @@ class Faults:
 
     def _repaired(self, node: SimNode) -> Mend:
         def mend() -> None:
+            if not node.disk_failed:
+                return  # another fault of the disk has ended, and with it this one: the node must not end once more
             node.kill()
             node.machine.disk.mend("/")
             node.machine.disk.capacity_bytes = None
