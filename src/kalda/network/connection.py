@@ -30,6 +30,7 @@ from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
+from kalda.network.turns import REQUESTS_PER_READING
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Hold:
     QUEUED = 8
     """the node's budget for unanswered requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
-    """`frames_per_turn` requests were served; other connections come first"""
+    """other connections come first; see `kalda.network.turns`"""
     CLOSED = 32
     STOPPING = 64
     """the node stops: no more requests are read, and the last answer closes the connection"""
@@ -85,11 +86,14 @@ class Hold:
 
 
 _WRITE = Hold.WRITE
+_TURN = Hold.TURN
 _CLOSED = Hold.CLOSED
 _ALONE = Hold.ALONE
 _SENDING = Hold.SENDING
 _MUTED = Hold.MUTED
 _PIECE_BYTES = 256 * 1024
+_UNSENT_BUFFERS = 256
+"""So many buffers of answers may wait for the end of the turns of one read."""
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
@@ -233,8 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._frames.min_bytes, self._frames.max_bytes = min_bytes, max_bytes
         if self._serving:
-            self._hold(Hold.TURN)  # `_serve` ends, and goes on with the new handler
-            self._listener.call_soon(self._next_turn)
+            self._end_turn()  # `_serve` ends, and goes on with the new handler
 
     def answer_alone(self) -> None:
         """Serve no further request until all requests received so far are answered.
@@ -319,11 +322,13 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _serve(self) -> None:
-        """Pass frames to the handler until there are no more, or a hold is set; then write the answers."""
+    def _serve(self, end_ns: int = 0) -> None:
+        """Pass frames to the handler until there are no more, or a hold is set; then write the answers. `end_ns`: when
+        the turn ends; 0: it begins with the first requests, which are not timed."""
         next_frame = self._frames.next_frame
         handler = self._handler
-        left = turn = self._listener.limits.frames_per_turn
+        turns = self._listener.turns
+        left = given = REQUESTS_PER_READING
         self._serving = True
         try:
             while not self._holds:
@@ -337,8 +342,13 @@ class Connection(asyncio.BufferedProtocol):
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
                 if not left:
-                    self._hold(Hold.TURN)
-                    self._listener.call_soon(self._next_turn)
+                    left = REQUESTS_PER_READING
+                    given += REQUESTS_PER_READING
+                    now_ns = turns.now_ns()
+                    if not end_ns:
+                        end_ns = turns.end_ns(self.id, now_ns)
+                    elif now_ns >= end_ns:
+                        self._end_turn()
         except BadFrameSize as error:
             self._listener.complain(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
@@ -355,8 +365,10 @@ class Connection(asyncio.BufferedProtocol):
             self._fail()
         finally:
             self._serving = False
-            self.requests += turn - left
-        if self._out:
+            self.requests += given - left
+        if not end_ns:
+            turns.untimed = self.id
+        if self._out and (self._holds != _TURN or len(self._out) >= _UNSENT_BUFFERS):
             self._flush()
         if not self._holds:
             if not self._reading:
@@ -369,8 +381,21 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._steer_reading()
 
+    def _end_turn(self) -> None:
+        if self._holds & _TURN:
+            return
+        self._hold(_TURN)
+        self._listener.turns.wait()
+        self._listener.call_soon(self._next_turn)
+
     def _next_turn(self) -> None:
-        self._release(Hold.TURN)
+        turns = self._listener.turns
+        turns.begin()
+        self._holds &= ~_TURN
+        if self._holds:
+            self._flush()
+        else:
+            self._serve(turns.end_ns(self.id, turns.now_ns()))
 
     def _fail(self) -> None:
         self._holds |= _CLOSED

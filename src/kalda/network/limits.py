@@ -51,8 +51,6 @@ class Limits:
     max_unanswered: int = 100
     """Unanswered requests of a connection at which reading pauses."""
     max_unanswered_bytes: int = 64 * 1024 * 1024
-    frames_per_turn: int = 128
-    """Frames of a connection that are served before other connections are."""
     send_buffer_bytes: int = 102_400
     """socket.send.buffer.bytes; -1: the system's default"""
     receive_buffer_bytes: int = 102_400

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import socket
 import ssl
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +31,7 @@ from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.listener_counts import ListenerCounts, count_sensors
+from kalda.network.turns import Turns
 
 if TYPE_CHECKING:
     from kalda.network.tls import Handshakes
@@ -79,6 +81,7 @@ class Listener:
         self.min_request_bytes = MIN_REQUEST_BYTES
         self.counts = ListenerCounts()
         self.arena = server.arena
+        self.turns = server.turns
         self.host = ""
         self.port = 0
         self._server = server
@@ -185,9 +188,13 @@ class Listener:
 class Server:
     """The node's listeners. It must be made inside the running loop."""
 
-    def __init__(self, clock: Clock, limits: NodeLimits | None = None) -> None:
+    def __init__(
+        self, clock: Clock, limits: NodeLimits | None = None, now_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        """`now_ns` is the clock by which connections take turns."""
         self.loop = asyncio.get_running_loop()
         self.arena = Arena()
+        self.turns = Turns(now_ns)
         self.complaints = Complaints()
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}

@@ -17,6 +17,7 @@ from kalda.base.pending import Pending
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
+from kalda.network.turns import LONG_NS, SHARED_NS, SHORT_NS, Turns
 
 
 class PaperTransport:
@@ -79,6 +80,8 @@ class PaperListener:
         self.handler = handler
         self.limits = limits
         self.arena = Arena()
+        self.now_ns = 0
+        self.turns = Turns(lambda: self.now_ns)
         self.budget = budget
         self.time = HandTime(1_000)
         self.soon: list[Callable[[], None]] = []
@@ -126,7 +129,9 @@ class Bench:
     """A connection, its transport, and a handler that acts by each frame's first letter: `w` waits for `settle`, `n`
     has no answer, `i` is invalid, `x` fails, others are answered at once."""
 
-    def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
+    def __init__(self, limits: Limits | None = None, budget: int = 0, frame_ns: int = 0) -> None:
+        """Each frame takes `frame_ns`."""
+        self.frame_ns = frame_ns
         self.pending: dict[bytes, Pending[list[Buffer]]] = {}
         self.seen: list[bytes] = []
         self.answer: FrameHandler = self.handle
@@ -137,6 +142,7 @@ class Bench:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def handle(self, connection: Connection, frame: memoryview) -> Answer:
+        self.listener.now_ns += self.frame_ns
         body = bytes(frame)
         self.seen.append(body)
         match body[:1]:
@@ -340,13 +346,96 @@ def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     assert len(bench.seen) == 3
 
 
-def test_a_turn_ends_after_frames_per_turn() -> None:
-    bench = Bench(Limits(frames_per_turn=4))
-    bench.send(*(body("a", n) for n in range(10)))
-    assert len(bench.seen) == 4
-    bench.listener.run()
-    assert len(bench.seen) == 10
+def served_by_turns(bench: Bench) -> list[int]:
+    """How many requests were served after each turn."""
+    counts = [len(bench.seen)]
+    while bench.listener.soon:
+        bench.listener.soon.pop(0)()
+        counts.append(len(bench.seen))
+    return counts
+
+
+def test_a_connection_with_many_requests_is_served_by_turns_while_others_wait_for_answers() -> None:
+    bench = Bench(frame_ns=SHORT_NS // 20)
+    bench.listener.turns.untimed = 8  # another connection had one request
+    bench.send(*(body("a", n) for n in range(60)))
+    assert not bench.transport.reading, "what the peer sends meanwhile stays in the socket"
+    assert served_by_turns(bench) == [22, 42, 60], "the first two requests are not timed"
     assert bench.transport.reading
+    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(60)]
+    assert len(bench.transport.writes) == 1, "turns do not add writes"
+    assert bench.connection.requests == 60
+
+
+def test_a_connection_that_is_alone_has_long_turns() -> None:
+    bench = Bench(frame_ns=LONG_NS // 20)
+    bench.send(*(body("a", n) for n in range(60)))
+    assert served_by_turns(bench) == [22, 42, 60]
+
+
+def test_a_slow_request_ends_a_turn() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(*(body("a", n) for n in range(7)))
+    assert served_by_turns(bench) == [4, 6, 7]
+
+
+def test_connections_with_requests_left_share_a_turn() -> None:
+    bench = Bench(frame_ns=SHORT_NS // 20)
+    bench.listener.turns.untimed = 8
+    for _ in range(9):
+        bench.listener.turns.wait()
+    bench.send(*(body("a", n) for n in range(9)))
+    assert served_by_turns(bench) == [4, 6, 8, 9]
+
+
+def test_turns_are_short_for_a_while_after_a_connection_with_few_requests() -> None:
+    turns = Turns(lambda: 0)
+    turns.untimed = 8
+    assert turns.end_ns(8, 0) == LONG_NS, "the connection itself"
+    assert turns.end_ns(7, 0) == SHORT_NS
+    assert turns.end_ns(7, SHARED_NS - 1) == SHARED_NS - 1 + SHORT_NS
+    assert turns.end_ns(7, SHARED_NS) == SHARED_NS + LONG_NS
+
+
+def test_a_request_that_is_served_between_two_turns_makes_them_short() -> None:
+    bench = Bench(frame_ns=LONG_NS // 20)
+    bench.send(*(body("a", n) for n in range(29)))
+    other = Connection(bench.listener, 8)  # type: ignore[arg-type]
+    other.connection_made(PaperTransport())  # type: ignore[arg-type]
+    frame = len(body("a")).to_bytes(4, "big") + body("a")
+    other.get_buffer(-1)[: len(frame)] = frame
+    other.buffer_updated(len(frame))
+    assert served_by_turns(bench) == [23, 25, 27, 29, 30]
+
+
+def test_many_answers_leave_at_the_end_of_a_turn() -> None:
+    bench = Bench(frame_ns=LONG_NS // 200)
+    bench.send(*(body("a", n) for n in range(300)))
+    assert len(bench.transport.answers()) == 202
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 300
+
+
+def test_answers_leave_where_a_mute_begins_between_two_turns() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(*(body("a", n) for n in range(8)))
+    bench.connection.mute(1_000)
+    assert bench.transport.answers() == []
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 4
+    assert not bench.transport.reading
+    bench.listener.time.advance(1_000)
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 8
+
+
+def test_a_connection_that_closes_between_two_turns_sends_its_answers() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(*(body("a", n) for n in range(8)))
+    bench.connection.close()
+    assert len(bench.transport.answers()) == 4
+    bench.listener.run()
+    assert len(bench.seen) == 4
 
 
 @pytest.mark.parametrize(
