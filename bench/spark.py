@@ -4,8 +4,9 @@ A topic of records with 100 B values is written once, straight from Arrow column
 after the other: into an aggregate, into an aggregate with only the value read, into Parquet, as JSON into windows, and
 as a stream with Trigger.AvailableNow. It writes half as many rows with both: rows that the query makes, rows of a
 cached frame and of Parquet files; and exactly once with Kalda's, beside the at-least-once writes of Spark's. A stream
-over 100 partitions in small batches gives the fixed cost of a micro-batch. A stream of one record every few
-milliseconds gives the time from a send until `foreachBatch` has the record.
+over 100 partitions in small batches gives the fixed cost of a micro-batch: the median of what Spark reports for a
+batch. A stream of one record every few milliseconds gives the time from a send until `foreachBatch` has the record;
+Java becomes faster for minutes, so an even number of rounds has both sources early and late as often.
 Where Maven cannot fetch the other connector's jars (`KALDA_SPARK_KAFKA_JARS` names a folder that has them), only Kalda
 is measured.
 
@@ -16,7 +17,7 @@ source, so a query pays for all columns of the schema; a smaller schema can be g
 figure. CPU is that of all processes on the two cores together, so 2 divided by the sum of both lines bounds the rate on
 an idle machine.
 
-    python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3] [--only write,stream]
+    python bench/spark.py [--quick] [--rows 8000000] [--partitions 4] [--rounds 3] [--only write,stream] [--tcp]
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ from harness.figures import HERE, Figure, Figures
 from harness.nodes import Node
 from harness.sparks import VALUE_BYTES, cpu_s, fill, rounded, session
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from kalda import Producer
 
 TOPIC, SMALL, WRITTEN, LIVE = "rows", "small", "written", "live"
 SMALL_BATCHES = 10
+READ = {"aggregate", "value", "parquet", "windows", "stream"}
+"""The tasks that read the large topic."""
 LIVE_S, LIVE_EVERY_S = 8.0, 0.005
 KALDA, SPARK, CEILING = "kalda.spark", "Spark's own", "no broker"
 FORMATS = {KALDA: "kalda", SPARK: "kafka", CEILING: "ceiling"}
@@ -130,11 +134,14 @@ class Work:
             raise SystemExit(f"{self.rows} rows were streamed as {seen}")
 
     def small_batches(self, source: str) -> float:
-        """The milliseconds of one of `SMALL_BATCHES` micro-batches over 100 partitions with few rows, the start of the
-        query included."""
-        began = time.perf_counter()
-        self._until_end(source, SMALL, 100, lambda frame: frame.write.format("noop").mode("append").save())
-        return (time.perf_counter() - began) * 1000 / SMALL_BATCHES
+        """The median of the milliseconds of `SMALL_BATCHES` micro-batches over 100 partitions with a row in each."""
+        progress = self._until_end(
+            source, SMALL, 100, lambda frame: frame.write.format("noop").mode("append").save()
+        ).recentProgress
+        found = [each.durationMs["triggerExecution"] for each in progress if each.numInputRows]
+        if len(found) != SMALL_BATCHES:
+            raise SystemExit(f"{SMALL_BATCHES} batches were written, and {len(found)} were read")
+        return float(median(found))
 
     def live(self, source: str) -> float:
         """The median of the milliseconds from a send until `foreachBatch` has collected the record, in batches that
@@ -160,12 +167,12 @@ class Work:
                         time.sleep(LIVE_EVERY_S)
                     if not is_counted:
                         times.clear()
-            if error := query.exception():
-                raise error
+            query.processAllAvailable()  # to stop it within a batch would print Java's traces; raises its error
             query.stop()
         return median(times)
 
-    def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> None:
+    def _until_end(self, source: str, topic: str, limit: int, do: Callable[[DataFrame], object]) -> StreamingQuery:
+        """Stream the topic to its end. Returns the query, which has ended."""
         reader = self.spark.readStream.format(FORMATS[source])
         if source == CEILING:
             reader = reader.option("rows", self.rows).option("partitions", self.partitions)
@@ -175,7 +182,9 @@ class Work:
         stream = reader.load()
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = stream.writeStream.foreachBatch(lambda frame, _number: do(frame)).trigger(availableNow=True)
-            writer.option("checkpointLocation", checkpoint).start().awaitTermination()
+            query = writer.option("checkpointLocation", checkpoint).start()
+            query.awaitTermination()
+        return query
 
     def write(self, source: str) -> None:
         self._write(source, self._made_rows())
@@ -264,6 +273,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="aggregate,value,parquet,windows,stream,write,once,cached,files,small,live"
     )
+    parser.add_argument("--tcp", action="store_true", help="Java and Python over TCP, as in a session of Spark's own")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = options.rows // 10, 1
@@ -276,12 +286,14 @@ def main() -> None:
     node = Node(systems.KALDA)
     try:
         node.start()
-        fill(node, TOPIC, rows, options.partitions)
         fill_small(node)
-        spark = session(jars)
+        spark = session(jars, spark_python_unix_domain_socket_enabled=not options.tcp)
         register_ceiling(spark)
         tasks = tasks_of(Work(spark, node, rows, options.partitions), sources)
-        chosen = [tasks[name] for name in (options.only.split(",") if options.only else tasks)]
+        names = options.only.split(",") if options.only else list(tasks)
+        chosen = [tasks[name] for name in names]
+        if not READ.isdisjoint(names):
+            fill(node, TOPIC, rows, options.partitions)
         figures = Figures()
         for number in range(-1, options.rounds):
             measure_round(chosen, node, figures, number)

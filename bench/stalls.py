@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from harness.heavy_state import PROPERTIES, heavy_requests
 from harness.nodes import Node
 from harness.systems import KALDA
+from harness.watching import Pings, Resident
 from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
 
 from kalda.base.errors import ApiError
@@ -70,44 +69,6 @@ class Measured(NamedTuple):
         return f"{self.took_s:>11.2f}{self.longest_s * 1000:>18.0f}{self.grown_bytes / 1e6:>12.1f}  {answer:>8}"
 
 
-class _Resident:
-    """The resident memory of a process, as Linux counts it."""
-
-    def __init__(self, pid: int) -> None:
-        self._directory = Path(f"/proc/{pid}")
-        self._before = 0
-
-    def reset(self) -> None:
-        """Measure from now on."""
-        (self._directory / "clear_refs").write_text("5")  # VmHWM begins anew
-        self._before = self._bytes("VmRSS")
-
-    def grown(self) -> int:
-        """The peak since `reset`, above what it was then."""
-        return self._bytes("VmHWM") - self._before
-
-    def _bytes(self, name: str) -> int:
-        (line,) = (each for each in (self._directory / "status").read_text().splitlines() if each.startswith(name))
-        return int(line.split()[1]) * 1024
-
-
-class _Pings(threading.Thread):
-    """Sends small requests until it is stopped, and keeps the longest wait."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.longest_s = 0.0
-        self.stopped = False
-        self._connection = BlockingConnection("127.0.0.1", port)
-
-    def run(self) -> None:
-        with self._connection as connection:
-            while not self.stopped:
-                began = time.perf_counter()
-                connection.negotiate()
-                self.longest_s = max(self.longest_s, time.perf_counter() - began)
-
-
 def version_with_names(request: Request, connection: BlockingConnection) -> int:
     """The highest version in which topics are named."""
     highest = choose_version(request, None, connection.versions)
@@ -120,8 +81,8 @@ def measure(port: int, pid: int, request: Request) -> Measured:
         # Encoded before the other client begins: both are in this process, and so share its interpreter.
         version = version_with_names(request, connection)
         frame = b"".join(frame_request(Call(request.API_KEY, version, 1), request, "stalls"))
-        pings = _Pings(port)
-        resident = _Resident(pid)
+        pings = Pings(port)
+        resident = Resident(pid)
         resident.reset()
         pings.start()
         began = time.perf_counter()

@@ -11,6 +11,7 @@
 - `worst_requests`: what a client can send that makes a node work longest, for each API
 - `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read
+- `watching`: what others notice meanwhile: the longest wait of another client, the peak of a process's memory
 - `ceiling`: a data source for Spark without a broker
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ import psutil
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+import kalda.spark
 from harness.nodes import Node
 from kalda import Producer
-from kalda.spark import register
 
 VALUE_BYTES = 100
 _CHUNK = 100_000
@@ -52,10 +51,8 @@ def drop_from_cache(node: Node, topic: str) -> None:
         os.close(file)
 
 
-def session(jars: Sequence[Path] = (), master: str = "local[2]") -> SparkSession:
-    """A session with Kalda's format."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName("bench")
+def session(jars: Sequence[Path] = (), master: str = "local[2]", **more: object) -> SparkSession:
+    """A session with Kalda's format. `more`: settings, as of `kalda.spark.session`."""
     settings = {
         "spark.driver.memory": "3g",
         "spark.jars": ",".join(map(str, jars)),
@@ -65,11 +62,7 @@ def session(jars: Sequence[Path] = (), master: str = "local[2]") -> SparkSession
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
     }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    register(spark)
-    return spark
+    return kalda.spark.session("bench", master, **settings, **more)
 
 
 def cpu_s(*, with_node: bool) -> float:

@@ -22,6 +22,9 @@ class FakeConnection:
     def answer_alone(self) -> None:
         self.calls.append("alone")
 
+    def send_to_follower(self) -> None:
+        self.calls.append("follower")
+
     def close(self) -> None:
         self.calls.append("close")
 

@@ -255,6 +255,21 @@ def test_sessions_share_the_names_of_topics() -> None:
     assert first is second
 
 
+@pytest.mark.parametrize(("follower", "calls"), [(True, ["follower"]), (False, [])])
+def test_the_first_fetch_of_a_followers_session_enlarges_its_send_buffer(follower: bool, calls: list[str]) -> None:
+    world = World()
+    world.assign("a-0")
+    handlers, context, connection = handler(world)
+    handlers._metadata = cast(MetadataCache, SimpleNamespace(topic_name=lambda _: None))
+    first = requested(1, prefix="a", follower=follower, max_wait_ms=0, max_bytes=1 << 20)
+    answer = handlers.fetch(context, first)
+    assert isinstance(answer, FetchResponse)
+    assert connection.calls == calls
+    later = requested(0, follower=follower, max_wait_ms=0, session_id=answer.session_id, session_epoch=1)
+    handlers.fetch(context, later)
+    assert connection.calls == calls
+
+
 # -- throttled answers
 
 

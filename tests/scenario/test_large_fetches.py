@@ -1,4 +1,5 @@
-"""Fetches of many partitions are read in steps, and other requests are handled between two of them."""
+"""Fetches of many partitions are read in steps, and other requests are handled between two of them. Of records in
+memory a fetch gets a bounded number of bytes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 from data_path_world import World, answers_of, offsets
 
 from kalda.base.errors import ErrorCode
+from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.steps import StepRunner
@@ -131,3 +133,72 @@ def test_a_fetch_that_is_abandoned_between_two_steps_reads_no_more(world: World,
     turns.take()
     assert sum(turns.read) == AT_ONCE
     assert not answer.done
+
+
+def large_batches(world: World, batches: int) -> None:
+    for index in range(COUNT):
+        for _ in range(batches):
+            world.produce("a", index=index, size=90_000)
+
+
+def in_memory(response: FetchResponse | Pending[FetchResponse]) -> list[int]:
+    return [
+        0 if isinstance(answer.records, FileSlice) else len(answer.records or b"")
+        for answer in answers_of(response).values()
+    ]
+
+
+def test_records_in_memory_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each partition has a batch of 90 KB: the answer ends with the one that exceeds the bound, without a wait."""
+    monkeypatch.setattr(fetch, "_COPIED_BYTES", 100_000)
+    large_batches(world, 1)
+    answer = world.fetch(*ALL, min_bytes=1 << 20)
+    assert isinstance(answer, FetchResponse)
+    assert base_offsets(answer) == [[0], [0], [], [], []]
+
+
+def test_slices_take_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_COPIED_BYTES", 100_000)
+    large_batches(world, 4)
+    answer = world.fetch(*ALL, max_bytes=1 << 30, min_bytes=1 << 20)
+    assert all(each.records for each in answers_of(answer).values())
+    assert in_memory(answer) == [0] * COUNT
+
+
+def test_a_device_is_read_piece_by_piece(world: World) -> None:
+    """What is not in the page cache is not read before it is sent."""
+    large_batches(world, 4)
+    hot = world.fetch(*ALL, max_bytes=1 << 30)
+    for index in range(COUNT):
+        partition = world.replicas.remove(TopicPartition("a", index))
+        assert partition is not None
+        partition.log.close()
+        world.assign("a", index)
+    world.disk.cold = world.hold_jobs = True
+    answer = world.fetch(*ALL, max_bytes=1 << 30)
+    assert isinstance(answer, Pending)
+    world.let_jobs_run()
+    assert in_memory(answer) == [0] * COUNT
+    read = []
+    for each in answers_of(answer).values():
+        records: object = each.records
+        assert isinstance(records, FileSlice)
+        piece = records.read(1 << 20, lambda: None)
+        if piece is None:
+            world.let_jobs_run()
+            piece = records.read(1 << 20, lambda: None)
+        read.append(bytes(piece or b""))
+    world.disk.cold = False
+    expected = []
+    for each in answers_of(hot).values():
+        records = each.records
+        assert isinstance(records, FileSlice)
+        expected.append(bytes(records.read(1 << 20, lambda: None) or b""))
+    assert read == expected
+
+
+def test_nothing_is_read_for_a_broker_that_is_no_replica(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    large_batches(world, 1)
+    monkeypatch.setattr(Fetch, "_read_one", lambda *_: pytest.fail("read"))
+    answer = world.fetch(*ALL, replica_id=7)
+    assert {each.error_code for each in answers_of(answer).values()} == {ErrorCode.NOT_LEADER_OR_FOLLOWER}

@@ -559,6 +559,34 @@ def test_blocking_client() -> None:
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.parametrize("limited", [102_400, -1])
+def test_the_send_buffer_of_a_followers_connection_is_enlarged_unless_the_system_sizes_it(limited: int) -> None:
+    def size_of(connection: Connection) -> int:
+        assert connection._transport is not None
+        return int(connection._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+    async def scenario() -> None:
+        sizes: list[tuple[int, int]] = []
+
+        def fetch(connection: Connection, frame: memoryview) -> Answer:
+            before = size_of(connection)
+            connection.send_to_follower()
+            sizes.append((before, size_of(connection)))
+            return [b"records!"]
+
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, fetch, Limits(send_buffer_bytes=limited))
+        _, writer = await dial(listener.port)
+        writer.write(frame(b"a fetch of a follower"))
+        await until(lambda: bool(sizes))
+        before, after = sizes[0]
+        assert after == before if limited < 0 else after > before >= limited
+        writer.close()
+        await server.stop()
+
+    run(scenario)
+
+
 def test_a_request_that_cannot_be_encoded_is_an_api_error_and_is_not_sent() -> None:
     async def scenario(server: Server, port: int) -> None:
         def talk() -> None:
@@ -709,10 +737,39 @@ def test_a_connection_that_ends_over_budget_is_not_held() -> None:
         for _, writer in streams:
             writer.write(frame(b"1234567890"))
         await until(lambda: len(pending) == 2)
-        await until(lambda: len(server._over_budget) == 2)
+        await until(lambda: len(server.memory._answers) == 2)
         next(iter(server.connections.values())).abort()
         await until(lambda: len(server.connections) == 1)
-        assert set(server._over_budget) <= set(server.connections.values())
+        assert set(server.memory._answers) <= set(server.connections.values())
+        await server.stop(0)
+
+    run(scenario)
+
+
+def test_a_protected_listener_has_its_own_memory_for_requests() -> None:
+    """A client whose requests use up the memory of its listener keeps no other broker waiting."""
+
+    async def scenario() -> None:
+        limits = NodeLimits(queued_max_request_bytes=100_000)
+        server = Server(HandClock(), limits)
+        outside = await server.listen("OUTSIDE", "127.0.0.1", 0, echo)
+        inside = await server.listen("INSIDE", "127.0.0.1", 0, echo, protected=True)
+        for listener, others in ((outside, inside), (inside, outside)):
+            streams = [await dial(listener.port) for _ in range(3)]
+            for _, writer in streams:
+                writer.write((200_000).to_bytes(4, "big") + bytes(150_000))
+            await until(lambda: listener.memory.is_waited_for)  # noqa: B023 - awaited at once
+            assert not others.memory.used_bytes
+            assert await ask(await dial(others.port), bytes(200_000)) == b"re:" + bytes(200_000)
+            for _, writer in streams:
+                writer.write(bytes(50_000))
+            for reader, writer in streams:
+                assert await reader.readexactly(4 + 3 + 200_000)
+                writer.close()
+            assert not listener.memory.used_bytes
+        assert server.describe()["arriving_bytes"] == 0
+        server.update_limits(NodeLimits())
+        assert {inside.memory.limit_bytes, outside.memory.limit_bytes} == {-1}
         await server.stop(0)
 
     run(scenario)

@@ -43,6 +43,9 @@ class Connection:
     def answer_alone(self) -> None:
         self.calls.append("alone")
 
+    def send_to_follower(self) -> None:
+        self.calls.append("follower")
+
     def close(self) -> None:
         self.calls.append("close")
 

@@ -103,6 +103,13 @@ class Gauge:
         return self.value if self._read is None else self._read()
 
 
+def gauged(value: float) -> Gauge:
+    """A value that was read elsewhere, as a gauge of this moment."""
+    gauge = Gauge()
+    gauge.value = value
+    return gauge
+
+
 class Measurable(Protocol):
     """Anything that has a value now."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kalda.base.clock import Clock
 from kalda.base.durations import quantile_sensors
-from kalda.base.sensors import NO_TAGS, Gauge, Measurable, SensorName, Sensors, counted
+from kalda.base.sensors import NO_TAGS, Measurable, SensorName, Sensors, counted, gauged
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_times import RAFT
 from kalda.metadata.features import supported_ranges
@@ -93,9 +93,7 @@ def _levels(image: MetadataImage) -> Iterator[tuple[SensorName, Measurable]]:
     if features.metadata_version is not None:
         levels[FEATURE_NAME] = int(features.metadata_version)
     for feature, level in levels.items():
-        gauge = Gauge()
-        gauge.value = level
-        yield SensorName(LOADER, "FinalizedLevel", (("featureName", feature),)), gauge
+        yield SensorName(LOADER, "FinalizedLevel", (("featureName", feature),)), gauged(level)
 
 
 def _voted(role: object) -> int:
@@ -181,17 +179,15 @@ def _heartbeats(controller: QuorumController, clock: Clock) -> Iterator[tuple[Se
         return
     now_ms = clock.mono_ms()
     for broker_id, contact_ms in controller.cluster.heartbeats.contacts():
-        gauge = Gauge()
-        gauge.value = max(0, now_ms - contact_ms)
-        yield SensorName(CONTROLLER, "TimeSinceLastHeartbeatReceivedMs", (("broker", str(broker_id)),)), gauge
+        tags = (("broker", str(broker_id)),)
+        yield SensorName(CONTROLLER, "TimeSinceLastHeartbeatReceivedMs", tags), gauged(max(0, now_ms - contact_ms))
 
 
 def _registrations(image: MetadataImage) -> Iterator[tuple[SensorName, Measurable]]:
     """Of each broker, by Kafka's numbers."""
     for broker_id, broker in image.cluster.brokers.items():
-        gauge = Gauge()
-        gauge.value = _FENCED if broker.fenced else _SHUTTING_DOWN if broker.in_controlled_shutdown else _ACTIVE
-        yield SensorName(CONTROLLER, "BrokerRegistrationState", (("broker", str(broker_id)),)), gauge
+        state = _FENCED if broker.fenced else _SHUTTING_DOWN if broker.in_controlled_shutdown else _ACTIVE
+        yield SensorName(CONTROLLER, "BrokerRegistrationState", (("broker", str(broker_id)),)), gauged(state)
 
 
 def _add(sensors: Sensors, group: str, gauges: dict[str, Callable[[], float]]) -> None:

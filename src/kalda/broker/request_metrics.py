@@ -22,7 +22,7 @@ from typing import Final
 from kalda.base.durations import BUCKETS, QUANTILES, Durations, bucket_of, quantiles_ms
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.sensors import Counter, Gauge, Measurable, SensorName
+from kalda.base.sensors import Counter, Measurable, SensorName, gauged
 from kalda.broker.context import RequestContext
 from kalda.broker.pipeline import RequestPipeline
 from kalda.network.connection import Answer, Connection
@@ -121,7 +121,7 @@ class RequestMetrics:
                 yield SensorName(GROUP, "ErrorsPerSec", tags), total
         for api_key, metrics in list(self._by_api.items()):
             tag = ("request", API[api_key].name)
-            yield SensorName(GROUP, "RequestBytes", (tag,)), _value(metrics.bytes / metrics.measured)
+            yield SensorName(GROUP, "RequestBytes", (tag,)), gauged(metrics.bytes / metrics.measured)
             at_once = metrics.at_once.recent(now_ms)
             no_wait = [sum(at_once)] + [0] * (BUCKETS - 1)
             for name, others, waited in (
@@ -131,7 +131,7 @@ class RequestMetrics:
             ):
                 counts = [one + other for one, other in zip(others, waited.recent(now_ms), strict=True)]
                 for quantile, value in zip(QUANTILES, quantiles_ms(counts), strict=False):
-                    yield SensorName(GROUP, name, (tag, ("quantile", str(quantile)))), _value(value)
+                    yield SensorName(GROUP, name, (tag, ("quantile", str(quantile)))), gauged(value)
 
     def _errors(self) -> dict[int, ErrorCounts]:
         """Error codes of all responses so far, by API."""
@@ -142,9 +142,3 @@ class RequestMetrics:
                 for code, count in list(codes.items()):
                     sums[code] += count
         return found
-
-
-def _value(value: float) -> Gauge:
-    gauge = Gauge()
-    gauge.value = value
-    return gauge

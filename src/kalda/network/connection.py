@@ -19,6 +19,7 @@ before `_out`; while a hold is set no frame goes to the handler.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -30,7 +31,8 @@ from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
-from kalda.network.turns import REQUESTS_PER_READING
+from kalda.network.request_memory import SMALL_BYTES
+from kalda.network.turns import FEW_REQUESTS, LONG_NS
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Hold:
     UNANSWERED = 4
     """this connection has too many unanswered requests"""
     QUEUED = 8
-    """the node's budget for unanswered requests (`queued.max.request.bytes`) is used up"""
+    """the node's memory for requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
     """other connections come first; see `kalda.network.turns`"""
     CLOSED = 32
@@ -125,6 +127,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
+        "_arriving_bytes",
         "_frames",
         "_handler",
         "_holds",
@@ -191,6 +194,8 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = listener.handler
         self._swept_requests = -1
         self._frames = FrameReader(listener.arena, listener.limits.max_request_bytes, listener.min_request_bytes)
+        self._arriving_bytes = 0
+        """What counts of the request that arrives."""
         self._transport: asyncio.Transport | None = None
         self._holds = 0
         self._reading = True
@@ -246,6 +251,15 @@ class Connection(asyncio.BufferedProtocol):
         nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
+
+    def send_to_follower(self) -> None:
+        """A follower fetches over this connection: make the socket's send buffer as large as its responses."""
+        limits = self._listener.limits
+        if 0 < limits.send_buffer_bytes < limits.follower_send_buffer_bytes:
+            raw = _tcp_socket(self._transport)
+            if raw is not None:
+                with contextlib.suppress(OSError):  # the peer may have closed it already
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.follower_send_buffer_bytes)
 
     def mute(self, duration_ms: int) -> None:
         """Serve no further request for so long; answers still leave. For a client that has used up a quota (KIP-219).
@@ -314,41 +328,39 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         self._sending.clear()
         for slot in self._slots:
-            self._listener.unqueue(slot.frame_bytes)
+            self._listener.memory.unqueue(slot.frame_bytes)
             if slot.pending is not None:
                 slot.pending.abandon()
         self._slots.clear()
+        self._listener.memory.arrive(-self._arriving_bytes)
+        self._arriving_bytes = 0
         self._listener.disconnected(self)
 
     # -- requests
 
-    def _serve(self, end_ns: int = 0) -> None:
-        """Pass frames to the handler until there are no more, or a hold is set; then write the answers. `end_ns`: when
-        the turn ends; 0: it begins with the first requests, which are not timed."""
+    def _serve(self, turn_ns: int = 0) -> None:
+        """Pass frames to the handler until there are no more, or a hold is set; then write the answers. `turn_ns`: the
+        length of a turn for which the connection has waited; 0 where it has not."""
         next_frame = self._frames.next_frame
         handler = self._handler
         turns = self._listener.turns
-        left = given = REQUESTS_PER_READING
+        now_ns = turns.now_ns
+        ends_ns = now_ns() + (turn_ns or turns.first_ns)
+        served = 0
         self._serving = True
         try:
             while not self._holds:
                 frame = next_frame()
                 if frame is None:
                     break
-                left -= 1
+                served += 1
                 answer = handler(self, frame)
                 if type(answer) is list and not self._slots:
                     self._put(answer)
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
-                if not left:
-                    left = REQUESTS_PER_READING
-                    given += REQUESTS_PER_READING
-                    now_ns = turns.now_ns()
-                    if not end_ns:
-                        end_ns = turns.end_ns(self.id, now_ns)
-                    elif now_ns >= end_ns:
-                        self._end_turn()
+                if now_ns() >= ends_ns and (self._frames.waiting_bytes or now_ns() >= ends_ns + LONG_NS):
+                    self._end_turn()
         except BadFrameSize as error:
             self._listener.complain(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
@@ -365,10 +377,12 @@ class Connection(asyncio.BufferedProtocol):
             self._fail()
         finally:
             self._serving = False
-            self.requests += given - left
-        if not end_ns:
-            turns.untimed = self.id
-        if self._out and (self._holds != _TURN or len(self._out) >= _UNSENT_BUFFERS):
+            self.requests += served
+        if served <= FEW_REQUESTS and not turn_ns and not self._holds & _TURN:
+            turns.had_few = self.id
+        if self._arriving_bytes or not self._frames.in_arena:
+            self._count_arriving()
+        if self._out and (self._holds != _TURN or not self._frames.waiting_bytes or len(self._out) >= _UNSENT_BUFFERS):
             self._flush()
         if not self._holds:
             if not self._reading:
@@ -382,20 +396,54 @@ class Connection(asyncio.BufferedProtocol):
             self._steer_reading()
 
     def _end_turn(self) -> None:
-        if self._holds & _TURN:
-            return
-        self._hold(_TURN)
-        self._listener.turns.wait()
-        self._listener.call_soon(self._next_turn)
+        if not self._holds & _TURN:
+            self._hold(_TURN)
+            self._listener.turns.wait(self)
 
-    def _next_turn(self) -> None:
-        turns = self._listener.turns
-        turns.begin()
+    def take_turn(self, turn_ns: int) -> None:
+        """Other connections have been served: serve this one for so long."""
         self._holds &= ~_TURN
         if self._holds:
             self._flush()
         else:
-            self._serve(turns.end_ns(self.id, turns.now_ns()))
+            self._serve(turn_ns)
+
+    def _count_arriving(self) -> None:
+        """Count what has arrived of the next request; where there is no memory for the rest of it, wait."""
+        frames, memory = self._frames, self._listener.memory
+        arrived = 0 if frames.in_arena else frames.waiting_bytes
+        change = arrived - self._arriving_bytes
+        self._arriving_bytes = arrived
+        memory.arrive(change)
+        if change < 0:
+            memory.completed(self)
+        if self._holds or frames.announced_bytes <= SMALL_BYTES:
+            return
+        if not memory.may_go_on(self, has_read=change > 0):
+            self.wait_for_memory()
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the request that arrives."""
+        return max(0, self._frames.announced_bytes - self._frames.waiting_bytes)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is read for another reason than memory."""
+        return self._holds & ~Hold.QUEUED != 0
+
+    def wait_for_memory(self) -> None:
+        """Read nothing until `budget_is_back`."""
+        self._hold(Hold.QUEUED)
+
+    def close_slow(self) -> None:
+        """Close it: its request arrives too slowly while others wait for memory."""
+        self._listener.complain(
+            "closing %s: queued.max.request.bytes are used up, and its request of %d bytes arrives too slowly",
+            self,
+            self._frames.announced_bytes,
+        )
+        self.abort()
 
     def _fail(self) -> None:
         self._holds |= _CLOSED
@@ -442,7 +490,7 @@ class Connection(asyncio.BufferedProtocol):
         slot = _Slot(self, frame_bytes, answer if isinstance(answer, Pending) else None)
         self._slots.append(slot)
         self._unanswered_bytes += frame_bytes
-        self._listener.queue(frame_bytes)
+        self._listener.memory.queue(frame_bytes)
         if isinstance(answer, Pending):
             answer.then(slot.settle)
         else:
@@ -453,9 +501,9 @@ class Connection(asyncio.BufferedProtocol):
             or self._parked_bytes >= limits.write_high_bytes
         ):
             self._hold(Hold.UNANSWERED)
-        elif self._slots and self._listener.over_budget():
+        elif self._slots and self._listener.memory.over_budget():
             self._hold(Hold.QUEUED)
-            self._listener.wait_for_budget(self)
+            self._listener.memory.wait_for_budget(self)
 
     def _slot_settled(self, settled: _Slot, error: ApiError | None) -> None:
         """Move the settled slots at the head of the queue to the output."""
@@ -474,7 +522,7 @@ class Connection(asyncio.BufferedProtocol):
             if slot is not settled:
                 self._parked_bytes -= _size(slot.buffers)
             self._unanswered_bytes -= slot.frame_bytes
-            self._listener.unqueue(slot.frame_bytes)
+            self._listener.memory.unqueue(slot.frame_bytes)
             if slot.buffers:
                 self._put_made(slot.buffers)
                 if self._holds & _CLOSED:
@@ -627,6 +675,8 @@ class Connection(asyncio.BufferedProtocol):
             self._swept_requests = self.requests
         else:
             allowed = limits.slow_frame_ms + self._frames.announced_bytes * 1000 // limits.slow_frame_bytes_per_s
+            if self._listener.memory.is_waited_for:
+                allowed = limits.scarce_frame_ms + self._frames.announced_bytes * 1000 // limits.scarce_bytes_per_s
             if now_ms - self.frame_since_ms >= allowed:
                 return f"a frame of {self._frames.announced_bytes} bytes did not arrive within {allowed} ms"
         return None
@@ -636,10 +686,15 @@ def _size(buffers: list[Buffer] | AtTurn | None) -> int:
     return sum(map(len, buffers)) if isinstance(buffers, list) else 0
 
 
+def _tcp_socket(transport: asyncio.Transport | None) -> socket.socket | None:
+    raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
+    return raw if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
 def _peer_is_gone(transport: asyncio.Transport | None) -> bool:
     """True where the peer has closed its end. While nothing is read, only the kernel's TCP state shows this."""
-    raw: socket.socket | None = transport.get_extra_info("socket") if transport is not None else None
-    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+    raw = _tcp_socket(transport)
+    if raw is None:
         return False
     try:
         return raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _ENDED

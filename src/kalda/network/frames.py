@@ -2,7 +2,8 @@
 
 Sans-IO: the transport calls `room()`, reads into the memory it returns, and calls `filled(count)`; then `next_frame()`
 returns one whole frame after another. A frame is writable memory that is never used again here, so the log may stamp
-offsets into a produced batch in place. Bytes are copied only where a frame spans two reads.
+offsets into a produced batch in place. Bytes are copied only where a frame spans two reads, and then once: the memory
+of a frame that arrives grows where it is.
 
 Memory is allocated for what has arrived, never for the size that a peer announces: a peer that announces 100 MB and
 sends nothing costs 4 KiB. Small frames are read into an `Arena` that all connections of a loop share. It is used from
@@ -17,9 +18,10 @@ are only read into; they need not be zeros.
 from __future__ import annotations
 
 from struct import Struct
+from typing import cast
 
 from kalda.base.errors import InvalidRequest
-from kalda.base.memory import unfilled
+from kalda.base.memory import grow, unfilled
 
 ARENA_BYTES = 256 * 1024
 MIN_ROOM_BYTES = 64 * 1024
@@ -61,7 +63,7 @@ class FrameReader:
     """The receiving side of one connection."""
 
     __slots__ = (
-        "_arena", "_end", "_filled_whole", "_in_arena", "_room_bytes", "_start", "_view", "max_bytes", "min_bytes",
+        "_arena", "_end", "_filled_whole", "_room_bytes", "_start", "_view", "in_arena", "max_bytes", "min_bytes",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, max_bytes: int, min_bytes: int) -> None:
@@ -73,8 +75,8 @@ class FrameReader:
         self._end = 0
         self._room_bytes = 0
         """Size of the last `room()`."""
-        self._in_arena = True
-        """`_view` is the arena's, not this connection's own memory."""
+        self.in_arena = True
+        """Whether no frame that is not complete is kept: `_view` is the arena's, not this connection's own memory."""
         self._filled_whole = False
         """The last read filled all of `room()`, so the kernel may hold more."""
 
@@ -94,7 +96,7 @@ class FrameReader:
     @property
     def capacity_bytes(self) -> int:
         """Memory that only this connection uses, beside the shared arena."""
-        return 0 if self._in_arena else len(self._view)
+        return 0 if self.in_arena else len(self._view)
 
     def room(self) -> memoryview:
         """Writable memory, never empty, for the next read."""
@@ -103,9 +105,9 @@ class FrameReader:
             arena.ensure_room()
             self._view = arena.view
             self._start = self._end = arena.free
-            self._in_arena = True
-        elif self._in_arena or self._end == len(self._view):
-            self._move(self._end - self._start + MIN_ROOM_BYTES)
+            self.in_arena = True
+        elif self.in_arena or self._end == len(self._view):
+            self._make_room()
         room = self._view[self._end :]
         self._room_bytes = len(room)
         return room
@@ -114,7 +116,7 @@ class FrameReader:
         """`count` bytes were read into the last `room()`."""
         self._end += count
         self._filled_whole = count == self._room_bytes
-        if self._in_arena:
+        if self.in_arena:
             self._arena.free = self._end
 
     def next_frame(self) -> memoryview | None:
@@ -137,20 +139,38 @@ class FrameReader:
         else:
             self._view = _NOTHING
             self._start = self._end = 0
-            self._in_arena = True
+            self.in_arena = True
         return None
 
     def _keep(self, needed: int) -> None:
         """Keep a partial frame of `needed` bytes in all, in this connection's own memory with room for more of it."""
         have = self._end - self._start
-        if not self._in_arena:
+        if not self.in_arena:
             capacity = len(self._view)
-            if self._end < capacity and (self._start == 0 or self._start + needed <= capacity):
-                return
+            if self._start == 0 or (self._end < capacity and self._start + needed <= capacity):
+                return  # where it is full, `room` makes it longer: here a read may still use it
         capacity = min(needed, max(FIRST_KEPT_BYTES, GROWTH * have))
         if self._filled_whole:
             capacity = max(capacity, MIN_ROOM_BYTES)  # the kernel may hold more: read the following frames too
         self._move(capacity)
+
+    def _make_room(self) -> None:
+        """Get room behind what has arrived: for more of the frame, as much as `GROWTH` allows."""
+        have = self._end - self._start
+        missing = self.announced_bytes - have
+        capacity = have + (min(missing, (GROWTH - 1) * have) if missing > 0 else MIN_ROOM_BYTES)
+        if self._start or self.in_arena:
+            self._move(capacity)
+            return
+        own = cast("bytearray", self._view.obj)
+        self._view.release()
+        try:
+            grow(own, capacity)
+        except BufferError:  # frames that were returned are in use
+            self._view = memoryview(own)
+            self._move(capacity)
+        else:
+            self._view = memoryview(own)
 
     def _move(self, capacity: int) -> None:
         own = memoryview(unfilled(capacity))
@@ -160,4 +180,4 @@ class FrameReader:
         self._view = own
         self._start = 0
         self._end = have
-        self._in_arena = False
+        self.in_arena = False

@@ -43,6 +43,9 @@ class Limits:
     slow_frame_ms: int = 30_000
     """A frame must arrive within this time plus the time that its size takes at `slow_frame_bytes_per_s`."""
     slow_frame_bytes_per_s: int = 16 * 1024
+    scarce_frame_ms: int = 5_000
+    scarce_bytes_per_s: int = 1024 * 1024
+    """The same while other connections wait for memory."""
     closing_ms: int = 5_000
     """How long a closed connection may take to flush its last answers."""
     write_high_bytes: int = 512 * 1024
@@ -55,6 +58,10 @@ class Limits:
     """socket.send.buffer.bytes; -1: the system's default"""
     receive_buffer_bytes: int = 102_400
     """socket.receive.buffer.bytes; -1: the system's default"""
+    follower_send_buffer_bytes: int = 1024 * 1024
+    """Of a connection over which a follower fetches, where `send_buffer_bytes` sets a smaller one: its responses have
+    up to `replica.fetch.max.bytes` of a partition. Through a buffer of 100 KB a megabyte leaves in some ten turns of
+    the loop, and the follower wakes up for each."""
     backlog: int = 50
     """socket.listen.backlog.size; also how many connections may wait for admission"""
     max_connections: int = UNLIMITED
@@ -97,7 +104,7 @@ class NodeLimits:
     rate_config: MetricConfig = _RATE_CONFIG
     """quota.window.size.seconds and quota.window.num: how far rates look back; fixed at the start"""
     queued_max_request_bytes: int = -1
-    """queued.max.request.bytes: size of unanswered requests of all connections; -1: unlimited"""
+    """queued.max.request.bytes: size of the requests of all connections, arriving or unanswered; -1: unlimited"""
     max_logins: int = 1_000
     """kalda.max.unauthenticated.connections"""
     login_timeout_ms: int = 30_000

@@ -11,7 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from kalda.base.sensors import Gauge, Measurable, SensorName
+from kalda.base.sensors import Measurable, SensorName, gauged
 
 if TYPE_CHECKING:
     from kalda.network.connection import Connection
@@ -62,13 +62,7 @@ def count_sensors(
             ("successful-reauthentication-total", each.renewals),
             ("failed-reauthentication-total", each.failed_renewals),
         ):
-            yield SensorName(SOCKET_SERVER, name, tags), _value(value)
+            yield SensorName(SOCKET_SERVER, name, tags), gauged(value)
     for (listener, name, version), count in software.most_common(_MOST_SOFTWARE):
         by_software = (("clientSoftwareName", name), ("clientSoftwareVersion", version), ("listener", listener))
-        yield SensorName(SOCKET_SERVER, "connections", by_software), _value(count)
-
-
-def _value(value: float) -> Gauge:
-    gauge = Gauge()
-    gauge.value = value
-    return gauge
+        yield SensorName(SOCKET_SERVER, "connections", by_software), gauged(count)

@@ -1,8 +1,8 @@
 """Listeners, their connections, and the sweep that closes inactive ones.
 
-A `Server` owns the node's listeners and what they share: admission, the read arena, the budget for unanswered
-requests, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes the
-connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
+A `Server` owns the node's listeners and what they share: admission, the read arena, the memory for requests, one sweep
+timer. There is no timer per connection or per request: every few seconds the sweep closes the connections that were
+idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
 The server does not depend on the protocol: frames go to the listener's handler (see `connection`). A listener with
 `Security` counts its connections as logins until they are authenticated: the number of logins and the time of each are
@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.clock import Clock
-from kalda.base.sensors import Gauge, Measurable, SensorName
+from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.admission import Admission, Verdict
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.listener_counts import ListenerCounts, count_sensors
+from kalda.network.request_memory import RequestMemory
 from kalda.network.turns import Turns
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Listener:
         security_protocol: str,
         on_close: Callable[[Connection], None] | None,
         security: Security | None,
+        protected: bool,
     ) -> None:
         self.name = name
         self.handler = handler
@@ -91,10 +93,8 @@ class Listener:
         self._sockets: asyncio.Server | None = None
         self.call_soon = server.loop.call_soon
         self.now_ms = server.now_ms
-        self.queue = server.queue
-        self.unqueue = server.unqueue
-        self.over_budget = server.over_budget
-        self.wait_for_budget = server.wait_for_budget
+        self.memory = server.new_memory() if protected else server.memory
+        """For requests: clients must not use up that of a protected listener."""
 
     async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
@@ -194,12 +194,14 @@ class Server:
         """`now_ns` is the clock by which connections take turns."""
         self.loop = asyncio.get_running_loop()
         self.arena = Arena()
-        self.turns = Turns(now_ns)
+        self.turns = Turns(now_ns, self.loop.call_soon)
         self.complaints = Complaints()
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}
         self.now_ms = clock.mono_ms
         self._limits = limits or NodeLimits()
+        self.memory = self.new_memory()
+        """Of requests on listeners that are not protected."""
         self._admission = Admission(self._limits)
         self._waiting: dict[str, deque[Connection]] = {}
         """By listener: connections that wait for admission, in order of arrival."""
@@ -212,10 +214,6 @@ class Server:
         self._closing_later = 0
         """Connections that are refused, and closed after a while."""
         self._last_id = 0
-        self._queued_bytes = 0
-        """Size of the unanswered requests of all connections."""
-        self._over_budget: OrderedDict[Connection, None] = OrderedDict()
-        """Open connections that read nothing until `_queued_bytes` is below `queued.max.request.bytes`."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._stopping = False
         self._empty = asyncio.Event()
@@ -240,7 +238,7 @@ class Server:
         but connections are refused until `Listener.accept`. Raises `OSError`."""
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
-        listener = Listener(self, name, handler, limits, security_protocol, on_close, security)
+        listener = Listener(self, name, handler, limits, security_protocol, on_close, security, protected)
         self._admission.add_listener(name, limits, protected)
         self._waiting[name] = deque()
         await listener.open(host, port, accepts)
@@ -252,6 +250,8 @@ class Server:
     def update_limits(self, limits: NodeLimits) -> None:
         """Apply new limits of the node from dynamic configuration."""
         self._limits = limits
+        for each in self._memories():
+            each.update(limits.queued_max_request_bytes)
         for _ in range(self._admission.update(limits)):
             self._evict("max.connections was reduced")
         self._admit_waiting()
@@ -266,14 +266,13 @@ class Server:
         yield from self._admission.measured()
         listeners = [(name, each.counts) for name, each in self.listeners.items()]
         yield from count_sensors(listeners, list(self.connections.values()))
-        limit = self._limits.queued_max_request_bytes
+        memories = self._memories()
+        limit, used = sum(each.limit_bytes for each in memories), sum(each.used_bytes for each in memories)
         for name, value in (
-            ("MemoryPoolUsed", self._queued_bytes),
-            ("MemoryPoolAvailable", limit - self._queued_bytes if limit > 0 else _UNLIMITED_BYTES),
+            ("MemoryPoolUsed", used),
+            ("MemoryPoolAvailable", limit - used if limit > 0 else _UNLIMITED_BYTES),
         ):
-            gauge = Gauge()
-            gauge.value = value
-            yield SensorName("kafka.network:type=SocketServer", name), gauge
+            yield SensorName("kafka.network:type=SocketServer", name), gauged(value)
 
     def update_listener_limits(self, name: str, limits: Limits) -> None:
         """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
@@ -299,6 +298,16 @@ class Server:
                 timer.cancel()
         if self._handshakes is not None:
             self._handshakes.close()
+
+    def new_memory(self) -> RequestMemory:
+        """As `queued.max.request.bytes` allows."""
+        return RequestMemory(self._limits.queued_max_request_bytes, self._call_later_ms)
+
+    def _memories(self) -> set[RequestMemory]:
+        return {listener.memory for listener in self.listeners.values()}
+
+    def _call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(delay_ms / 1000, callback)
 
     async def _wait_empty(self, timeout_ms: int) -> bool:
         try:
@@ -347,7 +356,7 @@ class Server:
             return
         self.listeners[connection.listener_name].counts.closed += 1
         self._admission.leave(connection.peer_host)
-        self._over_budget.pop(connection, None)
+        self.listeners[connection.listener_name].memory.forget(connection)
         self._logins.pop(connection, None)
         if connection.admitted:
             self._admission.release(connection.listener_name)
@@ -481,26 +490,6 @@ class Server:
                     waiting.append(connection)
         self._waiting[names[0]] = self._waiting.pop(names[0])
 
-    # -- the budget for unanswered requests
-
-    def queue(self, frame_bytes: int) -> None:
-        """Count an unanswered request of that size."""
-        self._queued_bytes += frame_bytes
-
-    def unqueue(self, frame_bytes: int) -> None:
-        """Undo `queue` when the request was answered or abandoned."""
-        self._queued_bytes -= frame_bytes
-        while self._over_budget and not self.over_budget():
-            self._over_budget.popitem(last=False)[0].budget_is_back()
-
-    def over_budget(self) -> bool:
-        """True where `queued.max.request.bytes` is reached."""
-        return 0 < self._limits.queued_max_request_bytes <= self._queued_bytes
-
-    def wait_for_budget(self, connection: Connection) -> None:
-        """Call `budget_is_back` of the connection when there is budget again."""
-        self._over_budget[connection] = None
-
     # -- the sweep
 
     def _schedule_sweep(self) -> None:
@@ -550,6 +539,7 @@ class Server:
             "connections": len(self.connections),
             "admitted": self._admission.count,
             "waiting": sum(map(len, self._waiting.values())),
-            "queued_bytes": self._queued_bytes,
+            "queued_bytes": sum(each.queued_bytes for each in self._memories()),
+            "arriving_bytes": sum(each.arriving_bytes for each in self._memories()),
             "logins": len(self._logins),
         }

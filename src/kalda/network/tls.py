@@ -225,6 +225,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 log.info("closing %s: TLS failed: %s", connection, _reason(error))
                 at_end = 1
             is_full = count == len(room)
+            del room  # the connection may make its memory longer when none of it is in use
             connection.buffer_updated(count)
             if self._outgoing.pending:
                 self._flush()

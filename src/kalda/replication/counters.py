@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError, CrcMismatch, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.base.sensors import Counter, CounterSum, Gauge, Measurable, SensorName, Sensors, Tags
+from kalda.base.sensors import Counter, CounterSum, Measurable, SensorName, Sensors, Tags, gauged
 from kalda.records.rules import Invalid, RecordsRefused
 from kalda.replication.waiting import DelayedOperation, Waiter
 
@@ -204,18 +204,14 @@ def partition_sensors(replicas: Replicas, most: int) -> Iterator[tuple[SensorNam
             ("AtMinIsr", each.is_at_min_isr),
             ("LastStableOffsetLag", each.log.high_watermark - each.log.last_stable_offset if is_leader else 0),
         ):
-            gauge = Gauge()
-            gauge.value = value
-            yield SensorName(_PARTITION, name, tags), gauge
+            yield SensorName(_PARTITION, name, tags), gauged(value)
 
 
 def lag_sensors(lags: Iterable[tuple[str, TopicPartition, int]]) -> Iterator[tuple[SensorName, Measurable]]:
     """Kafka's gauges of followers' lags: of fetcher, partition and lag."""
     for fetcher, at, lag in lags:
-        gauge = Gauge()
-        gauge.value = lag
         tags = (("clientId", fetcher), ("topic", at.topic), ("partition", str(at.partition)))
-        yield SensorName("kafka.server:type=FetcherLagMetrics", "ConsumerLag", tags), gauge
+        yield SensorName("kafka.server:type=FetcherLagMetrics", "ConsumerLag", tags), gauged(lag)
 
 
 def _make_purgatory_gauges(sensors: Sensors, replicas: Replicas, operation: DelayedOperation) -> None:

@@ -9,6 +9,9 @@ A follower reads up to the log end, and waits for appends. Its fetch offset is a
 
 What is not in the page cache is read by a job, all such partitions of one request together.
 
+Records that come as slices of files take no memory, however many a peer asks for and does not read. What comes as bytes
+is bounded for each request: partitions behind that are answered without records, and their fetcher asks again.
+
 A fetch of more than `READ_AT_ONCE` partitions reads them in steps, and other requests are handled between two of them.
 
 A driver. A follower's fetch may advance high watermarks, and what waits for those may append while this fetch reads.
@@ -20,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps
 from kalda.protocol.messages.fetch import (
@@ -39,7 +43,7 @@ from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.replication.waiting import DelayedOperation, Waiter
 from kalda.storage.aborted import AbortedRead, aborted_nowait, start_aborted_reads
-from kalda.storage.reading import ColdRead, start_reads
+from kalda.storage.reading import SLICED_BYTES, ColdRead, start_reads
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
@@ -49,6 +53,10 @@ if TYPE_CHECKING:
 READ_COMMITTED = 1
 READ_AT_ONCE = 2_000
 """Partitions that are read in one step: about ten milliseconds."""
+_COPIED_BYTES = 2 << 20
+"""Bytes of records in memory that are enough for a consumer's answer."""
+_COPIED_FOR_FOLLOWER = 10 << 20
+"""The same for a follower, which gets copies alone: the default of `replica.fetch.response.max.bytes`."""
 _NO_BYTES = b""
 Fetched: TypeAlias = FetchResponse | Pending[FetchResponse]
 _response = maker(FetchResponse, "session_id")
@@ -64,8 +72,10 @@ class Fetch:
         "_cold",
         "_cold_aborted",
         "_context",
+        "_copied_bytes",
         "_follower_epoch",
         "_follower_id",
+        "_max_copied",
         "_names_leaders",
         "_prefer",
         "_read_bytes",
@@ -120,6 +130,9 @@ class Fetch:
         """Whether a high watermark advanced by this fetch, or other requests were handled between its steps: either may
         have appended to any partition."""
         self._read_bytes = 0
+        self._copied_bytes = 0
+        """Those of them that are in memory, or will be when a job has read them."""
+        self._max_copied = _COPIED_BYTES if self._follower_id < 0 else _COPIED_FOR_FOLLOWER
         throttle = manager.throttle if self._follower_id >= 0 else None
         self._throttle = throttle if throttle is not None and throttle.is_enabled else None
         """The quota of throttled replicas; None for a consumer, and where no replica is throttled."""
@@ -173,7 +186,7 @@ class Fetch:
     def read_again(self) -> Fetched | Steps[Fetched]:
         """Read again after the wait, and answer with whatever there is."""
         self.answers, self._cold, self._cold_aborted = [], [], []
-        self._read_bytes = 0
+        self._read_bytes = self._copied_bytes = 0
         self._remaining = self.max_bytes
         self._throttled.clear()
         entries = self._context.entries
@@ -260,11 +273,11 @@ class Fetch:
                     partition.check_epoch(epoch)
                 else:
                     partition.check_leader(epoch)
-                if self._prefer is not None and self._redirect(partition, answer, asked.fetch_offset):
-                    settled = True
-                    continue
-                if asked.last_fetched_epoch >= 0 and _diverges(
-                    partition, answer, asked.last_fetched_epoch, asked.fetch_offset
+                if note_follower:
+                    partition.follower(follower_id, asked.current_leader_epoch >= 0)  # before anything is read for it
+                offset, last_epoch = asked.fetch_offset, asked.last_fetched_epoch
+                if (self._prefer is not None and self._redirect(partition, answer, offset)) or (
+                    last_epoch >= 0 and _diverges(partition, answer, last_epoch, offset)
                 ):
                     settled = True
                     continue
@@ -274,12 +287,15 @@ class Fetch:
                     raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{allowed} is no number of bytes")
                 if throttle is not None and self._must_wait(throttle, partition):
                     allowed = 0
-                info = self._read_one(partition, asked.fetch_offset, allowed)
+                if self._copied_bytes >= self._max_copied:
+                    allowed, settled = 0, True
+                info = self._read_one(partition, offset, allowed)
                 if note_follower:
                     self._note_follower(partition, asked)
                 if not isinstance(info, FetchInfo):
                     self._cold.append((len(self.answers) - 1, partition, info))
                     remaining -= allowed
+                    self._copied_bytes += min(allowed, SLICED_BYTES)
                 else:
                     remaining = remaining - info.size_bytes if info.size_bytes < remaining else 0
                     self._fill(answer, partition, info, len(self.answers) - 1)
@@ -379,6 +395,9 @@ class Fetch:
         if info.size_bytes:
             answer.records = info.records
             self._read_bytes += info.size_bytes
+            records: object = info.records
+            if type(records) is not FileSlice:
+                self._copied_bytes += info.size_bytes
             if self._follower_id < 0:
                 partition.topic_counters.bytes_out.value += info.size_bytes
             else:

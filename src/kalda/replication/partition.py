@@ -370,15 +370,21 @@ class Partition:
 
     # -- leading others
 
+    def follower(self, broker_id: int, epoch_known: bool) -> FollowerState:
+        """What is known of a follower. Raises `ApiError` for a broker that is no replica; `epoch_known`: as of
+        `on_follower_fetch`."""
+        follower = self.in_sync.followers.get(broker_id)
+        if follower is None:
+            raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH if epoch_known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return follower
+
     def on_follower_fetch(
         self, broker_id: int, broker_epoch: int, offset: int, log_start_offset: int, epoch_known: bool
     ) -> None:
         """Note that a follower has everything below `offset`. Raises `ApiError` for a broker that is no replica, or for
         an old incarnation of one. `epoch_known`: the fetch names this leader's epoch, so of the two brokers it is this
         one whose metadata lags behind."""
-        follower = self.in_sync.followers.get(broker_id)
-        if follower is None:
-            raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH if epoch_known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        follower = self.follower(broker_id, epoch_known)
         before, start_before = follower.log_end_offset, follower.log_start_offset
         end = self.log.log_end_offset
         follower.on_fetch(offset, log_start_offset, broker_epoch, end, self._cluster.now_ms())

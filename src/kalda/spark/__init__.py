@@ -36,6 +36,7 @@ Log directories:
 
 And:
 
+- `workers`: what a process that runs tasks does once
 - `client_metrics`: what clients push to the brokers, as a table
 - `cluster`: what planners and drivers request of a cluster
 - `java`: the Java that Spark needs
@@ -64,8 +65,9 @@ def register(spark: SparkSession, *, push_filters: bool = False) -> None:
 
 def session(app_name: str = "kalda", master: str | None = None, **settings: object) -> SparkSession:
     """A Spark session with the format registered; `spark_ui_enabled=False` sets `spark.ui.enabled`. Without `master`:
-    that of spark-submit, or all cores of this machine. `sc://HOST:PORT` is a server of Spark Connect. Raises
-    `RuntimeError` where Java is missing."""
+    that of spark-submit, or all cores of this machine. `sc://HOST:PORT` is a server of Spark Connect. Unless a setting
+    says otherwise, Java and the Python processes exchange rows over Unix domain sockets. Raises `RuntimeError` where
+    Java is missing."""
     from kalda.spark.java import new_session
 
     return new_session(app_name, master, settings)

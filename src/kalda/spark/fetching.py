@@ -45,6 +45,7 @@ class RangeConsumer(Consumer):
         self._check_open()
         with self._lock:  # between an assignment and its position, the background thread would look up a position
             core = self._begin()
+            core.kept_topics = frozenset()
             core.assign([partition])
             state = core.subscription.state(partition)
             state.until = offsets.end
@@ -79,7 +80,9 @@ class RangeConsumer(Consumer):
         """Read nothing until the next range. Unlike `assign([])`, it keeps the topic's metadata: the next range is
         mostly of the same topic, and a Metadata response has all of the topic's partitions."""
         with self._lock:
-            self._core.subscription.assign(())
+            subscription = self._core.subscription
+            self._core.kept_topics = frozenset(partition.topic for partition in subscription.partitions)
+            subscription.assign(())
 
     def _skip_lost(self, partition: TopicPartition, at: int, offsets: OffsetRange, options: ReadOptions) -> bool:
         """Continue at the first offset of the range that the log has; False where it has none."""

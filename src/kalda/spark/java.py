@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OLDEST: Final = 17
+_UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+"""Over TCP, each Python task waits for 40 ms: Java writes the task and its input one after the other, Nagle's algorithm
+holds the second until the first is acknowledged, and the Python process delays the acknowledgement."""
+_OF_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+"""Set where spark-submit has started Java, with the settings of its user."""
 _ADVICE: Final = (
     "Spark runs on Java 17 or 21. Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf "
     "install java-21-openjdk-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one that is there"
@@ -89,6 +94,8 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
         raise RuntimeError(advice)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
+    if not is_remote and os.name == "posix" and _OF_SPARK_SUBMIT not in os.environ:
+        builder = builder.config(_UNIX_SOCKETS, "true")
     if master is not None:
         builder = builder.remote(master) if is_remote else builder.master(master)
     for name, value in settings.items():

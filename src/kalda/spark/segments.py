@@ -207,7 +207,9 @@ class SegmentReader(DataSourceReader):
     def _records(self, pieces: list[Piece], kept: _Kept) -> Iterator[pa.RecordBatch]:
         from kalda.spark.segment_batches import Damage, read_piece
         from kalda.spark.segment_columns import RecordColumns
+        from kalda.spark.workers import exempt_modules
 
+        exempt_modules()
         columns = RecordColumns([(one.name, one.nullable) for one in self.columns])
         for piece in pieces:
             first = piece.log_start_offset

@@ -91,8 +91,10 @@ def _context() -> TaskContext:
 
 
 def _write_plainly(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+    from kalda.spark.workers import exempt_modules
     from kalda.spark.writing import write_rows
 
+    exempt_modules()
     return Written(write_rows(options, batches))
 
 
@@ -100,7 +102,9 @@ def _write_in_transaction(
     options: WriteOptions, identity: Identity, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     from kalda.spark.exactly_once import write_in_transaction
+    from kalda.spark.workers import exempt_modules
 
+    exempt_modules()
     return write_in_transaction(options, identity, batches)
 
 

@@ -334,7 +334,9 @@ def rows(
     """The records of a task's ranges as record batches of the columns (name, nullable)."""
     from kalda.client.columns import SparkColumns
     from kalda.spark.fetching import fetch
+    from kalda.spark.workers import exempt_modules
 
+    exempt_modules()
     if partition.value is None:  # where no range was planned, Spark runs one task with None
         return
     with one_sentence():

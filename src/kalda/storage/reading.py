@@ -9,6 +9,9 @@ to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
 | `FetchInfo` with a `FileSlice` | likewise, and it is so much that it is read while it is sent | nothing |
 | `ColdRead` | a file has to be opened, or a device has to be read | a thread |
 
+A `ColdRead` may find a `FileSlice` as well: then it has read the index alone, and a thread reads the batches while they
+are sent, a piece at a time.
+
 This is where reads of remote storage (tiered segments) belong: one more outcome of `Reads.nowait` and `Log.read_later`,
 for an offset below the first local segment, which `start_reads` starts beside the job of the cold reads. No caller
 changes for it.
@@ -32,7 +35,7 @@ from kalda.storage.values import FetchInfo
 if TYPE_CHECKING:
     from kalda.storage.log import Log
 
-_SLICED_BYTES = 128 * 1024
+SLICED_BYTES = 128 * 1024
 """The least size of a slice: less is sent in one write anyway."""
 _HOT_BYTES = 1 << 20
 """So much of what this process has appended last is taken to be in the page cache."""
@@ -60,13 +63,13 @@ class Reads:
     ) -> FetchInfo | ColdRead:
         """The outcome of a read of [offset, end_offset), both within the log, offset first."""
         try:
-            if slices is not None and max_bytes >= _SLICED_BYTES:
+            if slices is not None and max_bytes >= SLICED_BYTES:
                 sliced = self._slice(log, offset, max_bytes, end_offset, slices)
                 if sliced is not None:
                     return sliced
             return self.here(offset, max_bytes, end_offset, log.log_end_offset, min_one, read_cached)
         except WouldWait:
-            return ColdRead(log, offset, max_bytes, end_offset, min_one)
+            return ColdRead(log, offset, max_bytes, end_offset, min_one, slices)
 
     def here(
         self, offset: int, max_bytes: int, end_offset: int, log_end_offset: int, min_one: bool, read: Reader
@@ -96,18 +99,13 @@ class Reads:
                 place = self._find(offset, read_cached)
                 if place is None:
                     return None
-            segment, position = place
-            if segment.size - position < _SLICED_BYTES:
-                return None
-            cut = segment.cut(position, max_bytes, end_offset, read_cached)
-            if cut is None or cut[0] - position < _SLICED_BYTES:
-                return None
-            end, next_offset = cut
-            file = segment.reading(read_cached).share()
+            sliced = _sliced(log, *place, max_bytes, end_offset, jobs, read_cached)
         except WouldWait:
             return None
-        self._note(next_offset, segment, end)
-        part = FileSlice(file, position, end - position, jobs, log.on_io_error)
+        if sliced is None:
+            return None
+        part, next_offset, end = sliced
+        self._note(next_offset, place[0], end)
         return FetchInfo(offset, next_offset, cast(Buffer, part))
 
     def _find(self, offset: int, read: Reader) -> tuple[Segment, int] | None:
@@ -167,6 +165,21 @@ def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, 
     return segment, position
 
 
+def _sliced(
+    log: Log, segment: Segment, position: int, max_bytes: int, end_offset: int, jobs: Jobs, read: Reader
+) -> tuple[FileSlice, int, int] | None:
+    """The slice of a segment from `position` on, the offset after it and the position of its end, found by means of
+    `read`. None where it would not be large."""
+    if segment.size - position < SLICED_BYTES:
+        return None
+    cut = segment.cut(position, max_bytes, end_offset, read)
+    if cut is None or cut[0] - position < SLICED_BYTES:
+        return None
+    end, next_offset = cut
+    part = FileSlice(segment.reading(read).share(), position, end - position, jobs, log.on_io_error)
+    return part, next_offset, end
+
+
 class ColdRead:
     """A read that may wait for a device: `run` does it on another thread, on a snapshot of the log; `finish` follows on
     the log's own thread.
@@ -176,15 +189,21 @@ class ColdRead:
     another `run`.
     """
 
-    __slots__ = ("_by_name", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset", "_views")
+    __slots__ = (
+        "_by_name", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset", "_slices",
+        "_views",
+    )  # fmt: skip
 
-    def __init__(self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool) -> None:
-        """`offset` and `end_offset` are within the log."""
+    def __init__(
+        self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool, slices: Jobs | None = None
+    ) -> None:
+        """`offset` and `end_offset` are within the log. `slices`: as of `Log.read_nowait`."""
         self._log = log
         self._offset = offset
         self._max_bytes = max_bytes
         self._end_offset = end_offset
         self._min_one = min_one
+        self._slices = slices
         self._views: list[tuple[Segment, Segment]] = []
         """Segments of the log, each with the snapshot of it that `run` reads."""
         self._by_name: list[tuple[Segment, Segment]] = []
@@ -218,6 +237,10 @@ class ColdRead:
         if place is None:
             return FetchInfo(offset, offset, b"")
         segment, position = place
+        if self._slices is not None and max_bytes >= SLICED_BYTES:
+            sliced = _sliced(self._log, segment, position, max_bytes, end_offset, self._slices, read_waiting)
+            if sliced is not None:
+                return FetchInfo(offset, sliced[1], cast(Buffer, sliced[0]))
         max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
         return segment.read_slice(position, max_bytes, end_offset, min_one, read_waiting).info(offset)
 

@@ -42,6 +42,9 @@ class PaperConnection:
     def answer_alone(self) -> None:
         self.is_answered_alone = True
 
+    def send_to_follower(self) -> None:
+        pass
+
     def frame(self, request: Request, version: int) -> memoryview:
         """A request's bytes as the network has them."""
         return memoryview(bytearray(b"".join(encode_request(request, version, CORRELATION_ID, "client"))))

@@ -17,6 +17,7 @@ from kalda.base.pending import Pending
 from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
+from kalda.network.request_memory import RequestMemory
 from kalda.network.turns import LONG_NS, SHARED_NS, SHORT_NS, Turns
 
 
@@ -81,13 +82,11 @@ class PaperListener:
         self.limits = limits
         self.arena = Arena()
         self.now_ns = 0
-        self.turns = Turns(lambda: self.now_ns)
-        self.budget = budget
         self.time = HandTime(1_000)
+        self.memory = RequestMemory(budget, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
+        self.turns = Turns(lambda: self.now_ns, self.soon.append)
         self.complaints: list[str] = []
-        self.queued = 0
-        self.over_budget_connections: list[Connection] = []
         self.lost = 0
 
     def now_ms(self) -> int:
@@ -107,18 +106,6 @@ class PaperListener:
 
     def complain(self, message: str, *args: object) -> None:
         self.complaints.append(message % args)
-
-    def queue(self, frame_bytes: int) -> None:
-        self.queued += frame_bytes
-
-    def unqueue(self, frame_bytes: int) -> None:
-        self.queued -= frame_bytes
-
-    def over_budget(self) -> bool:
-        return 0 < self.budget <= self.queued
-
-    def wait_for_budget(self, connection: Connection) -> None:
-        self.over_budget_connections.append(connection)
 
     def run(self) -> None:
         while self.soon:
@@ -204,7 +191,7 @@ def test_order_with_pending_in_the_middle() -> None:
         b"re:" + frames[5],
     ]
     assert bench.connection.unanswered == 0
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 def test_a_pending_answer_that_is_complete_needs_no_slot() -> None:
@@ -231,7 +218,7 @@ def test_an_answer_at_its_turn_is_made_after_those_before_it() -> None:
     bench.settle(body("w"))
     assert bench.transport.answers() == [b"old", b"late:" + body("w"), b"new", b"re:" + body("a")]
     assert bench.connection.unanswered == 0
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 def test_a_pending_answer_that_completes_with_an_answer_at_its_turn() -> None:
@@ -339,9 +326,8 @@ def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     bench = Bench(budget=15)
     bench.send(body("w", 1), body("w", 2), body("a", 3))
     assert len(bench.seen) == 2
-    assert bench.listener.over_budget_connections == [bench.connection]
+    assert not bench.transport.reading
     bench.settle(body("w", 1))
-    bench.connection.budget_is_back()
     bench.listener.run()
     assert len(bench.seen) == 3
 
@@ -355,87 +341,98 @@ def served_by_turns(bench: Bench) -> list[int]:
     return counts
 
 
-def test_a_connection_with_many_requests_is_served_by_turns_while_others_wait_for_answers() -> None:
-    bench = Bench(frame_ns=SHORT_NS // 20)
-    bench.listener.turns.untimed = 8  # another connection had one request
-    bench.send(*(body("a", n) for n in range(60)))
+def other_peer(bench: Bench, connection_id: int) -> Callable[..., None]:
+    """Another connection of the listener: what its peer sends."""
+    connection = Connection(bench.listener, connection_id)  # type: ignore[arg-type]
+    connection.connection_made(PaperTransport())  # type: ignore[arg-type]
+
+    def send(*frames: bytes) -> None:
+        data = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+
+    return send
+
+
+def test_a_connection_with_many_requests_is_served_by_turns() -> None:
+    bench = Bench(frame_ns=LONG_NS // 20)
+    bench.send(*(body("a", n) for n in range(50)))
     assert not bench.transport.reading, "what the peer sends meanwhile stays in the socket"
-    assert served_by_turns(bench) == [22, 42, 60], "the first two requests are not timed"
+    assert served_by_turns(bench) == [20, 40, 50]
     assert bench.transport.reading
-    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(60)]
+    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(50)]
     assert len(bench.transport.writes) == 1, "turns do not add writes"
-    assert bench.connection.requests == 60
+    assert bench.connection.requests == 50
 
 
-def test_a_connection_that_is_alone_has_long_turns() -> None:
-    bench = Bench(frame_ns=LONG_NS // 20)
-    bench.send(*(body("a", n) for n in range(60)))
-    assert served_by_turns(bench) == [22, 42, 60]
-
-
-def test_a_slow_request_ends_a_turn() -> None:
-    bench = Bench(frame_ns=LONG_NS)
-    bench.send(*(body("a", n) for n in range(7)))
-    assert served_by_turns(bench) == [4, 6, 7]
-
-
-def test_connections_with_requests_left_share_a_turn() -> None:
+def test_turns_are_short_while_another_connection_has_single_requests() -> None:
     bench = Bench(frame_ns=SHORT_NS // 20)
-    bench.listener.turns.untimed = 8
-    for _ in range(9):
-        bench.listener.turns.wait()
-    bench.send(*(body("a", n) for n in range(9)))
-    assert served_by_turns(bench) == [4, 6, 8, 9]
+    bench.send(*(body("a", n) for n in range(250)))
+    assert len(bench.seen) == 200, "a long turn"
+    other_peer(bench, 8)(body("b"))
+    assert served_by_turns(bench) == [201, 221, 241, 251]
+    bench.send(*(body("a", n) for n in range(30)))
+    assert served_by_turns(bench) == [271, 281], "the next requests too"
+    bench.listener.now_ns += SHARED_NS
+    bench.send(*(body("a", n) for n in range(250)))
+    assert served_by_turns(bench) == [301, 501, 531], "it has had none for a while"
 
 
-def test_turns_are_short_for_a_while_after_a_connection_with_few_requests() -> None:
-    turns = Turns(lambda: 0)
-    turns.untimed = 8
-    assert turns.end_ns(8, 0) == LONG_NS, "the connection itself"
-    assert turns.end_ns(7, 0) == SHORT_NS
-    assert turns.end_ns(7, SHARED_NS - 1) == SHARED_NS - 1 + SHORT_NS
-    assert turns.end_ns(7, SHARED_NS) == SHARED_NS + LONG_NS
+def test_connections_with_requests_left_are_served_one_in_each_turn_of_the_loop() -> None:
+    bench = Bench(frame_ns=LONG_NS // 4)
+    for number in range(3):
+        other_peer(bench, 8 + number)(*(body(f"{number}", n) for n in range(6)))
+    first = [seen[:1] for seen in bench.seen]
+    assert first == [b"0"] * 4 + [b"1"] * 2 + [b"2"] * 2, "the first turns share the time of one"
+    assert len(bench.listener.soon) == 1
+    assert served_by_turns(bench) == [8, 10, 14, 18]
+    assert [seen[:1] for seen in bench.seen[8:]] == [b"0"] * 2 + [b"1"] * 4 + [b"2"] * 4
 
 
-def test_a_request_that_is_served_between_two_turns_makes_them_short() -> None:
-    bench = Bench(frame_ns=LONG_NS // 20)
-    bench.send(*(body("a", n) for n in range(29)))
-    other = Connection(bench.listener, 8)  # type: ignore[arg-type]
-    other.connection_made(PaperTransport())  # type: ignore[arg-type]
-    frame = len(body("a")).to_bytes(4, "big") + body("a")
-    other.get_buffer(-1)[: len(frame)] = frame
-    other.buffer_updated(len(frame))
-    assert served_by_turns(bench) == [23, 25, 27, 29, 30]
+def test_a_slow_request_ends_a_turn_and_its_answer_leaves() -> None:
+    bench = Bench(frame_ns=2 * LONG_NS)
+    bench.send(body("a", 1))
+    assert len(bench.transport.answers()) == 1
+    assert not bench.transport.reading
+    bench.listener.run()
+    assert bench.transport.reading
+
+
+def test_a_connection_without_requests_left_waits_for_no_turn() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(body("a", 1))
+    assert bench.transport.reading
+    assert not bench.listener.soon
 
 
 def test_many_answers_leave_at_the_end_of_a_turn() -> None:
     bench = Bench(frame_ns=LONG_NS // 200)
     bench.send(*(body("a", n) for n in range(300)))
-    assert len(bench.transport.answers()) == 202
+    assert len(bench.transport.answers()) == 200
     bench.listener.run()
     assert len(bench.transport.answers()) == 300
 
 
 def test_answers_leave_where_a_mute_begins_between_two_turns() -> None:
     bench = Bench(frame_ns=LONG_NS)
-    bench.send(*(body("a", n) for n in range(8)))
+    bench.send(*(body("a", n) for n in range(3)))
     bench.connection.mute(1_000)
     assert bench.transport.answers() == []
     bench.listener.run()
-    assert len(bench.transport.answers()) == 4
+    assert len(bench.transport.answers()) == 1
     assert not bench.transport.reading
     bench.listener.time.advance(1_000)
     bench.listener.run()
-    assert len(bench.transport.answers()) == 8
+    assert len(bench.transport.answers()) == 3
 
 
 def test_a_connection_that_closes_between_two_turns_sends_its_answers() -> None:
     bench = Bench(frame_ns=LONG_NS)
-    bench.send(*(body("a", n) for n in range(8)))
+    bench.send(*(body("a", n) for n in range(3)))
     bench.connection.close()
-    assert len(bench.transport.answers()) == 4
+    assert len(bench.transport.answers()) == 1
     bench.listener.run()
-    assert len(bench.seen) == 4
+    assert len(bench.seen) == 1
 
 
 @pytest.mark.parametrize(
@@ -486,7 +483,7 @@ def test_settling_after_the_connection_was_lost_is_harmless() -> None:
     bench = Bench()
     bench.send(body("w"))
     bench.connection.connection_lost(None)
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
     bench.settle(body("w"))
     assert bench.transport.answers() == []
     assert bench.listener.lost == 1
@@ -532,7 +529,7 @@ def test_pending_requests_are_abandoned_when_the_connection_is_lost() -> None:
     bench.connection.connection_lost(None)
     assert abandoned == [body("w", 1), body("w", 3)]
     bench.settle(body("w", 1))
-    assert bench.listener.queued == 0
+    assert bench.listener.memory.queued_bytes == 0
 
 
 class Sliced:

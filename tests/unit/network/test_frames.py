@@ -160,3 +160,32 @@ def test_large_memory_is_not_filled_before_it_is_read_into(monkeypatch: pytest.M
     body = bytes(range(256)) * (8 * 4096)
     assert feed(reader, framed(body)) == [body]
     assert filled <= ARENA_BYTES + 2 * MIN_ROOM_BYTES
+
+
+def test_the_memory_of_a_frame_grows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived is copied once, out of the arena; a view that is in use has it copied again."""
+    copied = []
+    move = FrameReader._move
+
+    def counted(reader: FrameReader, capacity: int) -> None:
+        copied.append(reader.waiting_bytes)
+        move(reader, capacity)
+
+    monkeypatch.setattr(FrameReader, "_move", counted)
+    body = bytes(range(256)) * (8 * 4096)
+    for in_use in (False, True):
+        copied.clear()
+        reader, stream = new_reader(), memoryview(framed(body))
+        frame = used = None
+        while stream:
+            room = reader.room()
+            count = min(len(room), len(stream), 200_000)
+            room[:count] = stream[:count]
+            stream = stream[count:]
+            if in_use:
+                used = room
+            del room
+            reader.filled(count)
+            frame = reader.next_frame()
+        assert frame == body
+        assert (len(copied) == 1) is not in_use, used

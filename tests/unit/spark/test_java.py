@@ -48,5 +48,38 @@ def test_a_session_of_spark_connect_needs_no_java(monkeypatch: pytest.MonkeyPatc
     with warnings.catch_warnings(record=True):
         new_session("test", "sc://127.0.0.1:15002", {})
     builder.remote.assert_called_once_with("sc://127.0.0.1:15002")
+    builder.config.assert_not_called()
     with pytest.raises(RuntimeError, match="there is no java"):
         new_session("test", None, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "expected"),
+    [
+        ({}, {}, [("spark.python.unix.domain.socket.enabled", "true")]),
+        ({"PYSPARK_GATEWAY_PORT": "1"}, {}, []),
+        (
+            {},
+            {"spark_python_unix_domain_socket_enabled": False},
+            [("spark.python.unix.domain.socket.enabled", text) for text in ("true", "false")],
+        ),
+    ],
+    ids=["default", "of spark-submit", "as the user says"],
+)
+def test_java_and_python_share_unix_sockets_unless_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    settings: dict[str, object],
+    expected: list[tuple[str, str]],
+) -> None:
+    """Over TCP, a task with a few rows waits for a delayed acknowledgement."""
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    builder = MagicMock()
+    builder.appName.return_value = builder.config.return_value = builder
+    monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
+    monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    new_session("test", None, settings)
+    assert [call.args for call in builder.config.call_args_list] == expected

@@ -29,5 +29,7 @@ def test_the_next_range_of_a_topic_requests_no_metadata() -> None:
                 assert (taken[0].start, taken[-1].end) == (2, 7)
                 consumer.release()
                 assert not consumer.assignment()
+                with consumer._lock:  # as the background thread does, at any time between two ranges
+                    consumer._core.run(consumer._core.requests.now_ms, is_polling=False)
                 versions.add(consumer._core.metadata.version)
             assert len(versions) == 1

@@ -38,7 +38,7 @@ from kalda.protocol.messages.produce import (
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.replication import produce
 from kalda.replication.fetch import Fetch, Fetched
-from kalda.replication.fetch_session import FetchContext, FetchSessionCache
+from kalda.replication.fetch_session import INITIAL_EPOCH, FetchContext, FetchSessionCache
 from kalda.replication.partition import Partition
 from kalda.replication.produce import has_transactional_records
 from kalda.replication.replica_manager import ReplicaManager
@@ -206,8 +206,7 @@ class DataHandlers:
         """Read what is stored; where that is less than `min_bytes`, wait for more."""
         check_isolation(request.isolation_level)
         if self._opening_partitions:
-            is_follower = request.replica_id >= 0 or request.replica_state.replica_id >= 0
-            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=is_follower)
+            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=_is_follower(request))
             known = self._metadata.topic_name
             named = (
                 (topic.topic or known(topic.topic_id) or "", asked.partition)
@@ -227,6 +226,8 @@ class DataHandlers:
             return FetchResponse(error_code=error.code)
         tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
         refused = None if context.authorizer is None else unreadable(context, request, fetch_context)
+        if request.session_epoch == INITIAL_EPOCH and refused is None and _is_follower(request):
+            context.connection.send_to_follower()
         answer = Fetch(
             self._replicas,
             request,
@@ -256,6 +257,11 @@ def _count_of_partitions(topic: TopicProduceData) -> int:
     return len(topic.partition_data)
 
 
+def _is_follower(request: FetchRequest) -> bool:
+    """Whether a replica fetches, and not a consumer; from version 15 on its id is in `replica_state`."""
+    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
+
+
 def _may_produce(caller: Caller, request: ProduceRequest) -> ApiError | None:
     """Transactional records need the transactional id of the request."""
     transactional_id = request.transactional_id
@@ -268,7 +274,7 @@ def unreadable(context: RequestContext, request: FetchRequest, fetch: FetchConte
     """The topics of a fetch that the caller may not read; None where there is none. A follower needs the same right for
     all topics. What was found for a session holds while neither its partitions nor any decision change."""
     authorizer: Any = context.authorizer
-    if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
+    if _is_follower(request):
         if context.allows_on_cluster(AclOperation.CLUSTER_ACTION):
             return None
         return frozenset(entry.topic for entry in fetch.entries)

@@ -9,7 +9,7 @@ from functools import partial
 
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
-from kalda.base.sensors import Gauge, Measurable, SensorName, counted
+from kalda.base.sensors import Measurable, SensorName, counted, gauged
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
@@ -95,9 +95,7 @@ class LogUpkeepModule(Module):
             ("max-clean-time-secs", max((each.duration_ms for each in figures), default=0) / 1000),
             ("max-compaction-delay-secs", self._cleaner.max_delay_ms / 1000),
         ):
-            gauge = Gauge()
-            gauge.value = value
-            yield SensorName("kafka.log:type=LogCleaner", name), gauge
+            yield SensorName("kafka.log:type=LogCleaner", name), gauged(value)
         yield SensorName("kafka.utils:type=Throttler", "cleaner-io"), counted(self._keeper.compaction_bytes)
 
     def _release_soon(self) -> None:
@@ -154,6 +152,4 @@ def _log_metrics(logs: LogManager, most: int) -> Iterator[tuple[SensorName, Meas
             ("NumLogSegments", len(log_of_partition.segments)),
             ("RetentionSizeInPercent", _retention_percent(log_of_partition)),
         ):
-            gauge = Gauge()
-            gauge.value = value
-            yield SensorName("kafka.log:type=Log", name, tags), gauge
+            yield SensorName("kafka.log:type=Log", name, tags), gauged(value)

@@ -68,6 +68,8 @@ class ConsumerCore:
     own_metrics: OwnMetrics | None = None
     """What pushes the consumer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
     false."""
+    kept_topics: frozenset[str] = frozenset()
+    """Topics whose metadata is wanted although none of their partitions is assigned: one will be."""
 
     def __init__(
         self,
@@ -468,6 +470,7 @@ class ConsumerCore:
 
     def _want_topics(self) -> None:
         wanted = self.subscription.topics | {partition.topic for partition in self.subscription.partitions}
+        wanted |= self.kept_topics
         if wanted == self._subscribed:
             return
         for name in wanted - self._subscribed:
