@@ -18,6 +18,7 @@ from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHa
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
 from kalda.network.request_memory import RequestMemory
+from kalda.network.turns import LONG_NS, SHARED_NS, SHORT_NS, Turns
 
 
 class PaperTransport:
@@ -80,11 +81,12 @@ class PaperListener:
         self.handler = handler
         self.limits = limits
         self.arena = Arena()
+        self.now_ns = 0
         self.time = HandTime(1_000)
         self.memory = RequestMemory(budget, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
+        self.turns = Turns(lambda: self.now_ns, self.soon.append)
         self.complaints: list[str] = []
-        self.waiting_for_turn: list[Connection] = []
         self.lost = 0
 
     def now_ms(self) -> int:
@@ -105,9 +107,6 @@ class PaperListener:
     def complain(self, message: str, *args: object) -> None:
         self.complaints.append(message % args)
 
-    def wait_for_turn(self, connection: Connection) -> None:
-        self.waiting_for_turn.append(connection)
-
     def run(self) -> None:
         while self.soon:
             self.soon.pop(0)()
@@ -117,7 +116,9 @@ class Bench:
     """A connection, its transport, and a handler that acts by each frame's first letter: `w` waits for `settle`, `n`
     has no answer, `i` is invalid, `x` fails, others are answered at once."""
 
-    def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
+    def __init__(self, limits: Limits | None = None, budget: int = 0, frame_ns: int = 0) -> None:
+        """Each frame takes `frame_ns`."""
+        self.frame_ns = frame_ns
         self.pending: dict[bytes, Pending[list[Buffer]]] = {}
         self.seen: list[bytes] = []
         self.answer: FrameHandler = self.handle
@@ -128,6 +129,7 @@ class Bench:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def handle(self, connection: Connection, frame: memoryview) -> Answer:
+        self.listener.now_ns += self.frame_ns
         body = bytes(frame)
         self.seen.append(body)
         match body[:1]:
@@ -330,33 +332,107 @@ def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     assert len(bench.seen) == 3
 
 
-def test_a_turn_ends_after_frames_per_turn() -> None:
-    bench = Bench(Limits(frames_per_turn=4))
-    bench.send(*(body("a", n) for n in range(10)))
-    assert len(bench.seen) == 4
-    bench.listener.run()
-    assert len(bench.seen) == 10
+def served_by_turns(bench: Bench) -> list[int]:
+    """How many requests were served after each turn."""
+    counts = [len(bench.seen)]
+    while bench.listener.soon:
+        bench.listener.soon.pop(0)()
+        counts.append(len(bench.seen))
+    return counts
+
+
+def other_peer(bench: Bench, connection_id: int) -> Callable[..., None]:
+    """Another connection of the listener: what its peer sends."""
+    connection = Connection(bench.listener, connection_id)  # type: ignore[arg-type]
+    connection.connection_made(PaperTransport())  # type: ignore[arg-type]
+
+    def send(*frames: bytes) -> None:
+        data = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+
+    return send
+
+
+def test_a_connection_with_many_requests_is_served_by_turns() -> None:
+    bench = Bench(frame_ns=LONG_NS // 20)
+    bench.send(*(body("a", n) for n in range(50)))
+    assert not bench.transport.reading, "what the peer sends meanwhile stays in the socket"
+    assert served_by_turns(bench) == [20, 40, 50]
     assert bench.transport.reading
+    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(50)]
+    assert len(bench.transport.writes) == 1, "turns do not add writes"
+    assert bench.connection.requests == 50
 
 
-def test_a_turn_ends_when_it_was_long() -> None:
-    """Four requests of 2 ms each: the turn ends with the third, whatever `frames_per_turn` allows."""
-    bench = Bench(Limits(turn_ms=5))
+def test_turns_are_short_while_another_connection_has_single_requests() -> None:
+    bench = Bench(frame_ns=SHORT_NS // 20)
+    bench.send(*(body("a", n) for n in range(250)))
+    assert len(bench.seen) == 200, "a long turn"
+    other_peer(bench, 8)(body("b"))
+    assert served_by_turns(bench) == [201, 221, 241, 251]
+    bench.send(*(body("a", n) for n in range(30)))
+    assert served_by_turns(bench) == [271, 281], "the next requests too"
+    bench.listener.now_ns += SHARED_NS
+    bench.send(*(body("a", n) for n in range(250)))
+    assert served_by_turns(bench) == [301, 501, 531], "it has had none for a while"
 
-    def handle(connection: Connection, frame: memoryview) -> Answer:
-        bench.listener.time.now_ms += 2
-        return bench.handle(connection, frame)
 
-    bench.answer = handle
-    bench.send(*(body("a", n) for n in range(4)))
-    bench.listener.run()
-    assert bench.seen == [body("a", n) for n in range(3)]
-    assert bench.listener.waiting_for_turn == [bench.connection]
+def test_connections_with_requests_left_are_served_one_in_each_turn_of_the_loop() -> None:
+    bench = Bench(frame_ns=LONG_NS // 4)
+    for number in range(3):
+        other_peer(bench, 8 + number)(*(body(f"{number}", n) for n in range(6)))
+    first = [seen[:1] for seen in bench.seen]
+    assert first == [b"0"] * 4 + [b"1"] * 2 + [b"2"] * 2, "the first turns share the time of one"
+    assert len(bench.listener.soon) == 1
+    assert served_by_turns(bench) == [8, 10, 14, 18]
+    assert [seen[:1] for seen in bench.seen[8:]] == [b"0"] * 2 + [b"1"] * 4 + [b"2"] * 4
+
+
+def test_a_slow_request_ends_a_turn_and_its_answer_leaves() -> None:
+    bench = Bench(frame_ns=2 * LONG_NS)
+    bench.send(body("a", 1))
+    assert len(bench.transport.answers()) == 1
     assert not bench.transport.reading
-    bench.connection.take_turn()
     bench.listener.run()
-    assert bench.seen == [body("a", n) for n in range(4)]
     assert bench.transport.reading
+
+
+def test_a_connection_without_requests_left_waits_for_no_turn() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(body("a", 1))
+    assert bench.transport.reading
+    assert not bench.listener.soon
+
+
+def test_many_answers_leave_at_the_end_of_a_turn() -> None:
+    bench = Bench(frame_ns=LONG_NS // 200)
+    bench.send(*(body("a", n) for n in range(300)))
+    assert len(bench.transport.answers()) == 200
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 300
+
+
+def test_answers_leave_where_a_mute_begins_between_two_turns() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(*(body("a", n) for n in range(3)))
+    bench.connection.mute(1_000)
+    assert bench.transport.answers() == []
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 1
+    assert not bench.transport.reading
+    bench.listener.time.advance(1_000)
+    bench.listener.run()
+    assert len(bench.transport.answers()) == 3
+
+
+def test_a_connection_that_closes_between_two_turns_sends_its_answers() -> None:
+    bench = Bench(frame_ns=LONG_NS)
+    bench.send(*(body("a", n) for n in range(3)))
+    bench.connection.close()
+    assert len(bench.transport.answers()) == 1
+    bench.listener.run()
+    assert len(bench.seen) == 1
 
 
 @pytest.mark.parametrize(
