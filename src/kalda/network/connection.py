@@ -32,7 +32,7 @@ from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
 from kalda.network.request_memory import SMALL_BYTES
-from kalda.network.turns import FEW_REQUESTS, LONG_NS
+from kalda.network.turns import FEW_REQUESTS, LONG_NS, SHORT_NS
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         "created_ms",
         "frame_since_ms",
         "id",
+        "is_slow",
         "listener_name",
         "peer_host",
         "peer_port",
@@ -190,6 +191,8 @@ class Connection(asyncio.BufferedProtocol):
         self.frame_since_ms = -1
         self.closing_ms = -1
         self.admitted = False
+        self.is_slow = True
+        """Whether its last requests took long, or it had none yet."""
 
         self._listener = listener
         self._handler = listener.handler
@@ -346,8 +349,12 @@ class Connection(asyncio.BufferedProtocol):
         next_frame = self._frames.next_frame
         handler = self._handler
         turns = self._listener.turns
+        if turns.is_over and not turn_ns:
+            self._defer()
+            return
         now_ns = turns.now_ns
-        ends_ns = now_ns() + (turn_ns or turns.first_ns)
+        began_ns = ended_ns = now_ns()
+        ends_ns = began_ns + (turn_ns or turns.first_ns)
         served = 0
         self._serving = True
         try:
@@ -361,7 +368,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._put(answer)
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
-                if now_ns() >= ends_ns and (self._frames.waiting_bytes or now_ns() >= ends_ns + LONG_NS):
+                ended_ns = now_ns()
+                if ended_ns >= ends_ns and (self._frames.waiting_bytes or ended_ns >= ends_ns + LONG_NS):
                     self._end_turn()
         except BadFrameSize as error:
             self._listener.complain(
@@ -380,11 +388,16 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._serving = False
             self.requests += served
-        if served <= FEW_REQUESTS and not turn_ns and not self._holds & _TURN:
-            turns.had_few = self.id
+        took_ns = ended_ns - began_ns
+        self.is_slow = took_ns >= LONG_NS
+        if not turn_ns:
+            if took_ns >= SHORT_NS:
+                turns.first_took(self, took_ns)
+            if served <= FEW_REQUESTS and not self._holds & _TURN:
+                turns.had_few = self.id
         if self._arriving_bytes or not self._frames.in_arena:
             self._count_arriving()
-        if self._out and (self._holds != _TURN or not self._frames.waiting_bytes or len(self._out) >= _UNSENT_BUFFERS):
+        if self._out and (self._holds != _TURN or not self._may_keep_answers(took_ns)):
             self._flush()
         if not self._holds:
             if not self._reading:
@@ -402,8 +415,27 @@ class Connection(asyncio.BufferedProtocol):
             self._hold(_TURN)
             self._listener.turns.wait(self)
 
-    def take_turn(self, turn_ns: int) -> None:
-        """Other connections have been served: serve this one for so long."""
+    def _defer(self) -> None:
+        """Serve what has arrived later: the requests of others have taken the time of this turn of the loop."""
+        if self.is_slow:
+            self._end_turn()
+        else:
+            self._hold(_TURN)
+            self._listener.call_soon(self.take_turn)
+
+    def _may_keep_answers(self, took_ns: int) -> bool:
+        """Whether answers may leave with those of the next turn, as a write for each short turn costs too much. Only
+        where that comes soon."""
+        return (
+            took_ns < LONG_NS
+            and self._frames.waiting_bytes > 0
+            and len(self._out) < _UNSENT_BUFFERS
+            and not self._listener.turns.are_contended
+        )
+
+    def take_turn(self, turn_ns: int = 0) -> None:
+        """Other connections have been served: serve this one for so long; 0: as where its requests have just
+        arrived."""
         self._holds &= ~_TURN
         if self._holds:
             self._flush()

@@ -47,7 +47,7 @@ MAX_DECOMPRESSED_BYTES: Final = 8 * 1024 * 1024
 """What a push may decompress to; more than that is refused before it is in memory."""
 MAX_DECODING: Final = 16
 """Pushes that are decoded, one after the other."""
-_WORK_NS: Final = 200_000
+_WORK_NS: Final = 100_000
 """So long decoding holds the interpreter before it pauses, which the event loop may wait for."""
 _PAUSE_MS: Final = 1
 
