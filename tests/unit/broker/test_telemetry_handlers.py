@@ -74,13 +74,13 @@ def test_pushes_are_decoded_one_after_the_other() -> None:
     assert len(jobs.waiting) == 1
 
 
-def test_decoding_pauses_after_a_fifth_of_a_millisecond() -> None:
+def test_decoding_pauses_after_a_tenth_of_a_millisecond() -> None:
     clock, paused = [0], list[int]()
     pauses = Pauses(lambda: clock[0], paused.append)
     for _ in range(100):
         clock[0] += 10_000
         pauses()
-    assert paused == [1] * 5
+    assert paused == [1] * 10
 
 
 def test_every_stage_of_decoding_pauses() -> None:
