@@ -15,6 +15,15 @@ With `--heavy`, the requests that are heavy because of what the node holds: 15,0
 20,000 quotas, 100,000 transactional ids.
 
     python bench/stalls.py --heavy [--only groups acls]
+
+With `--honest`, the memory of the worst requests beside that of an honest one of the same API and of as many bytes: one
+that names 9,900 distinct partitions of a topic, or 4,900 topics, which exist. Each is sent to a fresh node.
+
+    python bench/stalls.py --honest [--only FETCH]
+
+With `--largest`, requests of 95 MB, each to a fresh node.
+
+    python bench/stalls.py --largest [--only Metadata]
 """
 
 from __future__ import annotations
@@ -28,6 +37,9 @@ from functools import cache
 from typing import NamedTuple
 
 from harness.heavy_state import PROPERTIES, heavy_requests
+from harness.honest_requests import HONEST, OF_TOPICS, TOPICS
+from harness.honest_requests import PARTITIONS as HONEST_PARTITIONS
+from harness.largest_requests import largest_requests
 from harness.nodes import Node
 from harness.systems import KALDA
 from harness.watching import Pings, Resident
@@ -143,12 +155,14 @@ def _sent(port: int, requests: Sequence[Request]) -> list[Response]:
 
 
 @contextmanager
-def a_node(properties: str = "") -> Iterator[tuple[Node, int]]:
+def a_node(
+    properties: str = "", topics: Sequence[str] = (TOPIC,), partitions: int = PARTITIONS
+) -> Iterator[tuple[Node, int]]:
     """A node that is up and has the topic, and its process id."""
     node = Node(KALDA, properties)
     try:
         node.start()
-        node.create_topics([TOPIC], PARTITIONS)
+        node.create_topics(topics, partitions)
         assert node.process is not None
         yield node, node.process.pid
     finally:
@@ -181,16 +195,63 @@ def measure_worst(listener: str, items: Sequence[int], only: Sequence[str]) -> N
                 print(f"{listener:<11}{key.name:<34}{count:>8}{done}{usual / 1e6:>12.1f}{ratio:>7.1f}", flush=True)
 
 
+def measure_honest(only: Sequence[str]) -> None:
+    """Print the memory of the worst request of as many bytes as an honest one."""
+    print(f"{'request':<34}{'MB':>8}{'honest, MB':>12}{'worst, MB':>12}{'ratio':>7}")
+    for key, make in HONEST.items():
+        if only and key.name not in only:
+            continue
+        measured: list[Measured] = []
+        honest_request = make()
+        for is_worst in (False, True):
+            topics, partitions = (TOPICS, 1) if key in OF_TOPICS else ([TOPIC], HONEST_PARTITIONS)
+            with a_node(topics=topics, partitions=partitions) as (node, pid):
+                with BlockingConnection("127.0.0.1", node.port) as connection:
+                    version = version_with_names(honest_request, connection)
+                measure(node.port, pid, worst_requests(key, version, 1)[0])
+                request = honest_request
+                if is_worst:
+                    size = len(
+                        b"".join(frame_request(Call(key, version, 1), worst_requests(key, version, 1_000)[0], ""))
+                    )
+                    count = max(1, measured[0].sent_bytes * 1_000 // size)
+                    request = worst_requests(key, version, count)[0]
+                measured.append(measure(node.port, pid, request))
+        honest_done, worst = measured
+        ratio = max(0, worst.grown_bytes - _ALLOWED_BYTES) / max(1, honest_done.grown_bytes)
+        print(
+            f"{key.name:<34}{worst.sent_bytes / 1e6:>8.2f}{honest_done.grown_bytes / 1e6:>12.1f}"
+            f"{worst.grown_bytes / 1e6:>12.1f}{ratio:>7.1f}",
+            flush=True,
+        )
+
+
+def measure_largest(only: Sequence[str]) -> None:
+    """Print what the largest requests do."""
+    print(f"{'request':<40}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}  answer")
+    for name, request in largest_requests():
+        if not only or name in only:
+            with a_node() as (node, pid):
+                print(f"{name:<40}{measure(node.port, pid, request)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="*", default=[9_900, 80_000, 200_000])
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--listener", nargs="*", default=["broker", "controller"])
     parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
+    parser.add_argument("--honest", action="store_true", help="memory beside that of honest requests")
+    parser.add_argument("--largest", action="store_true", help="requests of 95 MB")
     options = parser.parse_args()
-    if options.heavy:
-        measure_heavy(options.only)
-        return
+    for is_chosen, measures in (
+        (options.heavy, measure_heavy),
+        (options.honest, measure_honest),
+        (options.largest, measure_largest),
+    ):
+        if is_chosen:
+            measures(options.only)
+            return
     head = f"{'listener':<11}{'request':<34}{'items':>8}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}"
     print(f"{head}  {'answer':>8}{'honest, MB':>12}{'ratio':>7}")
     for listener in options.listener:

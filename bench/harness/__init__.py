@@ -7,8 +7,9 @@
 - `client`: one client process: librdkafka's throughput, raw requests, round trips; prints its figures as JSON
 - `transacting`: its workloads of transactions
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
-- `heavy_state`: requests that are heavy because of what a node holds
 - `worst_requests`: what a client can send that makes a node work longest, for each API
+- `honest_requests`: what they are compared with: requests that name distinct existing things
+- `largest_requests`: requests of 95 MB
 - `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read
 - `watching`: what others notice meanwhile: the longest wait of another client, the peak of a process's memory

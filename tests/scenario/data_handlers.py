@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from data_path_world import World
 
@@ -21,6 +22,9 @@ class FakeConnection:
 
     def answer_alone(self) -> None:
         self.calls.append("alone")
+
+    def begin_answer(self, begin: Callable[[], Any], reserved_bytes: int) -> Any:
+        return begin()
 
     def send_to_follower(self) -> None:
         self.calls.append("follower")

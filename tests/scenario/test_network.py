@@ -544,9 +544,11 @@ def test_answers_that_nobody_reads_are_bounded_in_all(limit_bytes: int) -> None:
         assert await ask(streams[2], b"\0 small answer") == b"small"
         await until(lambda: sum(each.requests for each in server.connections.values()) == 3)
         await until(lambda: all(not each.requests or not each._out for each in server.connections.values()))
-        server._sweep()
+        server.answers._check()
         assert len(server.connections) == 3, "it is not known yet whether they read"
-        server._sweep()
+        assert server.answers.unread_bytes > 10_000_000
+        clock.now += 10_000
+        server.answers._check()
         await until(lambda: len(server.connections) == (1 if limit_bytes < 10_000_000 else 3))
         assert await ask(streams[2], b"\0 small answer") == b"small"
         for _, writer in streams:

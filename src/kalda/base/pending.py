@@ -7,7 +7,8 @@ Callbacks run in the order in which they were added, on the stack of `complete` 
 the simulator controls every step.
 
 A consumer that no longer needs the result calls `abandon`, which calls the producer's `on_abandoned`, where one is
-set. The producer may then stop, and need not settle the `Pending`.
+set. The producer may then stop, and need not settle the `Pending`. `on_abandoned` refers to the producer, which may
+refer to the `Pending`: both let go of it, as garbage collections are rare and a value may be large.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Pending(Generic[T]):
         self.value: T | None = None
         self.error: ApiError | None = None
         self.on_abandoned: Callable[[], None] | None = None
-        """set by the producer; called by `abandon` while the result is not set"""
+        """set by the producer; called by `abandon` while the result is not set, and None afterwards"""
         self._callbacks: list[Callback[T]] = []
 
     def complete(self, value: T) -> None:
@@ -56,12 +57,14 @@ class Pending(Generic[T]):
 
     def abandon(self) -> None:
         """The consumer no longer needs the result."""
-        if not self.done and self.on_abandoned is not None:
-            self.on_abandoned()
+        on_abandoned, self.on_abandoned = self.on_abandoned, None
+        if on_abandoned is not None:
+            on_abandoned()
 
     def _settle(self, value: T | None, error: ApiError | None) -> None:
         assert not self.done, "a Pending is settled once"
         self.done, self.value, self.error = True, value, error
+        self.on_abandoned = None
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(value, error)

@@ -23,6 +23,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `context.py`: what a handler receives and may return
 - `stopwatch.py`: for how long requests hold the event loop; compiled
 - `large_requests.py`: requests that name very many things: decoded, handled and encoded in parts, one a step
+- `acl_deletion.py`: DeleteAcls at the controller: many filters, one deletion
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `request_faults.py`: log lines about unforeseen exceptions of handlers
 - `watchdog.py`: how late the event loop is, and after which request

@@ -74,6 +74,10 @@ class RequestContext(Caller):
         return protocol != "PLAINTEXT" and not (protocol == "SSL" and self.principal == ANONYMOUS)
 
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of answers that may have any size. Clients take a response of 100 MiB, by default; the rest is for errors."""
+
+
 class Encoded:
     """A response that is encoded already, with its header; or one that is encoded when all answers before it on its
     connection have left."""

@@ -5,15 +5,17 @@ Every admin API that changes the cluster ends here, whether a broker forwarded i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.steps import NextTurn, Steps
+from kalda.broker.acl_deletion import delete_acls_in_steps
 from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
+from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_failures import (
     allocate_producer_ids_failed,
     alter_partition_failed,
@@ -67,7 +69,7 @@ from kalda.protocol.messages.metadata import (
     DescribeClusterResponse,
     EndpointType,
 )
-from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.messages.security import AclOperation, DeleteAclsRequest
 from kalda.protocol.notation import Request, Response
 
 
@@ -77,7 +79,7 @@ class _Timed(Protocol):
 
 Q = TypeVar("Q", bound=Request)
 T = TypeVar("T", bound=_Timed)
-R = TypeVar("R", bound=Response)
+R = TypeVar("R", bound=Response | Encoded)
 Handle = Callable[[Q, Caller, int], Pending[R]]
 """A `handle_*` of the controller: request, caller, now."""
 Operation: TypeAlias = Pending[R] | Steps[Pending[R]]
@@ -207,7 +209,7 @@ class ControllerHandlers:
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
         create_acls = _authorized(cut(controller.handle_create_acls, create_acls_failed))
-        delete_acls = _authorized(cut(controller.handle_delete_acls, delete_acls_failed))
+        delete_acls = _authorized(self._delete_acls)
         create_topics = _in_time(cut(controller.handle_create_topics, create_topics_failed))
         delete_topics = _in_time(cut(controller.handle_delete_topics, delete_topics_failed))
         create_partitions = _in_time(cut(controller.handle_create_partitions, create_partitions_failed))
@@ -317,6 +319,16 @@ class ControllerHandlers:
             return in_parts(parts, lambda part: in_time(context, cast(Q, part), deadline_ms), failed, context)
 
         return handler
+
+    def _delete_acls(self, context: RequestContext, request: DeleteAclsRequest) -> Operation[Encoded]:
+        def delete(ids: Sequence[Uuid]) -> Pending[None]:
+            reply = self._controller.handle_delete_acls(ids, context, self._clock.mono_ms())
+            self._on_handled()
+            return reply
+
+        if not self._controller.is_active:
+            return cast(Pending[Encoded], delete([]))  # fails, and names the leader
+        return delete_acls_in_steps(context, request, self._controller.acls.by_id.items(), delete)
 
     def _broker_heartbeat(
         self, context: RequestContext, request: BrokerHeartbeatRequest

@@ -30,7 +30,6 @@ from kalda.protocol.messages.configs import AlterConfigsRequest, IncrementalAlte
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
-    DeleteAclsRequest,
 )
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -50,8 +49,6 @@ from kalda.protocol.part_encoder import are_alike, join_others
 PART_WEIGHT = 400
 """What one step handles: about ten milliseconds. A partition that is created, a config that is changed or an election
 weighs 1."""
-_COMPARED_ENTRIES = 100
-"""Access control entries that are compared with a filter for a weight of 1."""
 _TOPIC_WEIGHT = 2
 """Of a topic besides its partitions."""
 
@@ -77,9 +74,6 @@ def parts_of(request: Request, controller: QuorumController) -> list[Request]:
         case CreateAclsRequest():
             # By position: the results have no other key. An entry that is named twice is created once, in any part.
             return _cut(request, ("creations",), id, lambda _: 1)
-        case DeleteAclsRequest():
-            weight = 1 + len(controller.acls.by_id) // _COMPARED_ENTRIES
-            return _cut(request, ("filters",), id, lambda _: weight)
         case ElectLeadersRequest():
             return _elections(request, controller)
         case AlterPartitionReassignmentsRequest():

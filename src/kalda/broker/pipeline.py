@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable
+from functools import partial
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
@@ -47,6 +48,23 @@ from kalda.protocol.notation import Request, Response
 
 log = logging.getLogger("kalda.requests")
 T = TypeVar("T")
+
+_STEPS_BYTES = 8 * 1024 * 1024
+"""Reserved for an answer that takes several steps: twice as much as one of 1,000 topics' configs."""
+_PARTS_BYTES = 64 * 1024 * 1024
+"""Reserved for the answer to a request in parts."""
+_NEVER_WAITING = frozenset(
+    (
+        ApiKey.PRODUCE,
+        ApiKey.FETCH,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.WRITE_TXN_MARKERS,
+    )
+)
+"""APIs whose answers are made though there is no room for large ones: they are about as large as their requests, or
+have little in memory, and replication, transactions and groups rest on them."""
 
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
@@ -289,12 +307,16 @@ class RequestPipeline:
             return self._known(served, context, request, finished.value)
         except Exception as error:
             return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
-        if context.forwarded_by is None:
-            # The answer may be large: a peer that reads nothing must not have many of them made.
-            context.connection.answer_alone()
         if served.row.throttled is None:
             steps = _encoded_in_steps(context, steps)
-        return self._later(served, context, request, self._steps.run(steps))
+        run, connection = partial(self._steps.run, steps), context.connection
+        if context.forwarded_by is not None:
+            return self._later(served, context, request, run())
+        # The answer may be large: a peer that reads nothing must not have many of them made.
+        connection.answer_alone()
+        if served.row.key in _NEVER_WAITING:
+            return self._later(served, context, request, run())
+        return self._later(served, context, request, connection.begin_answer(run, _STEPS_BYTES))
 
     def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
@@ -305,7 +327,10 @@ class RequestPipeline:
         row = served.row  # the request is charged once, when its parts are joined
         handler: Handler = row.handler if row.in_parts is None else row.in_parts()
         handler = self._behind_checks(row, handler if served.charge is None else served.charge.handler(handler))
-        return self._large_requests.answer(row, handler, context, _Stages(self, served))
+        answer = partial(self._large_requests.answer, row, handler, context, _Stages(self, served))
+        if context.forwarded_by is not None or row.key in _NEVER_WAITING:
+            return answer()
+        return context.connection.begin_answer(answer, _PARTS_BYTES)
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection

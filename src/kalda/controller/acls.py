@@ -6,11 +6,9 @@ The creation of an entry that exists already succeeds without a record: CreateAc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
-from kalda.base.pending import Pending
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
 from kalda.metadata.acl_filters import (
     PATTERN_ANY,
@@ -20,7 +18,6 @@ from kalda.metadata.acl_filters import (
     PERMISSION_ALLOW,
     PERMISSION_ANY,
     PERMISSION_DENY,
-    filter_matcher,
 )
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
@@ -30,10 +27,6 @@ from kalda.protocol.messages.security import (
     AclCreationResult,
     AclOperation,
     AclResourceType,
-    DeleteAclsFilter,
-    DeleteAclsFilterResult,
-    DeleteAclsMatchingAcl,
-    DeleteAclsResponse,
 )
 from kalda.protocol.notation import maker
 from kalda.protocol.record_framing import VersionedRecord
@@ -41,14 +34,6 @@ from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 _removal = maker(RemoveAccessControlEntryRecord, "id")
-_matching_acl = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
-
-
-class Matched(NamedTuple):
-    """The entries that a filter of a deletion matches, or why the filter is refused."""
-
-    acls: Sequence[StandardAcl]
-    error: ApiError | None = None
 
 
 class AclControl:
@@ -85,25 +70,11 @@ class AclControl:
         check_batch_size(len(records))
         return Result(records, results, atomic=True)
 
-    def delete(self, filters: Sequence[DeleteAclsFilter]) -> Result[VersionedRecord, list[Matched]]:
-        removed: dict[Uuid, None] = {}
-        results: list[Matched] = []
-        for entry_filter in filters:
-            try:
-                matches = filter_matcher(entry_filter)
-            except ApiError as error:
-                results.append(Matched([], error))
-                continue
-            matching = []
-            for acl_id, acl in self.by_id.items():
-                if matches(acl):
-                    removed[acl_id] = None
-                    matching.append(acl)
-            results.append(Matched(matching))
-        if len(removed) > MAX_RECORDS_PER_USER_OPERATION:
-            raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
-        records = [VersionedRecord(_removal(acl_id), 0) for acl_id in removed]
-        return Result(records, results, atomic=True)
+    def delete(self, ids: Sequence[Uuid]) -> Result[VersionedRecord, None]:
+        """Remove the entries with these ids; those that are not there any more are left out."""
+        records = [VersionedRecord(_removal(acl_id), 0) for acl_id in ids if acl_id in self.by_id]
+        check_removals(len(records))
+        return Result(records, None, atomic=True)
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:
         acl = StandardAcl.from_record(record)
@@ -139,28 +110,10 @@ class AclControl:
                 return acl_id
 
 
-def answer_deletion(deletion: Pending[list[Matched]]) -> Pending[DeleteAclsResponse]:
-    """The response to a deletion. It is made once the deletion is committed, and so not in the turn of the event loop
-    that writes the records: there may be thousands of entries."""
-    answer: Pending[DeleteAclsResponse] = Pending()
-
-    def on_committed(results: list[Matched] | None, error: ApiError | None) -> None:
-        if results is None:
-            answer.settle(None, error)
-        else:
-            answer.complete(DeleteAclsResponse(filter_results=list(map(_filter_result, results))))
-
-    deletion.then(on_committed)
-    return answer
-
-
-def _filter_result(matched: Matched) -> DeleteAclsFilterResult:
-    error = matched.error
-    return DeleteAclsFilterResult(
-        error_code=ErrorCode.NONE if error is None else error.code,
-        error_message=None if error is None else error.message,
-        matching_acls=[_matching_acl(None, *acl) for acl in matched.acls],
-    )
+def check_removals(count: int) -> None:
+    """Raises `ApiError` INVALID_REQUEST where one deletion has more than a batch may have."""
+    if count > MAX_RECORDS_PER_USER_OPERATION:
+        raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")
 
 
 def _validate_creation(creation: AclCreation) -> None:

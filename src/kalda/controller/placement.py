@@ -10,7 +10,7 @@ broker of each rack. Both start at a random position; otherwise all topics with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -58,6 +58,18 @@ class _Turns:
             return None
         self._taken = taken + 1
         return brokers[(taken + self._offset) % count]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._brokers
+
+    def rounds(self, size: int) -> list[tuple[int, ...]]:
+        """The first `size` brokers of each epoch, until they are again those of this one."""
+        count = len(self._brokers)
+        return [
+            tuple(self._brokers[(self._offset + epoch + taken) % count] for taken in range(size))
+            for epoch in range(count)
+        ]
 
     def restart(self, rng: Random) -> None:
         self._epoch = 0
@@ -119,6 +131,20 @@ class _Racks:
         self._offset += 1
         return replicas
 
+    def place_many(self, partitions: int, replication_factor: int) -> Sequence[Sequence[int]]:
+        """What `place` returns, so many times after the racks were made. Brokers of one rack are used in rounds, and
+        partitions with the same replicas share them."""
+        rack = self._racks[self._names[0]]
+        if len(self._names) > 1 or not rack.fenced.is_empty:
+            return [self.place(replication_factor) for _ in range(partitions)]
+        if self._unfenced == 1:
+            return rack.unfenced.rounds(replication_factor) * partitions
+        placed = rack.unfenced.rounds(replication_factor)
+        while len(placed) < partitions:
+            self._shuffle()
+            placed += rack.unfenced.rounds(replication_factor)
+        return placed[:partitions]
+
     def _first_unfenced(self) -> tuple[int, int]:
         for step in range(len(self._names)):
             at = (self._offset + step) % len(self._names)
@@ -137,7 +163,7 @@ class _Racks:
 
 def place_replicas(
     brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, rng: Random
-) -> list[list[int]]:
+) -> Sequence[Sequence[int]]:
     """Replicas of each of `partitions` new partitions. Raises `ApiError` INVALID_REPLICATION_FACTOR."""
     usable = list(brokers)
     if replication_factor <= 0:
@@ -149,8 +175,7 @@ def place_replicas(
             f"The target replication factor of {replication_factor} cannot be reached because only "
             f"{len(usable)} broker(s) are registered or some brokers have all their log directories cordoned."
         )
-    racks = _Racks(usable, rng)
-    return [racks.place(replication_factor) for _ in range(partitions)]
+    return _Racks(usable, rng).place_many(partitions, replication_factor)
 
 
 def _refused(message: str) -> ApiError:

@@ -26,14 +26,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
-from kalda.controller.acls import AclControl, answer_deletion
+from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
@@ -98,8 +97,6 @@ from kalda.protocol.messages.security import (
     AlterUserScramCredentialsResponse,
     CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
 )
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -607,11 +604,9 @@ class QuorumController:
 
         return self._write("createAcls", now_ms, operation, caller, AclOperation.ALTER)
 
-    def handle_delete_acls(
-        self, request: DeleteAclsRequest, caller: Caller, now_ms: int
-    ) -> Pending[DeleteAclsResponse]:
-        delete = partial(self.acls.delete, request.filters)
-        return answer_deletion(self._write("deleteAcls", now_ms, delete, caller, AclOperation.ALTER))
+    def handle_delete_acls(self, ids: Sequence[Uuid], caller: Caller, now_ms: int) -> Pending[None]:
+        """`ids`: the entries that the request's filters match."""
+        return self._write("deleteAcls", now_ms, lambda: self.acls.delete(ids), caller, AclOperation.ALTER)
 
     def handle_delegation_token(self, request: TokenRequest, caller: Caller, now_ms: int) -> Pending[Any]:
         """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken."""

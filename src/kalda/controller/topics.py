@@ -45,7 +45,7 @@ from kalda.protocol.messages.topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from kalda.protocol.notation import shallow_copy
+from kalda.protocol.notation import copier
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 
@@ -452,13 +452,14 @@ class TopicControl:
         models: dict[int, PartitionRecord] = {}
         """By identity: `_place` gives partitions with the same replicas one registration."""
         records = []
+        copy = copier(PartitionRecord)
         for at, partition in enumerate(partitions, first):
             model = models.get(id(partition))
             if model is None:
                 model = models[id(partition)] = partition.to_record(topic_id, at)
                 if not version.is_directory_assignment_supported:
                     model.directories = []
-            record = shallow_copy(model)
+            record = copy(model)
             record.partition_id = at
             records.append(VersionedRecord(record, record_version))
         return records

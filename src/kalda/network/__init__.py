@@ -12,6 +12,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `tls_contexts`: OpenSSL contexts of the two sides, out of settings
 - `limits`: sizes, counts, rates and times that a peer may use
 - `request_memory`: connections wait where the memory of arriving and unanswered requests is used up
+- `answer_memory`: large answers wait where that of answers that are not read is used up; who does not read is closed
 - `listener_counts`: what is counted of each listener's connections
 - `complaints`: log lines about peers, a limited number per second
 - `calls`: what both clients share: one request, one answer, versions

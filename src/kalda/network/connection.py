@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.file_slice import FileSlice
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from kalda.network.server import Listener
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 class AtTurn:
@@ -141,7 +145,6 @@ class Connection(asyncio.BufferedProtocol):
         "_serving",
         "_slots",
         "_swept_requests",
-        "_swept_unread_bytes",
         "_transport",
         "_unanswered_bytes",
         "_unmuting",
@@ -197,7 +200,6 @@ class Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._handler = listener.handler
         self._swept_requests = -1
-        self._swept_unread_bytes = 0
         self._frames = FrameReader(listener.arena, listener.limits.max_request_bytes, listener.min_request_bytes)
         self._arriving_bytes = 0
         """What counts of the request that arrives."""
@@ -256,6 +258,10 @@ class Connection(asyncio.BufferedProtocol):
         nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
+
+    def begin_answer(self, begin: Callable[[], Pending[T]], reserved_bytes: int) -> Pending[T]:
+        """Begin to make an answer that may be large, when there is room for it; see `kalda.network.answer_memory`."""
+        return self._listener.answers.run(begin, reserved_bytes)
 
     def send_to_follower(self) -> None:
         """A follower fetches over this connection: make the socket's send buffer as large as its responses."""
@@ -317,10 +323,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The transport's buffer is full: the peer reads its answers too slowly."""
         self._hold(Hold.WRITE)
+        self._listener.answers.hold(self)
 
     def resume_writing(self) -> None:
         """The transport's buffer has room again."""
         self.active = True
+        if self._parked_bytes < self._listener.limits.write_high_bytes:
+            self._listener.answers.release(self)
         self._release(_WRITE)
         if self._sending:
             self._send()
@@ -337,6 +346,8 @@ class Connection(asyncio.BufferedProtocol):
             if slot.pending is not None:
                 slot.pending.abandon()
         self._slots.clear()
+        self._parked_bytes = 0
+        self._listener.answers.release(self)
         self._listener.memory.arrive(-self._arriving_bytes)
         self._arriving_bytes = 0
         self._listener.disconnected(self)
@@ -469,12 +480,29 @@ class Connection(asyncio.BufferedProtocol):
         """Whether nothing is read for another reason than memory."""
         return self._holds & ~Hold.QUEUED != 0
 
-    def sweep_unread(self) -> int:
-        """Bytes of answers in memory of which the peer has read none since the last call."""
+    @property
+    def unread_bytes(self) -> int:
+        """Of answers that are in the memory of this process."""
         transport = self._transport
-        size = transport.get_write_buffer_size() if transport is not None and self._holds & _WRITE else 0
-        before, self._swept_unread_bytes = self._swept_unread_bytes, size
-        return size if size == before else 0
+        return self._parked_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """Of answers that the kernel still has to send, or of which it does not know whether they have arrived."""
+        raw = _tcp_socket(self._transport)
+        if raw is None:
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:  # the socket is closed already
+            return 0
+
+    def close_unread(self) -> None:
+        """Close it: its peer reads too slowly while unread answers use up their memory."""
+        self._listener.complain(
+            "closing %s: its peer does not read %d bytes of answers, and those of others", self, self.unread_bytes
+        )
+        self.abort()
 
     def wait_for_memory(self) -> None:
         """Read nothing until `budget_is_back`."""
@@ -560,6 +588,8 @@ class Connection(asyncio.BufferedProtocol):
         slots = self._slots
         if settled is not slots[0]:
             self._parked_bytes += _size(settled.buffers)
+            if self._parked_bytes >= self._listener.limits.write_high_bytes:
+                self._listener.answers.hold(self)
             return
         while slots and slots[0].settled:
             slot = slots.popleft()

@@ -105,9 +105,8 @@ class NodeLimits:
     """quota.window.size.seconds and quota.window.num: how far rates look back; fixed at the start"""
     queued_max_request_bytes: int = -1
     """queued.max.request.bytes: size of the requests of all connections, arriving or unanswered; -1: unlimited"""
-    max_unread_bytes: int = 512 * 1024 * 1024
-    """Of answers in memory that peers do not read, of all connections. Beyond that those with most of them are
-    closed."""
+    max_unread_bytes: int = 256 * 1024 * 1024
+    """Of answers in memory that peers have not read, of all connections; see `answer_memory`."""
     max_logins: int = 1_000
     """kalda.max.unauthenticated.connections"""
     login_timeout_ms: int = 30_000

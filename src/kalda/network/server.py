@@ -1,8 +1,8 @@
 """Listeners, their connections, and the sweep that closes inactive ones.
 
-A `Server` owns the node's listeners and what they share: admission, the read arena, the memory for requests, one sweep
-timer. There is no timer per connection or per request: every few seconds the sweep closes the connections that were
-idle for too long, that have sent only part of a frame, or that do not read their last answers.
+A `Server` owns the node's listeners and what they share: admission, the read arena, the memory for requests and
+answers, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes the
+connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
 The server does not depend on the protocol: frames go to the listener's handler (see `connection`). A listener with
 `Security` counts its connections as logins until they are authenticated: the number of logins and the time of each are
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kalda.base.clock import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.admission import Admission, Verdict
+from kalda.network.answer_memory import AnswerMemory
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
@@ -95,6 +96,7 @@ class Listener:
         self.now_ms = server.now_ms
         self.memory = server.new_memory() if protected else server.memory
         """For requests: clients must not use up that of a protected listener."""
+        self.answers = server.new_answer_memory() if protected else server.answers
 
     async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
@@ -202,6 +204,7 @@ class Server:
         self._limits = limits or NodeLimits()
         self.memory = self.new_memory()
         """Of requests on listeners that are not protected."""
+        self.answers = self.new_answer_memory()
         self._admission = Admission(self._limits)
         self._waiting: dict[str, deque[Connection]] = {}
         """By listener: connections that wait for admission, in order of arrival."""
@@ -302,6 +305,10 @@ class Server:
     def new_memory(self) -> RequestMemory:
         """As `queued.max.request.bytes` allows."""
         return RequestMemory(self._limits.queued_max_request_bytes, self._call_later_ms)
+
+    def new_answer_memory(self) -> AnswerMemory:
+        """For answers that are not read."""
+        return AnswerMemory(self._limits.max_unread_bytes, self.now_ms, self._call_later_ms)
 
     def _memories(self) -> set[RequestMemory]:
         return {listener.memory for listener in self.listeners.values()}
@@ -511,7 +518,6 @@ class Server:
             except Exception:
                 self._abort_failed(connection, "the sweep")
         self._sweep_logins(now_ms)
-        self._sweep_unread(now_ms)
         self._schedule_sweep()
 
     def _sweep_logins(self, now_ms: int) -> None:
@@ -523,17 +529,6 @@ class Server:
             self.complaints(now_ms, "closing %s: it has not authenticated within %d ms", oldest, timeout_ms)
             self.login_ended(oldest)
             oldest.abort()
-
-    def _sweep_unread(self, now_ms: int) -> None:
-        """Close connections with many bytes of answers that their peers have not read since the last sweep."""
-        unread = [(size, each) for each in self.connections.values() if (size := each.sweep_unread())]
-        too_many = sum(size for size, _ in unread) - self._limits.max_unread_bytes
-        unread.sort(key=lambda item: item[0])
-        while too_many > 0:
-            size, connection = unread.pop()
-            too_many -= size
-            self.complaints(now_ms, "closing %s: its peer does not read %d bytes, and so do others", connection, size)
-            connection.abort()
 
     def _sweep_one(self, connection: Connection, now_ms: int) -> None:
         reason = connection.sweep(now_ms)

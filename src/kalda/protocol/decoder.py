@@ -5,7 +5,8 @@ Every count and length is checked before memory is allocated for it: an array's 
 against `MAX_TAGGED_FIELDS`. A decoded message takes at most about sixty times the memory of its bytes; a struct of
 empty arrays reaches that. So that the total is bounded too, a whole message may have `MAX_ELEMENTS` structs and strings
 in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element, and so does an unknown
-tagged field. A caller may set lower bounds; a message beyond them raises `TooManyElements`. Every slice is
+tagged field; a string longer than `LONG_STRING` counts as more. A caller may set lower bounds; a message beyond them
+raises `TooManyElements`, and so does one of more than `AT_ONCE_BYTES` that would have to be copied. Every slice is
 bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of single bytes past it `IndexError`; the
 function turns both into `InvalidRequest`. Nesting is bounded by the schema: no message is recursive.
 
@@ -32,6 +33,10 @@ from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
 MAX_ELEMENTS = 1_000_000
 NUMBERS_PER_ELEMENT = 8
 MAX_TAGGED_FIELDS = 10_000
+LONG_STRING = 1_024
+BYTES_PER_ELEMENT = 256
+"""So many bytes of a long string count as one element."""
+AT_ONCE_BYTES = 1024 * 1024
 STEP_ELEMENTS = 2_000
 """Elements that a generator decodes or encodes in one step: about three milliseconds."""
 
@@ -90,7 +95,10 @@ class DecoderSource(Source):
         self.line("try:")
         self.indent += 1
         if not self.in_place:
-            self.line("if type(buf) is not bytes: buf = bytes(buf)")
+            self.line("if type(buf) is not bytes:")
+            self.line(f" if len(buf) > {AT_ONCE_BYTES} and left < {MAX_ELEMENTS}:")
+            self.line("  raise TooManyElements('%d bytes are too many to be decoded at once' % len(buf))")
+            self.line(" buf = bytes(buf)")
         self.line("end = len(buf)")
         if self.in_steps:
             self.line(f"step = {STEP_ELEMENTS}")
@@ -219,8 +227,14 @@ class DecoderSource(Source):
         text = field.kind in ("String", "LegacyString")
         self.length(compact, "h" if text else "i")
         self._null(target, field)
-        most = f" or n > {MAX_STRING}" if text and compact else ""
-        self.line(f"if not 0 <= n <= end - pos{most}: {self._refuse(field)}")
+        if text:
+            self.names["long"] = _long_string
+            self.line(f"if not 0 <= n <= end - pos or n > {LONG_STRING}:")
+            self.line(f" left = long({field.name!r}, n, end - pos, left)")
+            if self.in_steps:
+                self.line(f" step -= n // {BYTES_PER_ELEMENT}")
+        else:
+            self.line(f"if not 0 <= n <= end - pos: {self._refuse(field)}")
         if field.kind == "Records":
             self.line(f"{target} = buf[pos : pos + n]")
         elif field.kind == "Bytes":
@@ -238,8 +252,9 @@ class DecoderSource(Source):
         self.elements(target, field, flexible)
         self.indent -= field.nullable
 
-    def elements(self, target: str, field: WireField, flexible: bool) -> None:
-        """Decode `n` elements into the list `target`."""
+    def elements(self, target: str, field: WireField, flexible: bool, within: int = 0) -> None:
+        """Decode `n` elements into the list `target`; fewer of them where what is in them, long strings above all,
+        counts as more than `within` elements."""
         if field.struct is None and field.kind in FORMATS:
             self._scalars(target, field)
             return
@@ -247,7 +262,9 @@ class DecoderSource(Source):
         self._check_count(field, flexible)
         self._count(field, "n")
         self.line(f"{target} = {items} = []")
-        self._loop(item, field, flexible, f"{items}.append({item})")
+        if within:
+            self.line(f"floor = left - {within}")
+        self._loop(item, field, flexible, f"{items}.append({item})", stop="left < floor" if within else "")
 
     def skip_elements(self, field: WireField, flexible: bool, below: tuple[str, ...]) -> None:
         """Check `n` elements, and go on behind them."""
@@ -286,8 +303,11 @@ class DecoderSource(Source):
             self.line(f"else: {target} = list(unpack_from('>%d{code}' % n, buf, pos))")
         self.line(f"pos += n * {size}")
 
-    def _loop(self, item: str, field: WireField, flexible: bool, use: str, dropped: tuple[str, ...] = ()) -> None:
-        """Decode `n` elements into the local `item`, one after the other; `use` is the line that follows each."""
+    def _loop(
+        self, item: str, field: WireField, flexible: bool, use: str, dropped: tuple[str, ...] = (), stop: str = ""
+    ) -> None:
+        """Decode `n` elements into the local `item`, one after the other; `use` is the line that follows each. Those
+        behind one after which `stop` is true are not decoded."""
         self.line(f"for {self.fresh('i')} in range(n):")
         self.indent += 1
         if field.struct is not None:
@@ -297,6 +317,8 @@ class DecoderSource(Source):
         self.flush()
         if use:
             self.line(use)
+        if stop:
+            self.line(f"if {stop}: break")
         if self.in_steps:
             self.line("step -= 1")
             self.line("if step < 0:")
@@ -381,6 +403,16 @@ def _refusal(what: str, size: int, error: Exception) -> Exception:
     if isinstance(error, UnicodeDecodeError):
         return InvalidRequest(f"{what} holds a string that is not UTF-8: {error.reason}")
     return error
+
+
+def _long_string(name: str, size: int, remaining: int, left: int) -> int:
+    """The elements that may follow a string of so many bytes."""
+    if not 0 <= size <= min(remaining, MAX_STRING):
+        _refuse(name, size, remaining)
+    left -= size // BYTES_PER_ELEMENT
+    if left < 0:
+        raise TooManyElements(f"{name} has too many long strings")
+    return left
 
 
 def _refuse(name: str, count: int, remaining: int) -> NoReturn:

@@ -197,18 +197,21 @@ _copiers: dict[type, Callable[[Any], Any]] = {}
 
 def shallow_copy(struct: S) -> S:
     """A struct with the same fields."""
-    cls = type(struct)
-    copier = _copiers.get(cls)
-    if copier is None:
+    return copier(type(struct))(struct)
+
+
+def copier(cls: type[S]) -> Callable[[S], S]:
+    """What `shallow_copy` calls for structs of this class."""
+    made = _copiers.get(cls)
+    if made is None:
         body = "\n".join(f" copy.{name} = struct.{name}" for name in cls.declared)
         names: dict[str, Any] = {"_new": object.__new__, "_cls": cls}
         exec(
             compile(f"def copied(struct):\n copy = _new(_cls)\n{body}\n return copy", f"<copy {cls.__name__}>", "exec"),
             names,
         )
-        copier = _copiers[cls] = names["copied"]
-    copy: S = copier(struct)
-    return copy
+        made = _copiers[cls] = names["copied"]
+    return made
 
 
 def all_fields_but(cls: type[Struct], name: str) -> Callable[[Any], tuple[Any, ...]]:

@@ -15,9 +15,12 @@ from collections.abc import Generator, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from kalda.protocol.decoder import DecoderSource, TooManyElements
+from kalda.protocol.decoder import MAX_ELEMENTS, DecoderSource, TooManyElements
 from kalda.protocol.notation import Buffer, Message, shallow_copy
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
+
+_MAX_PART_ELEMENTS = 4_000
+"""What the items of a part may have in them; a long string counts as many. Some more where one item has more."""
 
 
 class Outline(NamedTuple):
@@ -40,7 +43,7 @@ class Part(NamedTuple):
 
     items: list[Any]
     size: int
-    """Items in it, at all depths."""
+    """Items in it, at all depths; those with long strings count as more."""
     joins: int
     """At how many depths the first item is the rest of the last item of the part before."""
 
@@ -106,8 +109,10 @@ class PartDecoder:
             layout = None if level.field.struct is None else wire_struct(level.field.struct, version, flexible)
         writer = DecoderSource(cls, version)
         last = self._levels[-1].field
-        self._items = writer.function("n, ", lambda: writer.elements("items", last, flexible), "items, pos")
-        """`(buf, pos, count) -> (items, pos)` of the innermost list."""
+        self._items = writer.function(
+            "n, ", lambda: writer.elements("items", last, flexible, _MAX_PART_ELEMENTS), "items, pos"
+        )
+        """`(buf, pos, count) -> (items, pos)` of the innermost list; not all of them where they have long strings."""
 
     def outline(
         self, frame: Buffer, pos: int, max_items: int, max_others: int, numbers_per_other: int = 1
@@ -131,19 +136,21 @@ class PartDecoder:
     def _cut(self, depth: int, frame: Buffer, pos: int, count: int, size: int) -> Iterator[Part | None]:
         """Cut `count` items of the list at that depth, the first of which is at `pos`."""
         if depth == len(self._levels):
-            for start in range(0, count, size):
-                items, pos = self._items(frame, pos, min(size, count - start))
+            while count:
+                items, pos = self._items(frame, pos, min(size, count))
+                count -= len(items)
                 yield Part(items, len(items), 0)
             return
         level = self._levels[depth]
         part: list[Any] = []
         size_so_far = joins = 0
         for _ in range(count):
-            item, nested, at, _ = level.head(frame, pos)
+            item, nested, at, left = level.head(frame, pos)
             pos = at
             if nested > 0:
                 pos, _, _ = yield from level.skip(frame, at, nested)
-            pos, _ = level.tail(frame, pos, item)
+            pos, left_of_tail = level.tail(frame, pos, item)
+            weight = 1 + 2 * MAX_ELEMENTS - left - left_of_tail
             empty: list[Part | None] = [Part(getattr(item, level.name), 0, 0)]
             is_first = True
             for piece in self._cut(depth + 1, frame, at, nested, size) if nested > 0 else empty:
@@ -158,7 +165,7 @@ class PartDecoder:
                 copy = shallow_copy(item)
                 setattr(copy, level.name, piece.items)
                 part.append(copy)
-                size_so_far += 1 + piece.size
+                size_so_far += weight + piece.size
                 is_first = False
         if part:
             yield Part(part, size_so_far, joins)

@@ -243,9 +243,12 @@ class TimelineDict(_Collection, MutableMapping[K, V]):
         """Write many keys at once: the effect of `self[key] = value` for each, at a fraction of the cost."""
         newest = self._registry.newest
         if newest is not None and items:
-            save, before = self._tier_to_save_in(newest).setdefault, self._current.get
-            for key in items:
-                save(key, before(key, _ABSENT))
+            tier, current = self._tier_to_save_in(newest), self._current
+            if tier.keys().isdisjoint(items) and current.keys().isdisjoint(items):  # as usual
+                tier.update(dict.fromkeys(items, _ABSENT))
+            else:
+                for key in items:
+                    tier.setdefault(key, current.get(key, _ABSENT))
         self._current.update(items)
 
     def remove_all(self, keys: Iterable[K]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kalda.base.pending import Pending
@@ -32,6 +33,10 @@ class PaperConnection:
         """The milliseconds of each mute."""
         self.is_closed = False
         self.is_answered_alone = False
+        self.has_room = True
+        """For large answers."""
+        self.begun_bytes = 0
+        """Reserved for the last answer that took steps."""
 
     def mute(self, duration_ms: int) -> None:
         self.mutes.append(duration_ms)
@@ -41,6 +46,10 @@ class PaperConnection:
 
     def answer_alone(self) -> None:
         self.is_answered_alone = True
+
+    def begin_answer(self, begin: Callable[[], Any], reserved_bytes: int) -> Any:
+        self.begun_bytes = reserved_bytes
+        return begin() if self.has_room else Pending()
 
     def send_to_follower(self) -> None:
         pass

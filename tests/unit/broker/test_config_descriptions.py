@@ -193,7 +193,7 @@ def test_all_results_are_of_one_image() -> None:
 def test_an_answer_that_is_too_large_is_refused() -> None:
     bench = Bench()
     request = DescribeConfigsRequest(resources=[of(BROKER, "1")] * 100)
-    with patch.object(config_descriptions, "_MAX_ANSWER_BYTES", 1_000_000):
+    with patch.object(config_descriptions, "MAX_ANSWER_BYTES", 1_000_000):
         answer, _ = bench.ask(request, 4)
     assert {result.error_code for result in answer.results} == {ErrorCode.INVALID_REQUEST}
     assert "fewer resources" in answer.results[0].error_message

@@ -18,6 +18,7 @@ from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
 from kalda.broker.handlers.groups import heartbeat_failed, list_groups_failed
 from kalda.broker.handlers.metadata import metadata_failed
+from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
 from kalda.broker.rows import Authorization, QuotaClass, Row, on_group
 from kalda.broker.system_clock import SystemClock
@@ -28,6 +29,7 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.framing import encode_request, encode_response
 from kalda.protocol.messages.brokers import EnvelopeRequest
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -439,6 +441,28 @@ def test_other_requests_are_answered_between_steps() -> None:
     assert done == [0, 1, 2]
     assert read_answer(answer, LIST, 5).error_code == 3
     assert bench.turns == []
+
+
+def test_an_answer_in_steps_waits_for_room() -> None:
+    done: list[int] = []
+    bench = Bench(lists(counting(3, done)), heartbeats(lambda context, request: HeartbeatResponse()))
+    bench.connection.has_room = False
+    assert isinstance(bench.send(LIST, 5), Pending)
+    assert (done, bench.turns) == ([0], [])
+    assert bench.connection.begun_bytes
+    assert bench.ask(HEARTBEAT, 4).error_code == 0, "others need none"
+
+
+def test_a_fetch_never_waits_for_room() -> None:
+    def handler(context: RequestContext, request: FetchRequest) -> Generator[None, None, FetchResponse]:
+        yield
+        return FetchResponse()
+
+    bench = Bench(Row(ApiKey.FETCH, handler, fetch_failed, ANYONE))
+    bench.connection.has_room = False
+    answer = bench.send(FetchRequest(), 12)
+    bench.take_turn()
+    assert read_answer(answer, FetchRequest(), 12).error_code == 0
 
 
 def test_a_response_that_was_made_in_steps_is_encoded_in_steps() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.base.pending import Pending
-from kalda.controller.acls import AclControl, Matched, answer_deletion
+from kalda.controller.acls import AclControl
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
-from kalda.protocol.messages.security import AclCreation, DeleteAclsFilter
+from kalda.protocol.messages.security import AclCreation
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.timeline import SnapshotRegistry
 
@@ -20,10 +18,6 @@ CREATIONS = [
     )
     for n in range(20)
 ]  # fmt: skip
-EVERY = DeleteAclsFilter(
-    resource_type_filter=1, resource_name_filter=None, pattern_type_filter=1, principal_filter=None, host_filter=None,
-    operation=1, permission_type=1,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -40,35 +34,17 @@ def acls() -> AclControl:
     return acls
 
 
-def test_one_filter_removes_every_entry(acls: AclControl) -> None:
-    deleted = acls.delete([EVERY, DeleteAclsFilter(resource_type_filter=99)])
-    committed: Pending[list[Matched]] = Pending()
-    answer = answer_deletion(committed)
-    assert not answer.done
-    committed.complete(deleted.response)
-    assert answer.value is not None
-    result, refused = answer.value.filter_results
-    assert [(each.resource_name, each.error_code, each.error_message) for each in result.matching_acls] == [
-        *((creation.resource_name, 0, None) for creation in CREATIONS),
-        ("t-0", 0, None),
-    ]
-    assert (result.error_code, result.error_message) == (0, None)
-    assert (refused.error_code, refused.matching_acls) == (ErrorCode.INVALID_REQUEST, [])
+def test_entries_are_removed_together(acls: AclControl) -> None:
+    ids = list(acls.by_id)
+    deleted = acls.delete([*ids, Uuid(b"?" * 16)])
+    assert deleted.atomic
     assert acls.replay_removals(deleted.records, 0) == 21
     assert not acls.by_id
     assert len(acls.create(CREATIONS).records) == 20, "no entry is left by its content either"
 
 
-def test_a_deletion_that_fails_is_answered_with_its_error() -> None:
-    committed: Pending[list[Matched]] = Pending()
-    answer = answer_deletion(committed)
-    committed.fail(ApiError(ErrorCode.NOT_CONTROLLER))
-    assert answer.error is not None
-    assert answer.error.code is ErrorCode.NOT_CONTROLLER
-
-
 def test_removals_are_applied_together_up_to_a_record_that_is_none(acls: AclControl) -> None:
-    removals = acls.delete([EVERY]).records
+    removals = acls.delete(list(acls.by_id)).records
     unknown = VersionedRecord(RemoveAccessControlEntryRecord(id=Uuid(b"?" * 16)), 0)
     other = VersionedRecord(next(iter(acls.by_id.values())).to_record(Uuid(b"3" * 16)), 0)
     assert acls.replay_removals([*removals[:3], unknown], 0) == 3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.placement import UsableBroker, place_replicas
+from kalda.controller.placement import UsableBroker, _Racks, place_replicas
 
 
 def brokers(*racks: str | None, fenced: tuple[int, ...] = ()) -> list[UsableBroker]:
@@ -37,6 +37,26 @@ def test_the_two_rules(racks: list[str | None], fenced: set[int], partitions: in
         assert len(set(replicas)) == factor
         assert not usable[replicas[0]].fenced
     assert placed == place_replicas(usable, partitions, factor, random.Random(seed))
+
+
+@given(
+    racks=st.lists(st.sampled_from([None, None, None, "a"]), min_size=1, max_size=8),
+    fenced=st.sets(st.integers(0, 30)),
+    partitions=st.integers(1, 40),
+    factor=st.integers(1, 8),
+    seed=st.integers(0, 5),
+)
+def test_many_partitions_are_placed_as_one_after_the_other(
+    racks: list[str | None], fenced: set[int], partitions: int, factor: int, seed: int
+) -> None:
+    usable = brokers(*racks, fenced=tuple(fenced))
+    if factor > len(usable) or all(broker.fenced for broker in usable):
+        return
+    one_by_one, together = random.Random(seed), random.Random(seed)
+    racks_of_one = _Racks(usable, one_by_one)
+    placed = [racks_of_one.place(factor) for _ in range(partitions)]
+    assert [list(each) for each in place_replicas(usable, partitions, factor, together)] == placed
+    assert one_by_one.getstate() == together.getstate(), "committed seeds stay what they are"
 
 
 def test_replicas_spread_over_racks_and_leaders_over_brokers() -> None:

@@ -8,6 +8,7 @@ from by_hand import HandTime, HandTimer
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.pending import Pending
+from kalda.network.answer_memory import AnswerMemory
 from kalda.network.connection import Answer, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import Limits
@@ -24,6 +25,7 @@ class PaperTransport:
         self.reading = True
         self.closed = False
         self.aborted = False
+        self.unsent_bytes = 0
 
     def write(self, data: Buffer) -> None:
         assert not self.closed
@@ -46,6 +48,9 @@ class PaperTransport:
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         pass
@@ -78,6 +83,7 @@ class PaperListener:
         self.now_ns = 0
         self.time = HandTime(1_000)
         self.memory = RequestMemory(budget, self.time.call_later_ms)
+        self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.turns = Turns(lambda: self.now_ns, self.soon.append)
         self.complaints: list[str] = []

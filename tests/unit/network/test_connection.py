@@ -175,6 +175,39 @@ def test_answers_behind_a_pending_one_are_bounded() -> None:
     assert len(bench.transport.answers()) == 11
 
 
+def test_what_a_peer_has_not_read_counts_while_it_has_not() -> None:
+    bench = Bench(Limits(write_high_bytes=1_000))
+    answers = bench.listener.answers
+    bench.answer = lambda connection, frame: bench.handle(connection, frame) if frame[0] == ord("w") else [bytes(600)]
+    bench.send(body("w"), body("a", 1), body("a", 2))
+    assert answers.unread_bytes == 1_200, "behind a pending answer"
+    bench.connection.pause_writing()
+    bench.connection.resume_writing()
+    assert answers.unread_bytes == 1_200
+    bench.transport.unsent_bytes = 5_000
+    bench.connection.pause_writing()
+    bench.settle(body("w"))
+    assert answers.unread_bytes == 5_000
+    bench.connection.resume_writing()
+    assert answers.unread_bytes == 0
+    bench.connection.pause_writing()
+    bench.connection.connection_lost(None)
+    assert answers.unread_bytes == 0
+    assert not bench.transport.aborted
+
+
+def test_a_peer_that_reads_nothing_is_closed_where_unread_answers_use_up_their_memory() -> None:
+    bench = Bench()
+    bench.transport.unsent_bytes = bench.listener.answers.limit_bytes
+    bench.connection.pause_writing()
+    bench.listener.time.advance(1_000)
+    assert not bench.transport.aborted
+    bench.listener.time.advance(2_000)
+    assert bench.transport.aborted
+    (complaint,) = bench.listener.complaints
+    assert "does not read" in complaint
+
+
 def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     bench = Bench(budget=15)
     bench.send(body("w", 1), body("w", 2), body("a", 3))

@@ -8,8 +8,9 @@ import pytest
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.steps import run_to_end
-from kalda.protocol.codec import decode, encode
+from kalda.protocol.codec import decode, decoder, encode, step_decoder
 from kalda.protocol.decoder import TooManyElements
+from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -127,6 +128,44 @@ def test_elements_beside_the_items_are_bounded_by_themselves() -> None:
     assert (outline.items, outline.others) == (1, 20 + numbers)
     with pytest.raises(TooManyElements):
         run_to_end(decoder.outline(frame, 0, 1, 19 + numbers, 4))
+
+
+LONG = "x" * 32_000
+
+
+def test_long_strings_make_small_parts() -> None:
+    topics = [MetadataRequestTopic(name=f"{LONG}{n}") for n in range(200)] + [MetadataRequestTopic(name="t")] * 500
+    parts = parts_of(MetadataRequest(topics=topics), 12, ("topics",), 1_000)
+    assert [topic.name for part in parts for topic in part.items] == [topic.name for topic in topics]
+    assert max(sum(len(topic.name) for topic in part.items) for part in parts) < 1_200_000
+    nested = parts_of(asked([(f"{LONG}{n}", 2) for n in range(100)]), 8, ASKED, 1_000)
+    assert (
+        max(sum(len(topic.name) for group in part.items for topic in group.topics or ()) for part in nested) < 400_000
+    )
+
+
+def test_long_strings_count_as_many_elements() -> None:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=f"{LONG}{n}") for n in range(10)])
+    frame = memoryview(encode(request, 12))
+    each = 1 + 32_001 // 256
+    assert decoder(MetadataRequest, 12)(frame, 0, 10 * each)[0] == request
+    with pytest.raises(TooManyElements, match="long strings"):
+        decoder(MetadataRequest, 12)(frame, 0, 10 * each - 1)
+    with pytest.raises(InvalidRequest, match="name of 32768 in"):
+        decode(MetadataRequest, encode(request, 12).replace(b"\x82\xfa\x01", b"\x81\x80\x02", 1), 12)
+    steps = list(
+        step_decoder(MetadataRequest, 12)(memoryview(encode(MetadataRequest(topics=request.topics * 20), 12)), 0)
+    )
+    assert len(steps) >= 10
+
+
+def test_a_large_message_is_not_copied_to_be_decoded_at_once() -> None:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=LONG) for _ in range(40)])
+    frame = memoryview(encode(request, 12))
+    with pytest.raises(TooManyElements, match="at once"):
+        decoder(MetadataRequest, 12)(frame, 0, 100_000)
+    assert decoder(MetadataRequest, 12)(frame, 0)[0] == request, "without bounds it is"
+    assert run_to_end(step_decoder(MetadataRequest, 12)(frame, 0, 100_000))[0] == request
 
 
 def answered(groups: list[Any]) -> OffsetFetchResponse:

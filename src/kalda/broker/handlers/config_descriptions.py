@@ -20,7 +20,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.steps import Steps
 from kalda.base.topic_names import validate_topic_name
-from kalda.broker.context import Encoded
+from kalda.broker.context import MAX_ANSWER_BYTES, Encoded
 from kalda.broker.loggers import logger_levels
 from kalda.broker.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource
@@ -51,8 +51,6 @@ _RESOURCE_COST = 16
 """What a resource costs besides its entries: the walk over all keys of its type."""
 _KEPT_RESULTS = 64
 """Of resources that may be named again. Together they take some two megabytes."""
-_MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Clients take a response of 100 MiB, by default. The rest is for the errors of resources that are not described."""
 
 
 class ConfigDescriptions:
@@ -154,10 +152,10 @@ class ConfigDescriptions:
         items.pieces.append(encoded)
         items.count += count
         self._bytes += len(encoded)
-        if self._bytes > _MAX_ANSWER_BYTES:
+        if self._bytes > MAX_ANSWER_BYTES:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
-                f"The answer would have more than {_MAX_ANSWER_BYTES} bytes: describe fewer resources in one request",
+                f"The answer would have more than {MAX_ANSWER_BYTES} bytes: describe fewer resources in one request",
             )
 
     def _describe(

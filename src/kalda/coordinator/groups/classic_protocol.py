@@ -27,7 +27,7 @@ from kalda.coordinator.groups.classic_group import (
 )
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.rebalance import Rebalancer, Write
-from kalda.coordinator.groups.records import GroupRecord
+from kalda.coordinator.groups.records import MAX_GROUP_BYTES, GroupRecord
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
@@ -75,7 +75,9 @@ class ClassicProtocol:
         pending: Pending[JoinGroupResponse] = Pending()
         waiter = JoinWaiter(pending, caller.api_version)
         group = self._groups.get(request.group_id)
-        if group is not None:
+        if sum(len(each.metadata) for each in request.protocols) > MAX_GROUP_BYTES:
+            refuse_join(waiter, request.member_id, ErrorCode.INVALID_REQUEST)  # its group could not be stored
+        elif group is not None:
             self._join_group(caller, request, group, waiter)
         elif request.member_id:
             refuse_join(waiter, request.member_id, ErrorCode.UNKNOWN_MEMBER_ID)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias, cast
 
-from kalda.base.errors import InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.group_records import (
     ConsumerGroupMetadataKey,
@@ -91,8 +91,13 @@ class ForeignRecord(NamedTuple):
 GroupLogRecord: TypeAlias = OffsetRecord | GroupRecord | ForeignRecord
 
 
+MAX_GROUP_BYTES = 16 * 1024 * 1024
+"""What the members of a group may have in metadata and assignments. `max.message.bytes` allows 1 MB by default; to find
+out that 95 MB are too many by encoding them would hold the event loop for half a second."""
+
+
 def encode_record(record: GroupLogRecord) -> tuple[bytes, bytes | None]:
-    """Key and value as they are appended."""
+    """Key and value as they are appended. Raises `ApiError` for a group that is too large."""
     if type(record) is OffsetRecord:
         key = OffsetCommitKey(group=record.group_id, topic=record.topic, partition=record.partition)
         committed = record.value
@@ -111,6 +116,11 @@ def encode_record(record: GroupLogRecord) -> tuple[bytes, bytes | None]:
             key, value, OFFSET_VALUE_VERSION_WITH_EXPIRY if expires else OFFSET_VALUE_VERSION
         )
     if type(record) is GroupRecord:
+        members = () if record.value is None else record.value.members
+        if sum(len(each.subscription) + len(each.assignment) for each in members) > MAX_GROUP_BYTES:
+            raise ApiError(
+                ErrorCode.RECORD_LIST_TOO_LARGE, f"group {record.group_id} has more than {MAX_GROUP_BYTES} bytes"
+            )
         return encode_coordinator_record(GroupMetadataKey(group=record.group_id), record.value, GROUP_VALUE_VERSION)
     foreign = cast(ForeignRecord, record)
     return foreign.key, foreign.value
