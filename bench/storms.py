@@ -1,6 +1,6 @@
 """What a well-behaved client notices of one that storms, with quotas on: the p99 of its round trips.
 
-    python bench/storms.py [--seconds 10] [--only throttled|connections|topics|requests|telemetry]
+    python bench/storms.py [--seconds 10] [--rounds 3] [--only KIND] [--alone]
 
     throttled     produces as fast as it can, and ignores the pauses that it is given
     connections   opens 10,000 connections at once
@@ -12,7 +12,9 @@
 The storm is a process of its own, with the client id `storm`, which has quotas of every kind; the node limits new
 connections. The other client produces one record at a time. Printed is its p99 over all its round trips during the
 storm, over that before it; its longest one, how many topics there are in the end, and the node's memory. Client, storm
-and node share the machine's cores.
+and node share the machine's cores. In each round Kalda and Apache Kafka have a node of their own, one after the other;
+what is printed last are the medians over the rounds. Telemetry is measured with Kalda alone: Apache Kafka receives it
+only where a reporter is installed.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
 
 from harness.client import Raw, percentiles, produce_request
 from harness.nodes import Node
-from harness.systems import KALDA
+from harness.systems import KALDA, System, systems
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.client.admin.configs import Resource, set_configs
@@ -50,6 +56,7 @@ _QUOTAS = {
     "controller_mutation_rate": 50.0,
 }
 _SETTINGS = "max.connection.creation.rate=200\n"
+_WARM_UP = 5_000
 _ROUND_TRIPS = 1_000
 
 
@@ -147,9 +154,29 @@ def allow_sockets() -> None:
         print(f"only {hard} files may be open (ulimit -Hn): fewer than 10,000 connections will be")
 
 
-def measure(kind: str, seconds: float) -> None:
+class Noticed(NamedTuple):
+    """What the other client noticed of one storm, and what the node has in the end."""
+
+    p50_before_us: float
+    p50_us: float
+    p99_before_us: float
+    p99_us: float
+    p99_ratio: float
+    longest_ms: float
+    topics: float
+    memory_mb: float
+
+    def __str__(self) -> str:
+        return (
+            f"p50 {self.p50_before_us:.0f} -> {self.p50_us:.0f} µs, "
+            f"p99 {self.p99_before_us:.0f} -> {self.p99_us:.0f} µs ({self.p99_ratio:.2f}x), "
+            f"longest {self.longest_ms:.0f} ms, {self.topics:.0f} topics, {self.memory_mb:.0f} MB"
+        )
+
+
+def measure(system: System, kind: str, seconds: float) -> Noticed:
     """One storm on a node of its own."""
-    node = Node(KALDA, _SETTINGS)
+    node = Node(system, _SETTINGS)
     try:
         node.start()
         node.create_topics(["calm", "storm"])
@@ -158,7 +185,7 @@ def measure(kind: str, seconds: float) -> None:
             if kind == "telemetry":
                 set_configs(cluster, Resource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
             raw = Raw(node.port, produce_request("calm", 100), 9)
-            raw.round_trips(_ROUND_TRIPS)
+            raw.round_trips(_WARM_UP)
             before = raw.round_trips(10 * _ROUND_TRIPS)
             command = [sys.executable, __file__, "--storm", kind, "--port", str(node.port)]
             with subprocess.Popen([*command, "--seconds", str(seconds + 4)]) as process:
@@ -169,15 +196,22 @@ def measure(kind: str, seconds: float) -> None:
                 process.wait()
             topics = len(cluster.metadata().topics)
         longest_ms, during = max(taken) / 1000, percentiles(taken)
-        p50, p99 = during["p50_us"], during["p99_us"]
-        print(
-            f"{kind:12} p50 {before['p50_us']:.0f} -> {p50:.0f} µs ({p50 / before['p50_us']:.2f}x), "
-            f"p99 {before['p99_us']:.0f} -> {p99:.0f} µs ({p99 / before['p99_us']:.2f}x), "
-            f"longest {longest_ms:.0f} ms, {topics} topics, {node.rss_mb():.0f} MB",
-            flush=True,
-        )
+        p99, p99_before = during["p99_us"], before["p99_us"]
+        medians = before["p50_us"], during["p50_us"]
+        return Noticed(*medians, p99_before, p99, p99 / p99_before, longest_ms, topics, node.rss_mb())
     finally:
         node.close()
+
+
+def in_rounds(kind: str, measured: Sequence[System], rounds: int, seconds: float) -> None:
+    """One kind of storm on nodes of these systems, in turn."""
+    noticed: dict[str, list[Noticed]] = defaultdict(list)
+    for number in range(rounds):
+        for system in measured if number % 2 == 0 else reversed(measured):
+            noticed[system.name].append(measure(system, kind, seconds))
+            print(f"{kind:12} {system.name:12} {noticed[system.name][-1]}", flush=True)
+    for name, each in noticed.items():
+        print(f"{kind:12} {name:12} {Noticed(*map(median, zip(*each, strict=True)))}, medians of {rounds}", flush=True)
 
 
 def main() -> None:
@@ -185,6 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = ("throttled", "connections", "topics", "requests", "telemetry")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="Kalda only")
     parser.add_argument("--only", choices=kinds)
     parser.add_argument("--storm", choices=kinds, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -193,8 +229,9 @@ def main() -> None:
     if given.storm:
         storm(given.storm, given.port, given.seconds)
         return
+    measured = systems("1G", alone=given.alone)
     for kind in [given.only] if given.only else kinds:
-        measure(kind, given.seconds)
+        in_rounds(kind, [KALDA] if kind == "telemetry" else measured, given.rounds, given.seconds)
 
 
 if __name__ == "__main__":

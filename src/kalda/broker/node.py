@@ -321,7 +321,7 @@ class Node:
     async def _bind(self) -> None:
         """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
-        server = self._server = Server(self._clock, NodeLimits.of(config))
+        server = self._server = Server(self._clock, NodeLimits.of(config), self._host.busy_ns)
         self.sensors.add_source(server.measured)
         assert self._quotas is not None, "made before the server"
         self._quotas.managers.on_ip_rate = server.set_ip_rate

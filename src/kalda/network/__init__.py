@@ -5,12 +5,12 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 
 - `frames`: frames out of a byte stream, in memory bounded by what has arrived
 - `connection`: one peer: requests in, answers out in order, holds that pause reading
+- `turns`: how connections with many requests, or with slow ones, share the event loop
 - `server`: listeners, admission of connections, the sweep, graceful stop
 - `admission`: which connections are accepted: counts and rates
 - `tls`: TLS of listeners: a transport between the socket's and a connection
 - `tls_contexts`: OpenSSL contexts of the two sides, out of settings
 - `limits`: sizes, counts, rates and times that a peer may use
-- `long_turns`: connections whose requests take long take turns
 - `request_memory`: connections wait where the memory of arriving and unanswered requests is used up
 - `answer_memory`: large answers wait where that of answers that are not read is used up; who does not read is closed
 - `listener_counts`: what is counted of each listener's connections

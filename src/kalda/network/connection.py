@@ -35,6 +35,7 @@ from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
 from kalda.network.request_memory import SMALL_BYTES
+from kalda.network.turns import FEW_REQUESTS, LONG_NS, SHORT_NS
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Hold:
     QUEUED = 8
     """the node's memory for requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
-    """`frames_per_turn` requests were served, or some for `turn_ms`; other connections come first"""
+    """other connections come first; see `kalda.network.turns`"""
     CLOSED = 32
     STOPPING = 64
     """the node stops: no more requests are read, and the last answer closes the connection"""
@@ -91,11 +92,14 @@ class Hold:
 
 
 _WRITE = Hold.WRITE
+_TURN = Hold.TURN
 _CLOSED = Hold.CLOSED
 _ALONE = Hold.ALONE
 _SENDING = Hold.SENDING
 _MUTED = Hold.MUTED
 _PIECE_BYTES = 256 * 1024
+_UNSENT_BUFFERS = 256
+"""So many buffers of answers may wait for the end of the turns of one read."""
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
@@ -153,6 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         "created_ms",
         "frame_since_ms",
         "id",
+        "is_slow",
         "listener_name",
         "peer_host",
         "peer_port",
@@ -189,6 +194,8 @@ class Connection(asyncio.BufferedProtocol):
         self.frame_since_ms = -1
         self.closing_ms = -1
         self.admitted = False
+        self.is_slow = True
+        """Whether its last requests took long, or it had none yet."""
 
         self._listener = listener
         self._handler = listener.handler
@@ -242,8 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._frames.min_bytes, self._frames.max_bytes = min_bytes, max_bytes
         if self._serving:
-            self._hold(Hold.TURN)  # `_serve` ends, and goes on with the new handler
-            self._listener.call_soon(self.take_turn)
+            self._end_turn()  # `_serve` ends, and goes on with the new handler
 
     def answer_alone(self) -> None:
         """Serve no further request until all requests received so far are answered.
@@ -348,32 +354,34 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _serve(self) -> None:
-        """Pass frames to the handler until there are no more, or a hold is set; then write the answers."""
+    def _serve(self, turn_ns: int = 0) -> None:
+        """Pass frames to the handler until there are no more, or a hold is set; then write the answers. `turn_ns`: the
+        length of a turn for which the connection has waited; 0 where it has not."""
         next_frame = self._frames.next_frame
         handler = self._handler
-        listener = self._listener
-        now_ms = listener.now_ms
-        left = turn = listener.limits.frames_per_turn
-        ends_ms = now_ms() + listener.limits.turn_ms
+        turns = self._listener.turns
+        if turns.is_over and not turn_ns:
+            self._defer()
+            return
+        now_ns = turns.now_ns
+        began_ns = ended_ns = now_ns()
+        ends_ns = began_ns + (turn_ns or turns.first_ns)
+        served = 0
         self._serving = True
         try:
             while not self._holds:
                 frame = next_frame()
                 if frame is None:
                     break
-                left -= 1
+                served += 1
                 answer = handler(self, frame)
                 if type(answer) is list and not self._slots:
                     self._put(answer)
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
-                if now_ms() >= ends_ms:
-                    self._hold(Hold.TURN)
-                    listener.wait_for_turn(self)
-                elif not left:
-                    self._hold(Hold.TURN)
-                    listener.call_soon(self.take_turn)
+                ended_ns = now_ns()
+                if ended_ns >= ends_ns and (self._frames.waiting_bytes or ended_ns >= ends_ns + LONG_NS):
+                    self._end_turn()
         except BadFrameSize as error:
             self._listener.complain(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
@@ -390,10 +398,17 @@ class Connection(asyncio.BufferedProtocol):
             self._fail()
         finally:
             self._serving = False
-            self.requests += turn - left
+            self.requests += served
+        took_ns = ended_ns - began_ns
+        self.is_slow = took_ns >= LONG_NS
+        if not turn_ns:
+            if took_ns >= SHORT_NS:
+                turns.first_took(self, took_ns)
+            if served <= FEW_REQUESTS and not self._holds & _TURN:
+                turns.had_few = self.id
         if self._arriving_bytes or not self._frames.in_arena:
             self._count_arriving()
-        if self._out:
+        if self._out and (self._holds != _TURN or not self._may_keep_answers(took_ns)):
             self._flush()
         if not self._holds:
             if not self._reading:
@@ -405,6 +420,38 @@ class Connection(asyncio.BufferedProtocol):
             self._hang_up()
         else:
             self._steer_reading()
+
+    def _end_turn(self) -> None:
+        if not self._holds & _TURN:
+            self._hold(_TURN)
+            self._listener.turns.wait(self)
+
+    def _defer(self) -> None:
+        """Serve what has arrived later: the requests of others have taken the time of this turn of the loop."""
+        if self.is_slow:
+            self._end_turn()
+        else:
+            self._hold(_TURN)
+            self._listener.call_soon(self.take_turn)
+
+    def _may_keep_answers(self, took_ns: int) -> bool:
+        """Whether answers may leave with those of the next turn, as a write for each short turn costs too much. Only
+        where that comes soon."""
+        return (
+            took_ns < LONG_NS
+            and self._frames.waiting_bytes > 0
+            and len(self._out) < _UNSENT_BUFFERS
+            and not self._listener.turns.are_contended
+        )
+
+    def take_turn(self, turn_ns: int = 0) -> None:
+        """Other connections have been served: serve this one for so long; 0: as where its requests have just
+        arrived."""
+        self._holds &= ~_TURN
+        if self._holds:
+            self._flush()
+        else:
+            self._serve(turn_ns)
 
     def _count_arriving(self) -> None:
         """Count what has arrived of the next request; where there is no memory for the rest of it, wait."""
@@ -668,10 +715,6 @@ class Connection(asyncio.BufferedProtocol):
         """Start to serve the connection."""
         self.admitted = True
         self._release(Hold.ADMISSION)
-
-    def take_turn(self) -> None:
-        """Other connections have been served."""
-        self._release(Hold.TURN)
 
     def budget_is_back(self) -> None:
         """The node's budget for unanswered requests has room again."""

@@ -54,11 +54,6 @@ class Limits:
     max_unanswered: int = 100
     """Unanswered requests of a connection at which reading pauses."""
     max_unanswered_bytes: int = 64 * 1024 * 1024
-    frames_per_turn: int = 128
-    """Frames of a connection that are served before other connections are."""
-    turn_ms: int = 5
-    """For so long frames of a connection are served; one frame may take longer. Then those of other connections are,
-    see `long_turns`."""
     send_buffer_bytes: int = 102_400
     """socket.send.buffer.bytes; -1: the system's default"""
     receive_buffer_bytes: int = 102_400

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import socket
 import ssl
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,8 +32,8 @@ from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.listener_counts import ListenerCounts, count_sensors
-from kalda.network.long_turns import LongTurns
 from kalda.network.request_memory import RequestMemory
+from kalda.network.turns import Turns
 
 if TYPE_CHECKING:
     from kalda.network.tls import Handshakes
@@ -83,6 +84,7 @@ class Listener:
         self.min_request_bytes = MIN_REQUEST_BYTES
         self.counts = ListenerCounts()
         self.arena = server.arena
+        self.turns = server.turns
         self.host = ""
         self.port = 0
         self._server = server
@@ -95,7 +97,6 @@ class Listener:
         self.memory = server.new_memory() if protected else server.memory
         """For requests: clients must not use up that of a protected listener."""
         self.answers = server.new_answer_memory() if protected else server.answers
-        self.wait_for_turn = server.long_turns.wait
 
     async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
@@ -189,10 +190,13 @@ class Listener:
 class Server:
     """The node's listeners. It must be made inside the running loop."""
 
-    def __init__(self, clock: Clock, limits: NodeLimits | None = None) -> None:
+    def __init__(
+        self, clock: Clock, limits: NodeLimits | None = None, now_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        """`now_ns` is the clock by which connections take turns."""
         self.loop = asyncio.get_running_loop()
         self.arena = Arena()
-        self.long_turns = LongTurns(self.loop.call_soon)
+        self.turns = Turns(now_ns, self.loop.call_soon)
         self.complaints = Complaints()
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}

@@ -8,7 +8,7 @@ resource has the client's properties. The timestamp of a record is the broker's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Final, NamedTuple
 
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     """The broker that they were pushed to."""
 
 
-def to_records(source: Source, points: Sequence[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
+def to_records(source: Source, points: Iterable[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
     """Key and value of a record for each data point, in the form `JSON` or `PROTOBUF`."""
     key = uuid_to_text(source.instance_id).encode()
     moderate = (point for point in points if _text_bytes(point) <= MAX_RECORD_BYTES)

@@ -9,7 +9,7 @@ be counted, and it is a dependency of its own for three messages. Metrics of oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
@@ -20,6 +20,7 @@ MAX_ATTRIBUTES: Final = 100_000
 MAX_ATTRIBUTES_OF_ONE: Final = 128
 """Of a data point, or of a resource, as in OpenTelemetry's own limits; those after them are left out."""
 MAX_FIELDS: Final = 500_000
+_FIELDS_PER_PAUSE: Final = 64
 MAX_TEXT: Final = 1_024
 """Bytes of a name or a value; what is longer is cut."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -78,9 +79,11 @@ class BadMetrics(ValueError):
 class _Budget:
     """What one message may still hold."""
 
-    __slots__ = ("attributes", "fields", "points")
+    __slots__ = ("attributes", "fields", "pause", "points")
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self.pause = pause
+        """Called every `_FIELDS_PER_PAUSE` fields."""
         self.points = MAX_POINTS
         self.attributes = MAX_ATTRIBUTES
         self.fields = MAX_FIELDS
@@ -90,10 +93,10 @@ _Value: TypeAlias = "int | tuple[int, int]"
 """An integer; or where the bytes of a value are: from, up to."""
 
 
-def decode(data: bytes) -> list[DataPoint]:
-    """The data points of a `MetricsData`. Raises `BadMetrics`."""
+def decode(data: bytes, pause: Callable[[], None] = lambda: None) -> list[DataPoint]:
+    """The data points of a `MetricsData`. `pause` is called again and again meanwhile. Raises `BadMetrics`."""
     try:
-        return list(_points(data, _Budget()))
+        return list(_points(data, _Budget(pause)))
     except (IndexError, ValueError) as error:
         raise error if isinstance(error, BadMetrics) else BadMetrics(f"the message is malformed: {error}") from error
 
@@ -248,6 +251,8 @@ def _fields(data: bytes, at: tuple[int, int], budget: _Budget) -> Iterator[tuple
         budget.fields -= 1
         if budget.fields < 0:
             raise BadMetrics(f"more than {MAX_FIELDS} fields")
+        if not budget.fields % _FIELDS_PER_PAUSE:
+            budget.pause()
         tag, pos = _varint(data, pos, end)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == _BYTES:

@@ -36,7 +36,9 @@ def rows_of_brokers() -> list[Row]:
         DescribeHandlers(Mock()).rows(),
         [AclHandlers(Mock()).row()],
         MarkerHandlers(Mock(), Mock()).rows(),
-        TelemetryHandlers(1, Mock(), 1, "json", Mock(), Mock(), Mock(), makes_series=False).rows(),
+        TelemetryHandlers(
+            1, Mock(), 1, "json", Mock(), Mock(), Mock(), makes_series=False, now_ns=Mock(), pause_thread=Mock()
+        ).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),

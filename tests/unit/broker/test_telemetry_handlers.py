@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.broker.context import RequestContext
-from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, TelemetryHandlers
+from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, Pauses, TelemetryHandlers, _decode
 from kalda.protocol.messages.telemetry import PushTelemetryRequest
 from kalda.telemetry.client_instances import Client, ClientInstance, ClientInstances
 from kalda.telemetry.otlp import DataPoint, Kind, encode
@@ -34,7 +34,18 @@ def test_pushes_are_decoded_one_after_the_other() -> None:
     instances = ClientInstances(lambda: Uuid(next(numbers).to_bytes(16, "big")), 1 << 20)
     jobs, sink = HandJobs(), Sink()
     jobs.hold_jobs = True
-    handlers = TelemetryHandlers(1, instances, 1 << 20, "json", sink, jobs, lambda: 0, makes_series=True)
+    handlers = TelemetryHandlers(
+        1,
+        instances,
+        1 << 20,
+        "json",
+        sink,
+        jobs,
+        lambda: 0,
+        makes_series=True,
+        now_ns=lambda: 0,
+        pause_thread=lambda pause_ms: None,
+    )
 
     def push(number: int, metrics: bytes = METRICS) -> Pending[Any]:
         instance = instances.get(Uuid(bytes(16)), Client(number, "c", "s", "1", "h", 1), 0)
@@ -61,3 +72,28 @@ def test_pushes_are_decoded_one_after_the_other() -> None:
     assert [len(each.series) for each in sink.taken] == [1] * (MAX_DECODING - 1)
     push(MAX_DECODING)
     assert len(jobs.waiting) == 1
+
+
+def test_decoding_pauses_after_a_tenth_of_a_millisecond() -> None:
+    clock, paused = [0], list[int]()
+    pauses = Pauses(lambda: clock[0], paused.append)
+    for _ in range(100):
+        clock[0] += 10_000
+        pauses()
+    assert paused == [1] * 10
+
+
+def test_every_stage_of_decoding_pauses() -> None:
+    points = [DataPoint(f"m{number}", Kind.GAUGE, 1.0, 1) for number in range(1_000)]
+    calls: list[int] = []
+    decoded = _decode(
+        encode(points),
+        0,
+        (Uuid(bytes(16)), Client(1, "c", "s", "1", "h", 1), "User:a", 1),
+        "json",
+        True,
+        lambda: calls.append(1),
+        is_terminating=False,
+    )
+    assert len(decoded.records) == len(decoded.series) == 1_000
+    assert len(calls) > 2_000 + 1_000 // 64

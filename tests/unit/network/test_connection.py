@@ -8,166 +8,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from by_hand import HandJobs, HandTime, HandTimer
+from by_hand import HandJobs
+from connection_bench import Bench, PaperTransport, body
 from paper_files import PaperFile
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.network.answer_memory import AnswerMemory
-from kalda.network.connection import Answer, AtTurn, Buffer, Connection, FrameHandler
-from kalda.network.frames import Arena
+from kalda.network.connection import Answer, AtTurn, Buffer, Connection
 from kalda.network.limits import Limits
-from kalda.network.request_memory import RequestMemory
-
-
-class PaperTransport:
-    """Records what a connection does to its transport."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.writes: list[Buffer] = []
-        self.reading = True
-        self.closed = False
-        self.aborted = False
-        self.unsent_bytes = 0
-
-    def write(self, data: Buffer) -> None:
-        assert not self.closed
-        self.writes.append(data)
-        self.written.append(bytes(data))
-
-    def pause_reading(self) -> None:
-        assert self.reading
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        assert not self.reading
-        self.reading = True
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent_bytes
-
-    def set_write_buffer_limits(self, high: int, low: int) -> None:
-        pass
-
-    def get_extra_info(self, name: str) -> object:
-        return {"peername": ("::ffff:10.1.2.3", 4567, 0, 0), "sockname": ("10.0.0.1", 9092)}.get(name)
-
-    def answers(self) -> list[bytes]:
-        stream = b"".join(self.written)
-        found = []
-        while stream:
-            size = int.from_bytes(stream[:4], "big")
-            found.append(stream[4 : 4 + size])
-            assert len(found[-1]) == size
-            stream = stream[4 + size :]
-        return found
-
-
-class PaperListener:
-    """What a connection needs of its listener. The test sets the time and runs the callbacks."""
-
-    name = "PLAINTEXT"
-    security_protocol = "PLAINTEXT"
-    min_request_bytes = 8
-
-    def __init__(self, handler: FrameHandler, limits: Limits, budget: int = 0) -> None:
-        self.handler = handler
-        self.limits = limits
-        self.arena = Arena()
-        self.time = HandTime(1_000)
-        self.memory = RequestMemory(budget, self.time.call_later_ms)
-        self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
-        self.soon: list[Callable[[], None]] = []
-        self.complaints: list[str] = []
-        self.waiting_for_turn: list[Connection] = []
-        self.lost = 0
-
-    def now_ms(self) -> int:
-        return self.time.now_ms
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> HandTimer:
-        return self.time.call_later_ms(delay_ms, callback)
-
-    def connected(self, connection: Connection, transport: object) -> None:
-        connection.admit()
-
-    def disconnected(self, connection: Connection) -> None:
-        self.lost += 1
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.soon.append(callback)
-
-    def complain(self, message: str, *args: object) -> None:
-        self.complaints.append(message % args)
-
-    def wait_for_turn(self, connection: Connection) -> None:
-        self.waiting_for_turn.append(connection)
-
-    def run(self) -> None:
-        while self.soon:
-            self.soon.pop(0)()
-
-
-class Bench:
-    """A connection, its transport, and a handler that acts by each frame's first letter: `w` waits for `settle`, `n`
-    has no answer, `i` is invalid, `x` fails, others are answered at once."""
-
-    def __init__(self, limits: Limits | None = None, budget: int = 0) -> None:
-        self.pending: dict[bytes, Pending[list[Buffer]]] = {}
-        self.seen: list[bytes] = []
-        self.answer: FrameHandler = self.handle
-        """tests may replace it"""
-        self.listener = PaperListener(lambda *arguments: self.answer(*arguments), limits or Limits(), budget)
-        self.transport = PaperTransport()
-        self.connection = Connection(self.listener, 7)  # type: ignore[arg-type]
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
-
-    def handle(self, connection: Connection, frame: memoryview) -> Answer:
-        body = bytes(frame)
-        self.seen.append(body)
-        match body[:1]:
-            case b"w":
-                self.pending[body] = Pending()
-                return self.pending[body]
-            case b"n":
-                return None
-            case b"i":
-                raise InvalidRequest("nonsense")
-            case b"x":
-                raise RuntimeError("broken handler")
-        return [b"re:", body]
-
-    def send(self, *frames: bytes) -> None:
-        self.receive(b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
-
-    def receive(self, data: bytes) -> None:
-        while data:
-            assert self.transport.reading or self.transport.closed
-            if self.transport.closed:
-                return
-            room = self.connection.get_buffer(-1)
-            count = min(len(room), len(data))
-            room[:count] = data[:count]
-            data = data[count:]
-            self.connection.buffer_updated(count)
-
-    def settle(self, body: bytes) -> None:
-        self.pending.pop(body).complete([b"late:", body])
-
-
-def body(kind: str, number: int = 0) -> bytes:
-    return f"{kind}{number:08d}".encode()
 
 
 def test_answers_of_one_read_leave_in_one_write() -> None:
@@ -367,35 +216,6 @@ def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
     bench.settle(body("w", 1))
     bench.listener.run()
     assert len(bench.seen) == 3
-
-
-def test_a_turn_ends_after_frames_per_turn() -> None:
-    bench = Bench(Limits(frames_per_turn=4))
-    bench.send(*(body("a", n) for n in range(10)))
-    assert len(bench.seen) == 4
-    bench.listener.run()
-    assert len(bench.seen) == 10
-    assert bench.transport.reading
-
-
-def test_a_turn_ends_when_it_was_long() -> None:
-    """Four requests of 2 ms each: the turn ends with the third, whatever `frames_per_turn` allows."""
-    bench = Bench(Limits(turn_ms=5))
-
-    def handle(connection: Connection, frame: memoryview) -> Answer:
-        bench.listener.time.now_ms += 2
-        return bench.handle(connection, frame)
-
-    bench.answer = handle
-    bench.send(*(body("a", n) for n in range(4)))
-    bench.listener.run()
-    assert bench.seen == [body("a", n) for n in range(3)]
-    assert bench.listener.waiting_for_turn == [bench.connection]
-    assert not bench.transport.reading
-    bench.connection.take_turn()
-    bench.listener.run()
-    assert bench.seen == [body("a", n) for n in range(4)]
-    assert bench.transport.reading
 
 
 @pytest.mark.parametrize(

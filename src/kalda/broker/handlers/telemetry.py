@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -47,6 +47,9 @@ MAX_DECOMPRESSED_BYTES: Final = 8 * 1024 * 1024
 """What a push may decompress to; more than that is refused before it is in memory."""
 MAX_DECODING: Final = 16
 """Pushes that are decoded, one after the other."""
+_WORK_NS: Final = 100_000
+"""So long decoding holds the interpreter before it pauses, which the event loop may wait for."""
+_PAUSE_MS: Final = 1
 
 
 class Decoded(NamedTuple):
@@ -70,6 +73,23 @@ class Sink(Protocol):
         ...
 
 
+class Pauses:
+    """Called again and again by a job: suspends its thread for a while whenever it has worked for `_WORK_NS`. The event
+    loop would wait for the interpreter's switch interval, 5 ms, each time it needs the interpreter otherwise."""
+
+    def __init__(self, now_ns: Callable[[], int], pause_thread: Callable[[int], None]) -> None:
+        self._now_ns = now_ns
+        self._pause_thread = pause_thread
+        self._since_ns = 0
+        """When the last pause ended."""
+
+    def __call__(self) -> None:
+        """Pause, if it is time."""
+        if self._now_ns() - self._since_ns >= _WORK_NS:
+            self._pause_thread(_PAUSE_MS)
+            self._since_ns = self._now_ns()
+
+
 class TelemetryHandlers:
     """Both APIs, over the clients of this broker."""
 
@@ -84,9 +104,12 @@ class TelemetryHandlers:
         now_ms: Callable[[], int],
         *,
         makes_series: bool,
+        now_ns: Callable[[], int],
+        pause_thread: Callable[[int], None],
     ) -> None:
         """`max_bytes` is `telemetry.max.bytes`; `form` that of records, `kalda.client.metrics.format`. `makes_series`:
-        whether there is a metrics listener."""
+        whether there is a metrics listener. `now_ns` is a monotonic clock; `pause_thread` suspends the thread of a job
+        for so many milliseconds."""
         self._broker_id = broker_id
         self._instances = instances
         self._max_bytes = max_bytes
@@ -95,6 +118,7 @@ class TelemetryHandlers:
         self._jobs = jobs
         self._now_ms = now_ms
         self._makes_series = makes_series
+        self._pause = Pauses(now_ns, pause_thread)
         self._decoding: deque[tuple[Callable[[], Decoded], Callable[[Decoded | None, object], None]]] = deque()
         """Pushes that are not decoded yet: the first one is in a job. Decoding takes the interpreter's lock, for which
         the event loop would have to wait behind each thread that decodes."""
@@ -152,7 +176,14 @@ class TelemetryHandlers:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{MAX_DECODING} other pushes are being decoded")
         whose = instance.id, client, context.principal, self._broker_id
         work = partial(
-            _decode, bytes(request.metrics), codec, whose, self._form, self._makes_series, is_terminating=terminating
+            _decode,
+            bytes(request.metrics),
+            codec,
+            whose,
+            self._form,
+            self._makes_series,
+            self._pause,
+            is_terminating=terminating,
         )
         pending: Pending[PushTelemetryResponse] = Pending()
 
@@ -194,6 +225,7 @@ def _decode(
     whose: tuple[Uuid, Client, str, int],
     form: str,
     makes_series: bool,
+    pause: Callable[[], None],
     *,
     is_terminating: bool,
 ) -> Decoded:
@@ -207,13 +239,20 @@ def _decode(
         payload = bytes(decompress(Compression(codec), data, MAX_DECOMPRESSED_BYTES))
     except CorruptRecord as error:
         raise BadMetrics(error.message) from error
-    points, source = decode(payload), Source(*whose)
+    points, source = decode(payload, pause), Source(*whose)
     series = []
     if makes_series:
         from kalda.telemetry.client_series import to_series
 
-        series = to_series(points)
-    return Decoded(source, points, to_records(source, points, form), payload, series, is_terminating)
+        series = to_series(_each(points, pause))
+    records = to_records(source, _each(points, pause), form)
+    return Decoded(source, points, records, payload, series, is_terminating)
+
+
+def _each(points: Iterable[DataPoint], pause: Callable[[], None]) -> Iterator[DataPoint]:
+    for point in points:
+        yield point
+        pause()
 
 
 def _client_of(context: RequestContext) -> Client:

@@ -66,6 +66,8 @@ class ClientMetricsModule(Module):
             context.jobs,
             self._clock.mono_ms,
             makes_series=bool(config["kalda.metrics.listener"]),
+            now_ns=context.host.busy_ns,
+            pause_thread=context.host.pause_thread,
         )
         self._channels = BrokerChannels(
             "client-metrics",
