@@ -48,14 +48,14 @@ class Arena:
     __slots__ = ("free", "view")
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(ARENA_BYTES))
+        self.view = memoryview(unfilled(ARENA_BYTES))
         self.free = 0
         """The index in `view` of the first unused byte."""
 
     def ensure_room(self) -> None:
         """Make at least `MIN_ROOM_BYTES` available from `free` on."""
         if ARENA_BYTES - self.free < MIN_ROOM_BYTES:
-            self.view = memoryview(bytearray(ARENA_BYTES))
+            self.view = memoryview(unfilled(ARENA_BYTES))
             self.free = 0
 
 
