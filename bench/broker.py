@@ -2,8 +2,8 @@
 
     python bench/broker.py [--quick] [--rounds 5] [--only throughput|requests|startup] [--json]
 
-Both nodes run at the same time and are measured in turn, each with a client process on the same cores. Before a round
-of rates as much memory is touched as it writes (`harness/pages.py`). Without Java or a reachable Maven registry, only
+Both nodes run at the same time and are measured in turn, each with a client process on the same cores. Before each
+rate as much memory is touched as is written (`harness/pages.py`). Without Java or a reachable Maven registry, only
 Kalda is measured. `--quick` takes a minute; its figures are only rough.
 """
 
@@ -51,8 +51,8 @@ class Bench:
         def work(node: Node, number: int) -> None:
             topic = f"records-{size}-{number}"
             node.create_topics([topic])
-            provide_pages(count * size)
             for workload in ("produce", "consume"):
+                provide_pages(count * size)  # a consumer's queue takes memory, too: the faster its node, the more
                 before = node.cpu_s()
                 seen = run_client(workload, node, topic, count, size)
                 cpu = (node.cpu_s() - before) / (count * size / 1e6)
