@@ -91,7 +91,8 @@ _CLOSED = Hold.CLOSED
 _ALONE = Hold.ALONE
 _SENDING = Hold.SENDING
 _MUTED = Hold.MUTED
-_PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 512 * 1024
+"""Of a slice that is read and written at once. Half of it costs a seventh more CPU, twice as much no less."""
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
