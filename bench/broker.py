@@ -2,8 +2,9 @@
 
     python bench/broker.py [--quick] [--rounds 5] [--only throughput|requests|startup] [--json]
 
-Both nodes run at the same time and are measured in turn, each with a client process on the same cores. Without Java or
-a reachable Maven registry, only Kalda is measured. `--quick` takes a minute; its figures are only rough.
+Both nodes run at the same time and are measured in turn, each with a client process on the same cores. Before each
+rate as much memory is touched as is written (`harness/pages.py`). Without Java or a reachable Maven registry, only
+Kalda is measured. `--quick` takes a minute; its figures are only rough.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 from harness.figures import Figure, Figures, in_turn, run_client
 from harness.nodes import Node
+from harness.pages import provide_pages
 from harness.systems import systems
 
 _MANY_TOPICS, _MANY_PARTITIONS = 20, 50
@@ -50,6 +52,7 @@ class Bench:
             topic = f"records-{size}-{number}"
             node.create_topics([topic])
             for workload in ("produce", "consume"):
+                provide_pages(count * size)  # a consumer's queue takes memory, too: the faster its node, the more
                 before = node.cpu_s()
                 seen = run_client(workload, node, topic, count, size)
                 cpu = (node.cpu_s() - before) / (count * size / 1e6)
@@ -60,6 +63,7 @@ class Bench:
         def raw(node: Node, number: int) -> None:
             topic = f"batches-{size}-{number}"
             node.create_topics([topic])
+            provide_pages(count * size)
             for workload, share, title in (("batches", 1, "produce batches of"), ("reads", 4, "fetch batches of")):
                 before = node.cpu_s()
                 rate = run_client(workload, node, topic, share * count, size)["per_s"]

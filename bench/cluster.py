@@ -1,13 +1,15 @@
 """Three Kalda nodes beside three of Apache Kafka: replicated rates and latencies, and the cost of many partitions.
 
     python bench/cluster.py [--quick] [--rounds 5] [--only throughput|latency|scale] [--alone] [--topics 1000] [--json]
+                            [--pages-as-found]
 
 Every node is broker and controller; topics have three partitions, each with a replica on every node, and
 min.insync.replicas 2. For rates and latencies both clusters are up and measured in turn. While one is measured for
-rates, the processes of the other are stopped (SIGSTOP), and each round deletes its topic, so that the next one finds
-its pages of memory free: six busy nodes on a few cores measure the machine. For `scale` only one cluster runs: topics
-are created, idle CPU is measured, a broker that leads a third of the partitions is killed and restarted, then stopped
-(SIGSTOP) until its session has ended, and continued.
+rates, the processes of the other are stopped (SIGSTOP): six busy nodes on a few cores measure the machine. Each round
+deletes its topic, and before each round as much memory is touched as it writes (`harness/pages.py`), which
+`--pages-as-found` leaves out. For `scale` only one cluster runs: topics are created, idle CPU is measured, a broker
+that leads a third of the partitions is killed and restarted, then stopped (SIGSTOP) until its session has ended, and
+continued.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from harness.clusters import SIZE, NodeGroup
 from harness.figures import Figure, Figures, in_turn, run_client
+from harness.pages import provide_pages
 from harness.systems import systems
 
 from kalda.base.errors import ApiError
@@ -32,6 +35,7 @@ _TOPICS_A_REQUEST = 100
 _IDLE_S = 15
 _SESSION_S = 9
 _LIMIT_S = 180
+_WARM_UP_ROUNDS = 3
 _RATES_SETTINGS = {"broker.session.timeout.ms": 600_000, "log.segment.delete.delay.ms": 1_000}
 """No node is fenced while it is stopped, and the pages of a deleted topic are free soon."""
 
@@ -54,7 +58,10 @@ def others_stopped(cluster: NodeGroup, clusters: Sequence[NodeGroup]) -> Iterato
 class Rates:
     """Both clusters in turn."""
 
-    def __init__(self, clusters: Sequence[NodeGroup], rounds: int, share: float, figures: Figures) -> None:
+    def __init__(
+        self, clusters: Sequence[NodeGroup], rounds: int, share: float, figures: Figures, *, provides_pages: bool
+    ) -> None:
+        self._provides_pages = provides_pages
         self._clusters = clusters
         self._rounds = rounds
         self._share = share
@@ -67,9 +74,13 @@ class Rates:
     def throughput(self) -> None:
         """Produce through librdkafka, acknowledged by all in-sync replicas, at 100 B and at 1 KB."""
         for cluster in self._clusters:  # a JVM is slow until its compiler has seen the code of both sizes under load
-            cluster.create("warm-up-rates")
-            for size, count in ((100, 1_200_000), (1024, 240_000)):
-                run_client("produce_spread", cluster, "warm-up-rates", self._counted(count), size)
+            for number in range(_WARM_UP_ROUNDS):
+                topic = f"warm-up-rates-{number}"
+                with others_stopped(cluster, self._clusters):
+                    cluster.create(topic)
+                    for size, count in ((100, 1_200_000), (1024, 240_000)):
+                        run_client("produce_spread", cluster, topic, self._counted(count), size)
+                    cluster.delete(topic)
         for size, label, count, unit, scale in (
             (100, "100 B", 1_200_000, "M records/s", 1e-6),
             (1024, "1 KB", 240_000, "MB/s", 1024e-6),
@@ -83,11 +94,15 @@ class Rates:
                 topic = f"records-{size}-{number}"
                 with others_stopped(cluster, self._clusters):
                     cluster.create(topic)
+                    if self._provides_pages:
+                        provide_pages(SIZE * counted * size)
                     before = cluster.cpu_s()
-                    rate = run_client("produce_spread", cluster, topic, counted, size)["per_s"]
+                    seen = run_client("produce_spread", cluster, topic, counted, size)
                     used = sum(after - before[node_id] for node_id, after in cluster.cpu_s().items())
                     cluster.delete(topic)
-                self._figures.add(Figure(f"produce {label}, RF 3, acks=all", unit, scale=scale), cluster.name, rate)
+                figure = Figure(f"produce {label}, RF 3, acks=all", unit, scale=scale)
+                self._figures.add(figure, cluster.name, seen["per_s"])
+                self._figures.add(Figure(f"  cores of the client, {label}", ""), cluster.name, seen["cores"])
                 cpu = Figure(f"  CPU of all nodes, {label}", "ms/MB", True, 1e3)
                 self._figures.add(cpu, cluster.name, used / (counted * size / 1e6))
 
@@ -235,6 +250,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("throughput", "latency", "scale"), help="one part")
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
     parser.add_argument("--topics", type=int, default=1_000, help="of three partitions each, for scale")
+    parser.add_argument("--pages-as-found", action="store_true", help="touch no memory before a round")
     parser.add_argument("--json", action="store_true", help="keep every sample in bench/results")
     arguments = parser.parse_args()
 
@@ -245,7 +261,8 @@ def main() -> None:
     if arguments.only != "scale":
         with ExitStack() as stack:
             clusters = [stack.enter_context(NodeGroup(system, _RATES_SETTINGS)) for system in measured]
-            rates = Rates(clusters, rounds, 0.1 if arguments.quick else 1.0, figures)
+            share = 0.1 if arguments.quick else 1.0
+            rates = Rates(clusters, rounds, share, figures, provides_pages=not arguments.pages_as_found)
             for part in (rates.throughput, rates.latency):
                 if arguments.only in (None, part.__name__):
                     part()

@@ -20,16 +20,9 @@ from multiprocessing.connection import Connection as Pipe
 
 import uvloop
 
+from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server
-
-
-class MonotonicClock:
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def mono_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
 
 
 def serve(pipe: Pipe, loop_name: str, handler_us: int, response: int) -> None:
@@ -46,7 +39,7 @@ def serve(pipe: Pipe, loop_name: str, handler_us: int, response: int) -> None:
         return [bytes(frame[4:8]), body]
 
     async def run() -> None:
-        server = Server(MonotonicClock())
+        server = Server(SystemClock())
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, handler)
         pipe.send(listener.port)
         while True:

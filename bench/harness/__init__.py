@@ -14,5 +14,6 @@
 - `sparks`: a Spark session, and a topic for it to read
 - `watching`: what others notice meanwhile: the longest wait of another client, the peak of a process's memory
 - `ceiling`: a data source for Spark without a broker
+- `pages`: memory that the host of a virtual machine has provided already
 - `figures`: alternating rounds, medians, ratios of medians, the table
 """

@@ -97,7 +97,8 @@ _CLOSED = Hold.CLOSED
 _ALONE = Hold.ALONE
 _SENDING = Hold.SENDING
 _MUTED = Hold.MUTED
-_PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 512 * 1024
+"""Of a slice that is read and written at once. Half of it costs a seventh more CPU, twice as much no less."""
 _UNSENT_BUFFERS = 256
 """So many buffers of answers may wait for the end of the turns of one read."""
 _ENDED = frozenset((7, 8))

@@ -26,7 +26,9 @@ from kalda.base.memory import grow, unfilled
 ARENA_BYTES = 256 * 1024
 MIN_ROOM_BYTES = 64 * 1024
 FIRST_KEPT_BYTES = 4 * 1024
-GROWTH = 4
+GROWTH = 16
+"""Memory for a frame is at most so many times what has arrived of it. What has not arrived is not touched, so it is not
+resident. Most frames of a megabyte get their memory at once: to make it longer costs more than to receive it."""
 SIZE_BYTES = 4
 
 _read_size = Struct(">i").unpack_from
@@ -48,14 +50,14 @@ class Arena:
     __slots__ = ("free", "view")
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(ARENA_BYTES))
+        self.view = memoryview(unfilled(ARENA_BYTES))
         self.free = 0
         """The index in `view` of the first unused byte."""
 
     def ensure_room(self) -> None:
         """Make at least `MIN_ROOM_BYTES` available from `free` on."""
         if ARENA_BYTES - self.free < MIN_ROOM_BYTES:
-            self.view = memoryview(bytearray(ARENA_BYTES))
+            self.view = memoryview(unfilled(ARENA_BYTES))
             self.free = 0
 
 

@@ -37,6 +37,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.producer_state import Verification
 from kalda.storage.reading import ColdRead
+from kalda.storage.recent_appends import RecentAppends
 from kalda.storage.truncating import start_within
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
@@ -73,6 +74,7 @@ class Partition:
         "_flush_to",
         "_flushes",
         "_jobs",
+        "_recent",
         "_uncommitted",
         "adding_replicas",
         "end_waiters",
@@ -99,7 +101,9 @@ class Partition:
         jobs: Jobs,
         cluster: ReplicationPeers | None = None,
         counters: ReplicaCounters | None = None,
+        recent: RecentAppends | None = None,
     ) -> None:
+        """`recent`: where a leader keeps large batches for its followers; None for nowhere."""
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
@@ -131,6 +135,7 @@ class Partition:
         """Called when all that had to be flushed is on disk: a follower may fetch again."""
         self._broker_id = broker_id
         self._jobs = jobs
+        self._recent = recent
         self._flush_to = 0
         """Everything below this offset must be on disk before it counts as committed."""
         self._flushes = _IDLE
@@ -199,6 +204,7 @@ class Partition:
         )
         self.leader_id, self.leader_epoch, self.partition_epoch = leader_id, leader_epoch, partition_epoch
         self.replicas = replicas
+        self.log.keep_recent(self._recent if self.is_leader and len(replicas) > 1 else None)
 
     def check_leader(self, current_leader_epoch: int) -> None:
         """Raise unless this replica leads, and in the epoch that the request names; -1 names none (KIP-320)."""

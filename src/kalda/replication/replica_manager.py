@@ -20,6 +20,7 @@ from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
+from kalda.storage.recent_appends import RecentAppends
 
 
 class Assignment(Protocol):
@@ -69,6 +70,7 @@ class ReplicaManager:
         self.steps = StepRunner(by_timers(timers))
         """Runs what is done in steps after a wait."""
         self.fetch_max_bytes = fetch_max_bytes
+        self._recent = RecentAppends()
         self.following = following
         self.throttle: ReplicaThrottle | None = None
         """The rate at which throttled replicas are sent to followers; None: there is none."""
@@ -128,7 +130,14 @@ class ReplicaManager:
         if partition is None:
             try:
                 partition = Partition(
-                    topic_partition, topic_id, self.broker_id, log(), self.jobs, self._cluster, self.counters
+                    topic_partition,
+                    topic_id,
+                    self.broker_id,
+                    log(),
+                    self.jobs,
+                    self._cluster,
+                    self.counters,
+                    self._recent,
                 )
             except ApiError as error:
                 if error.code != ErrorCode.KAFKA_STORAGE_ERROR:

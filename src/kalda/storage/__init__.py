@@ -31,6 +31,7 @@ snapshots only and may run anywhere; its `finish` goes back to the owner and cha
 - `open_files`: files of logs that rest are closed where descriptors run short
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: where the batches that are read come from, and who waits for them
+- `recent_appends`: large batches that leaders have appended last, in memory for their followers
 - `repeated_reads`: reads on another thread, begun again while files change under them
 - `aborted`: the aborted transactions that a range of a log overlaps
 - `searching`: offsets by time

@@ -37,6 +37,7 @@ from kalda.storage.offsets import LogOffsets
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import Marker, Verification, read_marker
 from kalda.storage.reading import ColdRead, Reads
+from kalda.storage.recent_appends import LEAST_BYTES, RecentAppends
 from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
 from kalda.storage.segments import Segments
 from kalda.storage.txn_index import AbortedTxn
@@ -69,6 +70,7 @@ class Log(LogOffsets):
         "offline",
         "producer_states",
         "reads",
+        "recent",
         "segment_disk",
         "segments",
         "snapshots",
@@ -112,6 +114,8 @@ class Log(LogOffsets):
         """What of the files has been written and not synced."""
         self.reads = Reads(self.segments)
         """What earlier reads have left for later ones."""
+        self.recent: RecentAppends | None = None
+        """Where large batches are kept for followers; None where there are no followers."""
         self.hooks = hooks
         self.last_flush_ms = now_ms
         """When a flush that was given the time ended; when the log was opened, before."""
@@ -313,12 +317,20 @@ class Log(LogOffsets):
         except OSError as error:
             raise self.refused(error) from error
         self.log_end_offset = self.producer_states.map_end_offset = last_offset + 1
+        if size >= LEAST_BYTES and self.recent is not None:
+            self.recent.put(self, first_offset, last_offset + 1, buf)
         if idempotent:
             self._apply_producer(header, marker)
         start_offset = self.log_start_offset
         return _new_tuple(
             AppendInfo, (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, False)
         )
+
+    def keep_recent(self, recent: RecentAppends | None) -> None:
+        """From now on, keep the large batches that are appended as leader there, for followers; with None, none."""
+        if self.recent is not None and self.recent is not recent:
+            self.recent.forget(self)
+        self.recent = recent
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, now_ms: int = 0) -> AppendInfo:
         """Write batches as a leader sent them: with their offsets and epochs. A cut-off batch at the end is left out.
@@ -416,6 +428,10 @@ class Log(LogOffsets):
             end_offset = log_end
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
+        if slices is None and self.recent is not None:
+            kept = self.recent.find(self, offset, max_bytes, end_offset)
+            if kept is not None:
+                return kept
         try:
             return self.reads.nowait(self, offset, max_bytes, end_offset, min_one_message, slices)
         except OSError as error:
@@ -549,6 +565,8 @@ class Log(LogOffsets):
         """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
         under way do not raise the recovery point."""
         self.reads.forget()
+        if self.recent is not None:
+            self.recent.forget(self)
         self.unsynced.names += 1
         self.unsynced.truncations += 1
 
@@ -604,6 +622,7 @@ class Log(LogOffsets):
         for segment in self.segments:
             segment.close()
         self.reads.forget()
+        self.keep_recent(None)
         self.offline = self.blocked = True
         self.truncation = None
 

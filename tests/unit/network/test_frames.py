@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.network import frames
-from kalda.network.frames import ARENA_BYTES, MIN_ROOM_BYTES, Arena, BadFrameSize, FrameReader
+from kalda.network.frames import ARENA_BYTES, GROWTH, MIN_ROOM_BYTES, Arena, BadFrameSize, FrameReader
 
 
 def framed(*frames: bytes) -> bytes:
@@ -106,7 +106,14 @@ def test_an_announced_size_allocates_nothing() -> None:
     for _ in range(40):
         feed(reader, bytes(50_000))
         arrived += 50_000
-        assert reader.capacity_bytes <= 4 * arrived + MIN_ROOM_BYTES
+        assert reader.capacity_bytes <= GROWTH * arrived + MIN_ROOM_BYTES
+
+
+def test_a_frame_of_a_megabyte_gets_its_memory_at_once() -> None:
+    """Longer memory may have to be copied, or to be taken from the kernel again."""
+    reader = new_reader()
+    feed(reader, (1 << 20).to_bytes(4, "big") + bytes(MIN_ROOM_BYTES))
+    assert reader.capacity_bytes == 4 + (1 << 20)
 
 
 def test_a_short_partial_frame_is_kept_in_memory_of_its_size() -> None:
