@@ -2,10 +2,10 @@
 
     .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--only NAME ...] [--json]
 
-Every client is a process of its own, and they take turns, `--rounds` times; the best round counts. All of them ask for
+Every client is a process of its own, and they take turns, `--rounds` times; figures are medians. All of them ask for
 the acknowledgement of all replicas, linger for 5 ms, and gather batches of `--batch` bytes (Kafka's default; 1000000 is
-librdkafka's). The last column is the rate divided by that of confluent-kafka; of round trips, which do not linger, the
-median of the rounds' ratios to confluent-kafka's p50 and p99 of the same round.
+librdkafka's). Ratios are medians of the rounds' ratios to confluent-kafka in the same round: of the rate, or of the p50
+and p99 of round trips, which do not linger.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compat"))
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compat"))
 Figures = dict[str, float]
 TOPIC = "bench"
 PARTITIONS = 3
+RATIOS = ("records_s", "p50_us", "p99_us")
 
 
 def measured(count: int, work: Callable[[], None]) -> Figures:
@@ -219,29 +220,24 @@ WORKS: dict[str, Callable[[str, int, bytes, int], Figures]] = {
 }  # fmt: skip
 
 
-def rounds(servers: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
-    """The best figures of each client, and the ratios of round trips."""
-    best: dict[str, Figures] = {}
-    ratios: dict[str, list[Figures]] = {}
+def rounds(servers: str, arguments: argparse.Namespace) -> dict[str, Figures]:
+    """The medians of each client's figures, and of their ratios to confluent-kafka's of the same round."""
+    seen: dict[str, list[Figures]] = {name: [] for name in arguments.only}
     for _ in range(arguments.rounds):
-        peer: Figures = {}
+        this_round: dict[str, Figures] = {}
         for name in arguments.only:
             command = [sys.executable, __file__, "--work", name, "--servers", servers]
             command += ["--count", str(arguments.count), "--size", str(arguments.size), "--batch", str(arguments.batch)]
             run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-            found: Figures = json.loads(run.stdout)
-            if name == "confluent_round_trip":
-                peer = found
-            elif peer and "p50_us" in found:
-                ratios.setdefault(name, []).append({key: found[key] / peer[key] for key in ("p50_us", "p99_us")})
-            kept = best.setdefault(name, found)
-            for key, figure in found.items():
-                kept[key] = max(kept[key], figure) if key == "records_s" else min(kept[key], figure)
-    for name, each in ratios.items():
-        best[name] |= {
-            f"{key[:3]}_ratio": statistics.median(ratio[key] for ratio in each) for key in ("p50_us", "p99_us")
-        }
-    yield from best.items()
+            this_round[name] = json.loads(run.stdout)
+        for name, found in this_round.items():
+            peer = this_round.get("confluent" if "records_s" in found else "confluent_round_trip", {})
+            compared = [key for key in RATIOS if key in found and key in peer]
+            seen[name].append(found | {f"{key.split('_')[0]}_ratio": found[key] / peer[key] for key in compared})
+    return {
+        name: {key: statistics.median(figures[key] for figures in each) for key in each[0]}
+        for name, each in seen.items()
+    }
 
 
 def main() -> None:
@@ -267,16 +263,12 @@ def main() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             node.format()
         node.start()
-        found = dict(rounds(node.address, arguments))
+        found = rounds(node.address, arguments)
     if arguments.json:
         print(json.dumps(found))
         return
-    peer = found.get("confluent", {}).get("records_s")
     for name, figures in found.items():
-        text = "  ".join(f"{key} {figure:,.2f}" for key, figure in figures.items())
-        print(
-            f"{name:32} {text}" + (f"  {figures['records_s'] / peer:.2f}x" if peer and "records_s" in figures else "")
-        )
+        print(f"{name:32} " + "  ".join(f"{key} {figure:,.2f}" for key, figure in figures.items()))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.held_signals import HoldingLock
 from kalda.client.metadata import Topic
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
@@ -91,7 +92,6 @@ class Consumer(ConsumerCalls):
         )
         self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
         self._driven = ConsumerDriven(self._core)
-        self._lock = self._driven.lock
         security: ClientSecurity | None = security_of(settings.values)
         self._io = ConsumerIo(
             f"kafka-consumer-network-thread | {client_id}",
@@ -100,6 +100,7 @@ class Consumer(ConsumerCalls):
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
+        self._lock = HoldingLock(self._driven.lock, self._io.signals)
         self._iterator = RecordIterator(self._next_records)
         self._listener: RebalanceListener | None = None
         self._is_closed = False
@@ -160,7 +161,12 @@ class Consumer(ConsumerCalls):
         due_s = time.monotonic() + (_FOREVER_S if timeout is None else timeout)
         while True:
             chunks = self._poll(max(0.0, due_s - time.monotonic()), lambda: self._core.take_chunks(max_records))
-            decoded = to_one_batch(chunks)
+            try:
+                decoded = to_one_batch(chunks)
+            except BaseException:  # such as a signal handler's: nothing of it was returned
+                with self._lock:
+                    self._core.put_back(first_offsets(chunks))
+                raise
             if decoded.failure is not None:
                 with self._lock:
                     self._core.put_back(decoded.rest)
@@ -200,14 +206,9 @@ class Consumer(ConsumerCalls):
             driven.polling -= 1
 
     def _begin_poll(self, now_ms: int) -> None:
-        is_holding = self._io.signals.hold()
-        try:
-            with self._lock:
-                self._core.requests.now_ms = now_ms
-                self._core.begin_poll()
-        finally:
-            if is_holding:
-                self._io.signals.release()
+        with self._lock:
+            self._core.requests.now_ms = now_ms
+            self._core.begin_poll()
 
     def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
         """What is buffered. Where a signal handler raises, it is fetched again: it was not returned."""
@@ -240,14 +241,22 @@ class Consumer(ConsumerCalls):
 
     def _call_listener(self) -> None:
         """Call the listener while calls are due. What it raises is raised after the rebalance's step."""
-        while (callback := self._claim_callback()) is not None:
-            call = self._listener_call(callback)
+        while self._core.callback is not None:
+            callback, was_called = None, False
             try:
+                with self._lock:  # whose exit may raise what a signal handler does
+                    callback = self._claim_callback()
+                if callback is None:
+                    return
+                call, was_called = self._listener_call(callback), True
                 if call is not None:
                     call()
             finally:
-                self._end_callback(callback)
-                self._io.wake()  # another thread may wait for the call's end
+                if callback is not None:
+                    try:
+                        self._end_callback(callback, was_called=was_called)
+                    finally:
+                        self._io.wake()  # another thread may wait for the call's end
 
     def wakeup(self) -> None:
         """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""

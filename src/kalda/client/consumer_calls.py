@@ -311,12 +311,12 @@ class ConsumerCalls:
             self._is_revoking = callback.call is not Call.ASSIGNED
             return callback
 
-    def _end_callback(self, callback: Callback) -> None:
-        """The listener has returned, or has raised."""
+    def _end_callback(self, callback: Callback, *, was_called: bool = True) -> None:
+        """The listener has returned, or has raised. Where it was not called yet, the call stays due."""
         with self._lock:
             self._listening, self._is_revoking = None, False
             self._begin()
-            if self._core.callback is callback:
+            if was_called and self._core.callback is callback:
                 self._core.on_callback_done()
             self._core.run(self._now_ms(), True)
 

@@ -181,6 +181,7 @@ class ConsumerIo(IoThread):
                     return False
         finally:
             self._driver = 0
+            self._is_selecting = False  # a handler has raised while the thread waited
             driven.is_done, driven.due_ms = _never, None
 
     def turn_at_once(self) -> None:

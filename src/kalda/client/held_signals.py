@@ -6,12 +6,14 @@ thread holds the signals, the first one is noted; its handler runs when the chan
 second one is not held back: its handler runs at once, as does every one that comes while the thread waits for sockets.
 
 Held are the signals that programs commonly end or interrupt themselves by, where their handler is a Python function.
-Only the main thread runs handlers; other threads hold nothing.
+Only the main thread runs handlers; other threads hold nothing. A forked child does not hold back what its parent did:
+nothing would release it where another thread has forked.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts numbers to enumerations: ten times the time
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -36,6 +38,7 @@ class HeldSignals:
         self._replaced: dict[int, Handler] = {}
         """The program's handlers, while signals are held."""
         self._handler: Handler = self._on_signal
+        self._process_id = os.getpid()
 
     def hold(self) -> bool:
         """Hold signals back from now on. False where nothing has to be released: in other threads, and where they are
@@ -66,15 +69,47 @@ class HeldSignals:
         try:
             while self._replaced:
                 number, handler = next(iter(self._replaced.items()))
-                _signal.signal(number, handler)
+                if _signal.getsignal(number) is self._handler:  # else a callback of the program has set another one
+                    _signal.signal(number, handler)
                 del self._replaced[number]
         except BaseException:  # of a handler that is back already
             self._restore()
             raise
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._held is None and not self._may_raise():
+        if self._held is None and self._process_id == os.getpid() and not self._may_raise():
             self._held, self.is_any = (number, frame), True
             self._on_held()
         else:
             self._replaced[number](number, frame)
+
+
+class HoldingLock:
+    """A lock whose holder holds signals back as well: what is done under it is not interrupted half-way."""
+
+    def __init__(self, lock: threading.RLock, signals: HeldSignals) -> None:
+        """`lock` is reentrant."""
+        self._lock = lock
+        self._signals = signals
+        self._is_holding: list[bool] = []
+        """Of each entry of the thread that has the lock: whether its exit releases the signals."""
+
+    def __enter__(self) -> None:
+        is_holding = self._signals.hold()
+        self._lock.acquire()
+        self._is_holding.append(is_holding)
+
+    def __exit__(self, *_: object) -> None:
+        is_holding = self._is_holding.pop()
+        self._lock.release()
+        if is_holding:
+            self._signals.release()
+
+
+def _after_fork() -> None:
+    """In the child, where the thread that has forked is the main one."""
+    global _main_thread
+    _main_thread = threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -312,20 +312,30 @@ class Producer(ProducerCalls):
         for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
             rows = Rows(part, chosen, now_ms, self._config)
             while rows.is_left:
-                buffer = self._take_memory(rows.buffer_bytes())
-                target = next_sticky(accumulator, state) if chosen is None else chosen
-                batch = rows.encode(buffer, topic, target, monotonic_ms())
-                accumulator.append_sealed([batch], state, target)
+                sent.append(self._append_rows(rows, state, chosen))
                 self._thread.wake_by(0)
-                sent.append(batch)
         return TableFuture(sent, self._thread)
 
-    def _take_memory(self, size: int) -> bytearray:
-        with self._core.accumulator.lock:
-            buffer = self._core.pool.take(size)
-        if buffer is None:
+    def _append_rows(self, rows: Rows, topic: TopicState, chosen: int | None) -> ProducerBatch:
+        """Send the next batch of a table's rows. Where a signal handler raises, its memory is given back, or it is
+        sent."""
+        accumulator, signals = self._core.accumulator, self._thread.signals
+        size, buffer = rows.buffer_bytes(), None
+        while True:
+            is_holding = signals.hold()
+            try:
+                if buffer is None:
+                    with accumulator.lock:
+                        buffer = self._core.pool.take(size)
+                if buffer is not None:
+                    target = next_sticky(accumulator, topic) if chosen is None else chosen
+                    batch = rows.encode(buffer, topic.name, target, monotonic_ms())
+                    accumulator.append_sealed([batch], topic, target)
+                    return batch
+            finally:
+                if is_holding:
+                    signals.release()
             buffer = self._wait_for_buffer(size, time.monotonic())
-        return buffer
 
     # -- waiting
 

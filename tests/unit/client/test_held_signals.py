@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda import Consumer, Producer
 from kalda.base.ids import TopicPartition
-from kalda.client import producer_io
+from kalda.client import columns, producer_io
+from kalda.client.consumer_calls import ListenerCalls
+from kalda.client.core.consumer import ConsumerCore
+from kalda.client.core.fetching import Taken
+from kalda.client.core.membership import Call, Callback
 from kalda.client.delivery import DeliveryFuture
 from kalda.client.held_signals import HeldSignals
 from kalda.protocol.apis import ApiKey
@@ -122,6 +128,54 @@ def test_a_signal_that_the_program_ignores_stays_ignored() -> None:
     signal.signal(signal.SIGALRM, before)
 
 
+def test_a_forked_child_holds_nothing_back(program: list[int]) -> None:
+    """Not even where another thread than the one that holds the signals has forked."""
+    signals, notes = held()
+    codes: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except Stop:
+                os._exit(3)
+            os._exit(4)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    signals.hold()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    signals.release()
+    assert codes == [3]
+    assert notes == []
+
+
+def test_a_child_that_a_thread_has_forked_can_hold_signals() -> None:
+    codes: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(3 if held()[0].hold() else 4)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    assert codes == [3]
+
+
+def test_a_handler_that_is_set_meanwhile_stays(program: list[int]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signals, _ = held()
+    signals.hold()
+    signal.signal(signal.SIGTERM, later := lambda _number, _frame: None)
+    signals.release()
+    assert signal.signal(signal.SIGTERM, before) is later
+
+
 # -- clients
 
 
@@ -227,6 +281,17 @@ def test_a_signal_while_a_record_is_appended(producer: Producer) -> None:
     assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
 
 
+def test_a_signal_while_rows_are_appended(producer: Producer) -> None:
+    table = pa.table({"value": [b"v"] * 3})
+    is_done = once(producer._core.accumulator, "append_sealed", signal.SIGTERM)
+    with pytest.raises(Stop):
+        producer.send_batch("t", table)
+    assert is_done()
+    producer.flush(TIMEOUT_S)
+    assert producer.metrics()["record-send-total"] == 1 + 3
+    assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> None:
     with (
@@ -242,23 +307,79 @@ def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> No
     assert program == [number]
 
 
-def test_records_that_a_poll_could_not_return_are_returned_by_the_next_one() -> None:
-    taken = [Record("t", 0, offset, 1, 0, None, b"v", (), None) for offset in (5, 6)]
-    put_back: list[dict[TopicPartition, int]] = []
+@pytest.fixture
+def consumer() -> Iterator[Consumer]:
+    """Reads the only partition of a topic without records."""
     with (
         Broker() as broker,
-        Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
+        Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as made,
     ):
-        consumer.assign([("t", 0)])
-        core = consumer._core
-        core.take_records = lambda _limit: taken  # type: ignore[method-assign]
-        core.put_back = lambda offsets: put_back.append(dict(offsets))  # type: ignore[method-assign]
-        is_done = once(core, "take_records", signal.SIGTERM)
-        with pytest.raises(Stop):
-            consumer.poll(TIMEOUT_S)
-        assert is_done()
-        assert put_back == [{TopicPartition("t", 0): 5}]
-        assert consumer.poll(TIMEOUT_S) == taken
+        made.assign([("t", 0)])
+        yield made
+
+
+def test_a_signal_in_a_turn_behind_an_interrupted_wait(consumer: Consumer) -> None:
+    once(consumer._io, "_select", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.poll(TIMEOUT_S)
+    is_done = once(consumer._core, "take_actions", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.poll(TIMEOUT_S)
+    assert is_done()
+
+
+def test_a_signal_in_a_call_that_changes_a_consumer(consumer: Consumer) -> None:
+    is_done = once(consumer._core, "assign", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.assign([("t", 1)])
+    assert is_done()
+    assert consumer.assignment() == {TopicPartition("t", 1)}
+
+
+def test_a_call_of_the_listener_before_which_a_signal_comes_stays_due(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = TopicPartition("t", 0)
+    due, calls = [Callback(Call.REVOKED, (partition,))], []
+    monkeypatch.setattr(ConsumerCore, "callback", property(lambda _core: due[0] if due else None))
+    monkeypatch.setattr(ConsumerCore, "on_callback_done", lambda _core: due.clear())
+    consumer._listener = ListenerCalls(None, calls.append, None)
+    is_done = once(consumer, "_claim_callback", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.poll(0)
+    assert is_done()
+    assert (calls, len(due)) == ([], 1)
+    assert consumer.poll(0) == []
+    assert (calls, due) == ([[partition]], [])
+
+
+def test_records_that_a_poll_could_not_return_are_returned_by_the_next_one(consumer: Consumer) -> None:
+    taken = [Record("t", 0, offset, 1, 0, None, b"v", (), None) for offset in (5, 6)]
+    put_back: list[dict[TopicPartition, int]] = []
+    core = consumer._core
+    core.take_records = lambda _limit: taken  # type: ignore[method-assign]
+    core.put_back = lambda offsets: put_back.append(dict(offsets))  # type: ignore[method-assign]
+    is_done = once(core, "take_records", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.poll(TIMEOUT_S)
+    assert is_done()
+    assert put_back == [{TopicPartition("t", 0): 5}]
+    assert consumer.poll(TIMEOUT_S) == taken
+
+
+def test_chunks_that_were_not_decoded_are_fetched_again(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"value": [b"v"]}).to_batches()[0]
+    put_back: list[dict[TopicPartition, int]] = []
+    core = consumer._core
+    core.take_chunks = lambda _rows: [Taken("t", 0, memoryview(b""), 5, None, None)]  # type: ignore[method-assign]
+    core.put_back = lambda offsets: put_back.append(dict(offsets))  # type: ignore[method-assign]
+    monkeypatch.setattr(columns, "to_one_batch", lambda _taken: columns.Decoded(rows, {}, None))
+    is_done = once(columns, "to_one_batch", signal.SIGTERM)
+    with pytest.raises(Stop):
+        consumer.poll_arrow(TIMEOUT_S)
+    assert not is_done()
+    assert put_back == [{TopicPartition("t", 0): 5}]
+    assert consumer.poll_arrow(TIMEOUT_S) is rows
 
 
 def test_a_client_that_waits_on_its_own_thread_holds_signals_back_on_the_main_one(producer: Producer) -> None:
