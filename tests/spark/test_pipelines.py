@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from kalda import Consumer, Producer
+from kalda import Admin, Consumer, Producer
 from kalda.base.ids import TopicPartition
 from kalda.pipeline import files
-from kalda.pipeline.derive import run_all, start
+from kalda.pipeline.derive import records_of, run_all, start
 from kalda.pipeline.lake import QUARANTINE, Lake
 from kalda.pipeline.load import LoadSettings, load, totals
 from kalda.pipeline.project import read_project
@@ -214,7 +214,7 @@ def test_a_load_that_is_killed_continues_row_for_row(
 def test_a_snapshot_is_what_a_compacted_log_gives(
     session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.create_topic("users", partitions=2, configs={"cleanup.policy": "compact"})
+    cluster.create_topic("users", partitions=2, configs={"cleanup.policy": "compact,delete"})
     table = SnapshotTable(tmp_path / "users")
 
     def send(first: int, last: int) -> None:
@@ -252,6 +252,14 @@ def test_a_snapshot_is_what_a_compacted_log_gives(
     assert "delete.retention.ms" in str(take_snapshot(session, table, "users", options, now_ms=late).rebuilt)
     assert actual() == expected()
     assert os.readlink(table.path / "current") == "v=4"
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.delete_records({TopicPartition("users", 1): 240}).check()
+    assert take_snapshot(session, table, "users", options, now_ms=late).rebuilt is None
+    assert actual() == expected()  # nothing that the log has no more, as where the topic is read from its start
+    (table.path / "current").unlink()  # as a kill between the two steps of a commit leaves it
+    (table.path / "current").symlink_to("v=4")
+    assert take_snapshot(session, table, "users", options, now_ms=late).version == 5
+    assert os.readlink(table.path / "current") == "v=5"
 
 
 def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, options: dict[str, str]) -> None:
