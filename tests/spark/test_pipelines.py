@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,25 @@ def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, opti
     for partition in range(2):
         rows = [value for (number, _), value in sorted(before.items()) if number == partition]
         assert [value for (number, _), value in sorted(after.items()) if number == partition] == rows
+    with pytest.raises(
+        PipelineError, match=r'was begun with .*"by":\["partition","offset"\].* and now has .*"timestamp"'
+    ):
+        replay(reader.load(), replace(settings, order_by=("timestamp",)))
+
+
+def test_a_replay_by_key_is_not_continued_with_more_partitions(
+    session: Any, cluster: Cluster, options: dict[str, str]
+) -> None:
+    """A row's lane would be another one, and the rows that are skipped others than those that were written."""
+    cluster.create_topic("grown", partitions=2)
+    rows = session.range(100).selectExpr("id", "cast(cast(id as string) as binary) as key", "key as value")
+    settings = ReplaySettings("grown", "import", options, ("id",), keeps_partitions=False)
+    assert replay(rows.where("id < 50"), settings).written == 50
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.create_partitions({"grown": 3}).check()
+    with pytest.raises(PipelineError, match=r"key of 2.* and now has .*key of 3"):
+        replay(rows, settings)
+    assert len(logged(cluster, "grown", 3)) == 50
 
 
 PROJECT = """
