@@ -28,6 +28,7 @@ from kalda.pipeline.replay import ReplaySettings, replay
 from kalda.pipeline.session import PipelineError, prepare
 from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
 from kalda.pipeline.status import statuses
+from kalda.pipeline.values import ValueFormat, infer_schema, with_values
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
@@ -125,6 +126,18 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
     with pytest.raises(PipelineError, match="its checkpoint was removed"):
         load(session, lake, LoadSettings((), options))
     assert lake.frame(session).count() == 272
+
+
+def test_an_inferred_schema_has_names_of_any_letters(session: Any) -> None:
+    text = '{"user-id": 1, "a`b": {"first name": "x", "c.d": [{"e-f": 2}]}}'
+    records = session.createDataFrame([(bytearray(text, "utf-8"),)], "value binary")
+    schema = infer_schema(records)
+    (row,) = with_values(records, ValueFormat("json", schema)).collect()
+    assert row.reason is None
+    assert row.value.asDict(recursive=True) == json.loads(text)
+    frame = session.createDataFrame([(1, "x")], ["user-id", "c.d"])
+    (record,) = records_of(frame, "c.d").collect()
+    assert (record.key, json.loads(record.value)) == (b"x", {"user-id": 1, "c.d": "x"})
 
 
 def test_a_load_with_bounds_has_only_what_is_within(
