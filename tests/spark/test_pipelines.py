@@ -10,16 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from kalda import Consumer, Producer
+from kalda import Admin, Consumer, Producer
 from kalda.base.ids import TopicPartition
 from kalda.pipeline import files
-from kalda.pipeline.derive import run_all, start
+from kalda.pipeline.derive import records_of, run_all, start
 from kalda.pipeline.lake import QUARANTINE, Lake
 from kalda.pipeline.load import LoadSettings, load, totals
 from kalda.pipeline.project import read_project
@@ -27,6 +28,7 @@ from kalda.pipeline.replay import ReplaySettings, replay
 from kalda.pipeline.session import PipelineError, prepare
 from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
 from kalda.pipeline.status import statuses
+from kalda.pipeline.values import ValueFormat, infer_schema, with_values
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.spark
@@ -126,6 +128,18 @@ def test_a_load_has_every_record_once_and_quarantines_what_is_wrong(
     assert lake.frame(session).count() == 272
 
 
+def test_an_inferred_schema_has_names_of_any_letters(session: Any) -> None:
+    text = '{"user-id": 1, "a`b": {"first name": "x", "c.d": [{"e-f": 2}]}}'
+    records = session.createDataFrame([(bytearray(text, "utf-8"),)], "value binary")
+    schema = infer_schema(records)
+    (row,) = with_values(records, ValueFormat("json", schema)).collect()
+    assert row.reason is None
+    assert row.value.asDict(recursive=True) == json.loads(text)
+    frame = session.createDataFrame([(1, "x")], ["user-id", "c.d"])
+    (record,) = records_of(frame, "c.d").collect()
+    assert (record.key, json.loads(record.value)) == (b"x", {"user-id": 1, "c.d": "x"})
+
+
 def test_a_load_with_bounds_has_only_what_is_within(
     session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
 ) -> None:
@@ -214,7 +228,7 @@ def test_a_load_that_is_killed_continues_row_for_row(
 def test_a_snapshot_is_what_a_compacted_log_gives(
     session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.create_topic("users", partitions=2, configs={"cleanup.policy": "compact"})
+    cluster.create_topic("users", partitions=2, configs={"cleanup.policy": "compact,delete"})
     table = SnapshotTable(tmp_path / "users")
 
     def send(first: int, last: int) -> None:
@@ -252,6 +266,14 @@ def test_a_snapshot_is_what_a_compacted_log_gives(
     assert "delete.retention.ms" in str(take_snapshot(session, table, "users", options, now_ms=late).rebuilt)
     assert actual() == expected()
     assert os.readlink(table.path / "current") == "v=4"
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.delete_records({TopicPartition("users", 1): 240}).check()
+    assert take_snapshot(session, table, "users", options, now_ms=late).rebuilt is None
+    assert actual() == expected()  # nothing that the log has no more, as where the topic is read from its start
+    (table.path / "current").unlink()  # as a kill between the two steps of a commit leaves it
+    (table.path / "current").symlink_to("v=4")
+    assert take_snapshot(session, table, "users", options, now_ms=late).version == 5
+    assert os.readlink(table.path / "current") == "v=5"
 
 
 def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, options: dict[str, str]) -> None:
@@ -270,6 +292,25 @@ def test_a_replay_keeps_order_and_continues(session: Any, cluster: Cluster, opti
     for partition in range(2):
         rows = [value for (number, _), value in sorted(before.items()) if number == partition]
         assert [value for (number, _), value in sorted(after.items()) if number == partition] == rows
+    with pytest.raises(
+        PipelineError, match=r'was begun with .*"by":\["partition","offset"\].* and now has .*"timestamp"'
+    ):
+        replay(reader.load(), replace(settings, order_by=("timestamp",)))
+
+
+def test_a_replay_by_key_is_not_continued_with_more_partitions(
+    session: Any, cluster: Cluster, options: dict[str, str]
+) -> None:
+    """A row's lane would be another one, and the rows that are skipped others than those that were written."""
+    cluster.create_topic("grown", partitions=2)
+    rows = session.range(100).selectExpr("id", "cast(cast(id as string) as binary) as key", "key as value")
+    settings = ReplaySettings("grown", "import", options, ("id",), keeps_partitions=False)
+    assert replay(rows.where("id < 50"), settings).written == 50
+    with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+        admin.create_partitions({"grown": 3}).check()
+    with pytest.raises(PipelineError, match=r"key of 2.* and now has .*key of 3"):
+        replay(rows, settings)
+    assert len(logged(cluster, "grown", 3)) == 50
 
 
 PROJECT = """

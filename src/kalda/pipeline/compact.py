@@ -3,7 +3,7 @@
 In each directory with several small files, these are read in the order of partition and offset and written as files of
 about `target_bytes`. Then one rename replaces the list of files. A reader that began before has the old list and the
 old files, which stay until the next load deletes them; one that begins later has the new. A crash before the rename
-leaves new files that are no part of the table.
+leaves new files that are no part of the table; the next load deletes them too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kalda.pipeline.files import replace_text
-from kalda.pipeline.lake import Lake, SinkFile
+from kalda.pipeline.files import OWN, replace_text
+from kalda.pipeline.lake import COMPACTING, Lake, SinkFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def _by_directory(files: Iterable[SinkFile]) -> list[list[SinkFile]]:
 def _merge(spark: SparkSession, lake: Lake, small: list[SinkFile], target_bytes: int) -> list[dict[str, Any]]:
     """New files with the rows of `small`, in the same directory; their entries in the list of files."""
     directory = small[0].path.parent
-    staging = lake.path / "_kalda" / f"compacting-{uuid.uuid4().hex}"
+    staging = lake.path / OWN / f"{COMPACTING}{uuid.uuid4().hex}"
     count = max(1, round(sum(each.size_bytes for each in small) / target_bytes))
     rows = spark.read.parquet(*(str(each.path) for each in small))
     ordered = rows.repartitionByRange(count, "partition", "offset") if count > 1 else rows.coalesce(1)

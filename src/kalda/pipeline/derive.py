@@ -25,7 +25,7 @@ from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import with_values
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
@@ -82,11 +82,11 @@ def _stream(spark: SparkSession, project: Project, source: TopicSource, once: bo
         options |= batch_limit(source.rows_a_batch, to_the_end=once)
     rows = with_values(spark.readStream.format(SOURCE).options(**options).load(), source.value_format)
     if source.value in ("json", "avro", "protobuf"):
-        values = [f"value.{name}" for name in rows.schema["value"].dataType.names]  # type: ignore[attr-defined]
-        clash = sorted({name.removeprefix("value.") for name in values} & {*_PLACE, "reason"})
+        names: list[str] = rows.schema["value"].dataType.names  # type: ignore[attr-defined]
+        clash = sorted({*names} & {*_PLACE, "reason"})
         if clash:
             raise PipelineError(f"topic {source.topic}: the values have a field {clash[0]}, as the record has")
-        rows = rows.select(*values, *_PLACE, "reason")
+        rows = rows.select(*(rows["value"].getField(name).alias(name) for name in names), *_PLACE, "reason")
     else:
         rows = rows.select("value", *_PLACE, "reason")
     return rows.withWatermark("timestamp", source.watermark) if source.watermark is not None else rows
@@ -178,10 +178,17 @@ def records_of(frame: DataFrame, key: str | None) -> DataFrame:
         return frame.select(*chosen)
     if key is not None and key not in frame.columns:
         raise PipelineError(f"key {key}: there are the columns {', '.join(frame.columns)}")
-    value = f.to_json(f.struct(*frame.columns)).cast("binary").alias("value")
+    value = f.to_json(f.struct(*map(_column, frame.columns))).cast("binary").alias("value")
     if key is None:
         return frame.select(value)
-    return frame.select(f.col(key).cast("string").cast("binary").alias("key"), value)
+    return frame.select(_column(key).cast("string").cast("binary").alias("key"), value)
+
+
+def _column(name: str) -> Column:
+    """The column of exactly this name, which may have dots."""
+    from pyspark.sql import functions as f
+
+    return f.col("`" + name.replace("`", "``") + "`")
 
 
 def run_all(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ PARTITIONED_BY: Final = ("table", "topic", "date")
 RECORDS: Final = "records"
 """The directory of an Iceberg table within the lake."""
 SINK_LOG: Final = "_spark_metadata"
+COMPACTING: Final = "compacting-"
+"""The beginning of the names of directories in `_kalda` in which compaction writes its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,9 @@ class Lake:
         return [path for path in self.path.glob("table=*/**/*.parquet") if path not in committed]
 
     def remove_uncommitted(self) -> int:
-        """Delete them, and return how many there were."""
+        """Delete them, and what a compaction that did not end has left; returns how many of the former there were."""
+        for staging in (self.path / OWN).glob(f"{COMPACTING}*"):
+            shutil.rmtree(staging)
         paths = self.uncommitted()
         for path in paths:
             path.unlink()

@@ -4,7 +4,8 @@ The rows are spread over lanes, as many as the topic has partitions: a row's lan
 from its key. Each lane is written by one task, in order, with a transactional producer of its own. A transaction has
 some thousand rows and commits how many rows of the lane are written, as an offset of the replay's group. So a replay
 that is run again under the same name continues behind the last committed row of each lane: no row is lost or written
-twice, provided that the table has not changed.
+twice, provided that the table has not changed. The offset's metadata says how rows were spread and ordered; a replay
+that would spread or order them otherwise is refused, since other rows would be behind that offset.
 
 Within a lane rows are in the order of the columns that are given, by default partition and offset; equal ones in the
 order of a hash of key and value.
@@ -12,10 +13,13 @@ order of a hash of key and value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.client.admin_client import Admin
+from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Topics
 
@@ -43,6 +47,11 @@ class ReplaySettings:
     def group(self) -> str:
         return f"kalda-replay-{self.name}"
 
+    def layout(self, partitions: int) -> str:
+        """How rows are spread over lanes and ordered in them, where the topic has so many partitions."""
+        lanes = "partition" if self.keeps_partitions else f"key of {partitions}"
+        return json.dumps({"lanes": lanes, "by": self.order_by}, separators=(",", ":"))
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -63,6 +72,8 @@ def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
         raise PipelineError(f"the table has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
     with Topics(settings.options) as topics:
         count = len(topics.partitions([settings.topic]))
+    config = _client_options(settings.options)
+    _refuse_another_layout(settings, config, count)
     if settings.keeps_partitions:
         if "partition" not in rows.columns:
             raise PipelineError("the table has no column partition: let the keys choose the partitions")
@@ -80,7 +91,7 @@ def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
     chosen = rows.select(*sent, *(f.col(name).alias(f"_by_{name}") for name in settings.order_by), lane.alias("_lane"))
     order = [f"_by_{name}" for name in settings.order_by]
     ordered = chosen.repartitionByRange(count, "_lane").sortWithinPartitions("_lane", *order, tie)
-    write = _writer(settings, _client_options(settings.options))
+    write = _writer(settings, config, settings.layout(count))
     done = ordered.select(*sent, "_lane").mapInArrow(write, "lane int, written long, skipped long").collect()
     return Replayed(sum(row["written"] for row in done), sum(row["skipped"] for row in done))
 
@@ -89,8 +100,21 @@ def _client_options(options: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
 
 
+def _refuse_another_layout(settings: ReplaySettings, config: Mapping[str, str], partitions: int) -> None:
+    """Raises `PipelineError` where an earlier run of this name has spread or ordered the rows otherwise."""
+    with Admin(config) as admin:
+        found = admin.list_group_offsets(settings.group).check()
+    for partition, committed in found.succeeded.items():
+        if partition.topic == settings.topic and committed.metadata not in ("", settings.layout(partitions)):
+            raise PipelineError(
+                f"replay {settings.name} was begun with {committed.metadata}, and now has "
+                f"{settings.layout(partitions)}: rows would be lost or written twice. Give the order and the lanes "
+                f"that it was begun with; where partitions were added, write all rows to a new topic under another name"
+            )
+
+
 def _writer(
-    settings: ReplaySettings, config: Mapping[str, str]
+    settings: ReplaySettings, config: Mapping[str, str], layout: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function that a task runs over its rows."""
 
@@ -105,7 +129,7 @@ def _writer(
                         if lane is not None:
                             yield lane.result(pa)
                             lane.close()
-                        lane = _Lane(settings, config, number)
+                        lane = _Lane(settings, config, number, layout)
                     lane.write(part)
             if lane is not None:
                 yield lane.result(pa)
@@ -131,10 +155,11 @@ def _by_lane(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 class _Lane:
     """One lane's producer, in a task."""
 
-    def __init__(self, settings: ReplaySettings, config: Mapping[str, str], number: int) -> None:
+    def __init__(self, settings: ReplaySettings, config: Mapping[str, str], number: int, layout: str) -> None:
         from kalda.client.producer import Producer
 
         self.number = number
+        self._layout = layout
         self._settings = settings
         self._config = dict(config)
         transactional_id = f"{settings.group}-{settings.topic}-{number}"
@@ -146,14 +171,11 @@ class _Lane:
 
     def _committed(self) -> int:
         from kalda.base.ids import TopicPartition
-        from kalda.client.admin_client import Admin
 
         partition = TopicPartition(self._settings.topic, self.number)
         with Admin(self._config) as admin:
-            found = admin.list_group_offsets(self._settings.group, [partition])
-        committed = found.get(partition)
-        offset = getattr(committed, "offset", -1)
-        return max(0, offset)
+            found = admin.list_group_offsets(self._settings.group, [partition]).check()
+        return found.value(partition).offset if partition in found else 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write the rows that are not written yet, in one transaction."""
@@ -166,8 +188,8 @@ class _Lane:
         place: dict[str, Any] = {"partition": self.number} if self._settings.keeps_partitions else {}
         with self._producer.transaction():
             self._producer.send_batch(topic, rows, **place)
-            offset = self._done + self._written + rows.num_rows
-            self._producer.send_offsets_to_transaction({(topic, self.number): offset}, self._settings.group)
+            at = OffsetAndEpoch(self._done + self._written + rows.num_rows, -1, self._layout)
+            self._producer.send_offsets_to_transaction({(topic, self.number): at}, self._settings.group)
         self._written += rows.num_rows
 
     def result(self, pa: Any) -> pa.RecordBatch:

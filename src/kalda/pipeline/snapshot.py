@@ -9,7 +9,8 @@ A record without a value deletes its key.
 A run reads only the records since the last one and merges them into a new version, then one rename makes it the
 current one. The topic is read from its start instead where the difference would not be whole: the topic was made anew,
 records since the last run were deleted, or the last run is longer ago than the topic's delete.retention.ms, after which
-compaction removes the records that delete keys.
+compaction removes the records that delete keys. Rows of records that the log has no more, because its start has moved
+(DeleteRecords, or cleanup.policy=compact,delete), are left out of the next version.
 """
 
 from __future__ import annotations
@@ -89,13 +90,20 @@ class SnapshotTable:
     def commit(self, state: Mapping[str, Any]) -> None:
         """Make a version the current one, and delete those before its predecessor."""
         replace_text(self._file, json.dumps(state, indent=1, sort_keys=True) + "\n")
-        link = self.path / ".current"
-        link.unlink(missing_ok=True)
-        link.symlink_to(f"v={state['version']}")
-        os.replace(link, self.path / "current")
+        self.point_to(state["version"])
         for old in self.path.glob("v=*"):
             if old.name[2:].isdigit() and int(old.name[2:]) < state["version"] - 1:
                 shutil.rmtree(old)
+
+    def point_to(self, version: int) -> None:
+        """Let `current` be this version: a run that was killed may have left it behind the state."""
+        current, target = self.path / "current", f"v={version}"
+        if current.is_symlink() and os.readlink(current) == target:
+            return
+        link = self.path / ".current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        os.replace(link, current)
 
 
 def take_snapshot(
@@ -111,8 +119,10 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
     from pyspark.sql import functions as f
 
     state = table.state()
-    if state is not None and state["topic"] != topic:
-        raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
+    if state is not None:
+        if state["topic"] != topic:
+            raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
+        table.point_to(state["version"])
     options = {**options, ISOLATION: "read_committed"}
     with Topics(options) as topics:
         topic_id, ends = topics.topic_id(topic), topics.ends([topic])
@@ -120,8 +130,10 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
     done = {} if state is None else from_json(state["offsets"])
     reason = _reason(state, topic_id, ends, done, now_ms, int(retention or DELETE_RETENTION_MS))
     upto = {partition: each.end for partition, each in ends.items()}
+    starts = {partition: each.start for partition, each in ends.items()}
     version = 0 if state is None else state["version"]
-    if reason is None and done == upto:
+    has_all_rows = state is not None and state.get("starts") == to_json(starts)
+    if reason is None and done == upto and has_all_rows:
         return Snapshot(version, state["keys"] if state else 0, 0, 0, None)
     since = {one: each.start if reason is not None else done.get(one, each.start) for one, each in ends.items()}
     records = (
@@ -137,7 +149,8 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
     records = records.observe(counts, f.count("*").alias("records"), f.count_if(f.col("key").isNull()).alias("without"))
     rows = records.where("key IS NOT NULL").select(*_COLUMNS)
     if reason is None:
-        rows = rows.unionByName(table.frame(spark).select(*_COLUMNS))
+        known = table.frame(spark).select(*_COLUMNS)
+        rows = rows.unionByName(known if has_all_rows else _from(known, starts))
     target = table.version(version + 1)
     latest(rows).write.mode("overwrite").parquet(str(target))
     counted = counts.get
@@ -148,6 +161,7 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
             "topic_id": topic_id,
             "version": version + 1,
             "offsets": to_json(upto),
+            "starts": to_json(starts),
             "read_ms": now_ms,
             "keys": keys,
         }
@@ -156,6 +170,17 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
 
 
 _COLUMNS: Final = ("partition", "key", "value", "offset", "timestamp", "headers")
+
+
+def _from(rows: DataFrame, starts: Mapping[TopicPartition, int]) -> DataFrame:
+    """The rows of records that are not before the start of their partition's log. A join: there may be ten thousand
+    partitions."""
+    from pyspark.sql import functions as f
+
+    first = rows.sparkSession.createDataFrame(
+        [(one.partition, start) for one, start in starts.items()], "partition int, _start long"
+    )
+    return rows.join(f.broadcast(first), "partition").where("offset >= _start").select(*_COLUMNS)
 
 
 def latest(rows: DataFrame) -> DataFrame:

@@ -73,6 +73,7 @@ def schema_text(given: str | None) -> str | None:
 def infer_schema(records: DataFrame) -> str:
     """A JSON schema of the values, as columns of `CREATE TABLE`. Raises `PipelineError` where no value is an object."""
     from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
 
     texts = records.where("value IS NOT NULL").select(f.expr("try_validate_utf8(CAST(value AS STRING))").alias("value"))
     spark = records.sparkSession
@@ -80,7 +81,7 @@ def infer_schema(records: DataFrame) -> str:
     fields = [field for field in found.schema.fields if field.name != "_corrupt"]
     if not fields:
         raise PipelineError("no value of the topic is a JSON object: give the schema, or value format string or bytes")
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in fields)
+    return StructType(fields).toDDL()
 
 
 def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:

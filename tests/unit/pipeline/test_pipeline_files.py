@@ -75,8 +75,12 @@ def test_a_lake_has_the_files_of_the_last_entry_and_removes_others(tmp_path: Pat
     (log / "9.compact").write_text("v1\n" + entry(paths[0], 1))
     (log / "10.compact").write_text("v1\n" + entry(paths[0], 1) + "\n" + entry(paths[2], 1))
     assert [file.path for file in lake.files()] == [paths[0], paths[2]]
+    staging = tmp_path / "_kalda" / "compacting-1"  # of a compaction that was killed
+    staging.mkdir(parents=True)
+    (staging / "part-0.parquet").write_bytes(b"x")
     assert lake.remove_uncommitted() == 1
     assert [path.exists() for path in paths] == [True, False, True]
+    assert not staging.exists()
     moved = Lake(tmp_path.rename(tmp_path.with_name("moved")))
     with pytest.raises(PipelineError, match=r"moved was moved: its list of files has .*part-0.parquet"):
         moved.remove_uncommitted()
