@@ -171,6 +171,7 @@ def test_quotas(world: World) -> None:
     assert world.written_by(lambda: quota(world, entity, producer_byte_rate=5.0)) == []
     quota(world, entity, producer_byte_rate=None)
     assert len(world.active.client_quotas.quotas) == 0
+    assert quota(world, entity, producer_byte_rate=2.0**63)[0] == ErrorCode.NONE, "as in Kafka, which compares doubles"
     for bad_entity, ops in (
         ({}, {"producer_byte_rate": 1.0}),
         ({"user": ""}, {"producer_byte_rate": 1.0}),

@@ -141,7 +141,7 @@ class Host:
         """A pool of at most `threads` threads, whose jobs finish on `loop`."""
         return ThreadJobs(loop, threads)
 
-    def pause_thread(self, duration_ms: int) -> None:
+    def pause_thread(self, duration_ms: float) -> None:
         """Suspend the thread of the job that calls this, so that the others get the interpreter."""
         time.sleep(duration_ms / 1000)
 

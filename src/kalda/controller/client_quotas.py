@@ -21,7 +21,8 @@ from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
-_INTEGRAL_LIMITS = {"LONG": 2**63 - 1, "INT": 2**31 - 1}
+_INTEGRAL_LIMITS = {"LONG": 2.0**63, "INT": 2.0**31 - 1}
+"""The largest values: as in Kafka doubles, of which none is 2^63 - 1."""
 _USER_KEYS = {
     "producer_byte_rate": "LONG",
     "consumer_byte_rate": "LONG",

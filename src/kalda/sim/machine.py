@@ -63,7 +63,7 @@ class SimJobs:
 
         self._loop.call_later(rng.uniform(0, limit), work)
 
-    def pause(self, duration_ms: int) -> None:
+    def pause(self, duration_ms: float) -> None:
         """The job that runs pauses."""
         self._paused_s += duration_ms / 1000
 
@@ -93,7 +93,7 @@ class SimHost(Host):
         self._jobs = SimJobs(loop, self.rng, self._machine)
         return self._jobs
 
-    def pause_thread(self, duration_ms: int) -> None:
+    def pause_thread(self, duration_ms: float) -> None:
         assert self._jobs is not None, "only jobs pause"
         self._jobs.pause(duration_ms)
 

@@ -20,7 +20,7 @@ MAX_ATTRIBUTES: Final = 100_000
 MAX_ATTRIBUTES_OF_ONE: Final = 128
 """Of a data point, or of a resource, as in OpenTelemetry's own limits; those after them are left out."""
 MAX_FIELDS: Final = 500_000
-_FIELDS_PER_PAUSE: Final = 64
+_FIELDS_PER_PAUSE: Final = 16
 MAX_TEXT: Final = 1_024
 """Bytes of a name or a value; what is longer is cut."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
