@@ -461,6 +461,13 @@ def test_a_commit_of_a_fenced_member_fails_and_is_not_repeated() -> None:
     assert LOST in [call for call, _ in member.calls]
 
 
+def test_a_commit_during_a_rebalance_fails_and_says_to_poll() -> None:
+    member = Member(cluster_of(1), **{"group.id": "g"}).subscribe("t")
+    with pytest.raises(CommitFailed, match=r"the group is rebalancing\. Poll") as raised:
+        member.commit({T0: 5})
+    assert raised.value.code is ErrorCode.REBALANCE_IN_PROGRESS
+
+
 def test_a_pattern_takes_in_topics_that_come_later() -> None:
     cluster = cluster_of(1)
     member = Member(cluster, **{"group.id": "g", "metadata.max.age.ms": 5_000}).subscribe_pattern("t|u.*")

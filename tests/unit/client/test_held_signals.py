@@ -309,12 +309,15 @@ def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> No
 
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
-    """Reads the only partition of a topic without records."""
+    """Requests neither positions nor records, which the broker does not serve."""
     with (
         Broker() as broker,
         Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as made,
     ):
-        made.assign([("t", 0)])
+        with made._lock:  # no turn comes between
+            made.assign([("t", 0)])
+            made.seek(("t", 0), 0)
+            made.pause(("t", 0))
         yield made
 
 

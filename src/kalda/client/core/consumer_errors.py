@@ -14,15 +14,19 @@ class Wakeup(Exception):
 
 
 class CommitFailed(ApiError):
-    """The partitions belong to other members by now, so that the commit was refused and must not be repeated."""
+    """A commit was refused, and must not be repeated as it is: a rebalance is under way (`REBALANCE_IN_PROGRESS`), or
+    the partitions belong to other members by now."""
 
     def __init__(self, code: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
-        super().__init__(
-            code,
-            "the offsets were not committed: the group has rebalanced, and other members own the partitions. The time "
-            "between two polls was longer than max.poll.interval.ms, or the member was fenced. Raise "
-            "max.poll.interval.ms, or take fewer records at once (max.poll.records)",
-        )
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            why = "the group is rebalancing. Poll, which completes that, and commit for the partitions that are left"
+        else:
+            why = (
+                "the group has rebalanced, and other members own the partitions. The time between two polls was longer "
+                "than max.poll.interval.ms, or the member was fenced. Raise max.poll.interval.ms, or take fewer "
+                "records at once (max.poll.records)"
+            )
+        super().__init__(code, f"the offsets were not committed: {why}")
 
 
 class NoOffset(ApiError):
