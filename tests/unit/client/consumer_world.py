@@ -107,7 +107,9 @@ class Log:
         return out
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch up to `epoch`, and the offset at which it ends."""
+        """The largest epoch up to `epoch`, and the offset at which it ends; -1 for one that this log does not know."""
+        if epoch > self.epoch:
+            return -1, -1
         found, end = -1, self.start
         for header in map(read_header, self.batches):
             if header.partition_leader_epoch <= epoch:

@@ -305,6 +305,29 @@ def test_truncation_without_a_policy_is_raised_with_the_divergent_offset() -> No
     assert raised.value.divergent == {T0: 5}
 
 
+def test_a_former_leader_does_not_decide_that_the_log_was_truncated() -> None:
+    """A leader that is cut off from the controllers does not know the epoch of an offset that a reader of its successor
+    has committed."""
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(5))
+    member = Member(cluster, **{"auto.offset.reset": "none"}).assign(T0)
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(5, 1))
+    assert member.poll(3_000) == []
+    cluster.logs[T0].epoch = 1
+    cluster.append("t", 0, *numbered(2, 5))
+    assert drain(member, 2) == numbered(2, 5)
+
+
+def test_an_epoch_that_no_leader_knows_is_of_another_topic() -> None:
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(5))
+    member = Member(cluster, **{"auto.offset.reset": "none", "request.timeout.ms": 7_000}).assign(T0)
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(5, 1))
+    assert member.poll(6_000) == []
+    with pytest.raises(LogTruncated):
+        member.poll(2_000)
+
+
 # -- offsets
 
 

@@ -319,6 +319,7 @@ class Positions:
         for state in states:
             leader = self._requests.metadata.leader_of(*state.partition)
             assert leader is not None
+            state.asked_epoch = leader.epoch
             topics.setdefault(state.partition.topic, []).append(
                 OffsetForLeaderPartition(
                     partition=state.partition.partition, current_leader_epoch=leader.epoch, leader_epoch=state.epoch
@@ -336,6 +337,9 @@ class Positions:
         if not is_unknown and answer.end_offset >= state.offset:
             self._validated(state)
             return
+        if is_unknown and self._is_former_leader(state):
+            self._retry([state])
+            return
         if self._reset is None:
             divergent = {} if is_unknown else {state.partition: answer.end_offset}
             state.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
@@ -351,6 +355,16 @@ class Positions:
             state.seek(OffsetAndEpoch(answer.end_offset))
             state.epoch = state.fetch_epoch = answer.leader_epoch
             self._validated(state)
+
+    def _is_former_leader(self, state: PartitionState) -> bool:
+        """Whether there may be a later leader than the one that has answered. After `request_timeout_ms` without one
+        there is none: the position's epoch was of a topic that has been deleted and created again."""
+        if not 0 <= state.asked_epoch < state.epoch:
+            return False
+        now_ms = self._requests.now_ms
+        if state.former_since_ms is None:
+            state.former_since_ms = now_ms
+        return now_ms - state.former_since_ms < self._request_timeout_ms
 
     def _validated(self, state: PartitionState) -> None:
         leader = self._requests.metadata.leader_of(*state.partition)

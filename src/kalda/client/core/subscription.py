@@ -68,10 +68,10 @@ class PartitionState:
     """One assigned partition."""
 
     __slots__ = (
-        "buffered_bytes", "epoch", "fetch_epoch", "fetch_offset", "high_watermark", "is_new", "is_paused",
-        "is_revoking", "last_stable_offset", "log_start_offset", "offset", "partition", "redirect_at_ms",
-        "redirects", "replica", "replica_until_ms", "reset", "retry_at_ms", "seeks", "status", "until",
-        "validated_epoch",
+        "asked_epoch", "buffered_bytes", "epoch", "fetch_epoch", "fetch_offset", "former_since_ms", "high_watermark",
+        "is_new", "is_paused", "is_revoking", "last_stable_offset", "log_start_offset", "offset", "partition",
+        "redirect_at_ms", "redirects", "replica", "replica_until_ms", "reset", "retry_at_ms", "seeks", "status",
+        "until", "validated_epoch",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -86,6 +86,10 @@ class PartitionState:
         self.fetch_epoch = -1
         self.validated_epoch = -1
         """The leader's epoch when the position was validated last."""
+        self.asked_epoch = -1
+        """The epoch of the leader that was requested last to validate the position."""
+        self.former_since_ms: int | None = None
+        """When the first leader answered whose epoch is before the position's; None: none did."""
         self.reset: Reset | None = None
         """What is looked up while RESETTING."""
         self.retry_at_ms = 0
@@ -148,6 +152,7 @@ class PartitionState:
         self.seeks += 1
         self.buffered_bytes = 0
         self.replica = -1
+        self.former_since_ms = None
         self.retry_at_ms = 0
 
 
