@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -72,12 +73,18 @@ def schema_text(given: str | None) -> str | None:
 
 def infer_schema(records: DataFrame) -> str:
     """A JSON schema of the values, as columns of `CREATE TABLE`. Raises `PipelineError` where no value is an object."""
+    from pyspark.errors import PySparkTypeError
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
     texts = records.where("value IS NOT NULL").select(f.expr("try_validate_utf8(CAST(value AS STRING))").alias("value"))
     spark = records.sparkSession
-    found = spark.read.option("columnNameOfCorruptRecord", "_corrupt").json(texts.where("value IS NOT NULL"))
+    texts = texts.where("value IS NOT NULL")
+    reader = spark.read.option("columnNameOfCorruptRecord", "_corrupt")
+    try:
+        found = reader.json(texts)
+    except PySparkTypeError:  # Spark 4.1 takes no frame here
+        found = reader.json(texts.rdd.map(itemgetter(0)))
     fields = [field for field in found.schema.fields if field.name != "_corrupt"]
     if not fields:
         raise PipelineError("no value of the topic is a JSON object: give the schema, or value format string or bytes")

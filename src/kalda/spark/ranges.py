@@ -122,7 +122,7 @@ def _of_input(one: Any) -> Iterator[OffsetRange | None]:
     if not one.getClass().getSimpleName().startswith("Python"):
         return
     partition = pickle.loads(bytes(one.pickedPartition()))
-    if partition.value is None:  # Spark's own, where no range was planned
+    if partition is None or partition.value is None:  # Spark's own, where no range was planned
         yield None
     elif type(partition).__module__ == "kalda.spark.source":
         yield from (OffsetRange(*each) for each in partition.value)

@@ -199,8 +199,9 @@ class SegmentReader(DataSourceReader):
                 tasks += [[snapshot] for snapshot in _files(directories, ".checkpoint")]
             return [InputPartition(tuple(map(tuple, pieces))) for pieces in tasks]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        pieces = [Piece(*piece) for piece in partition.value or ()]
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        planned = None if partition is None else partition.value  # None where there are no segments
+        pieces = [Piece(*piece) for piece in planned or ()]
         kept = _Kept(self.options.read_committed)
         yield from self._records(pieces, kept) if self.options.view == RECORDS else self._rows(pieces, kept)
 

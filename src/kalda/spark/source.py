@@ -329,7 +329,7 @@ class Refused(DataSourceStreamReader):
 
 
 def rows(
-    options: ReadOptions, columns: Sequence[tuple[str, bool]], partition: InputPartition
+    options: ReadOptions, columns: Sequence[tuple[str, bool]], partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task's ranges as record batches of the columns (name, nullable)."""
     from kalda.client.columns import SparkColumns
@@ -337,7 +337,7 @@ def rows(
     from kalda.spark.workers import exempt_modules
 
     exempt_modules()
-    if partition.value is None:  # where no range was planned, Spark runs one task with None
+    if partition is None or partition.value is None:  # where no range was planned, Spark runs one task
         return
     with one_sentence():
         made = SparkColumns(arrow_schema(columns))

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from kalda.spark import source
-from kalda.spark.options import OptionError
+from kalda.spark.options import OptionError, ReadOptions, Subscription
 
 
 def test_a_python_without_kalda_is_named_with_the_variable_to_set(tmp_path: Path) -> None:
@@ -38,3 +39,10 @@ def test_the_schema_is_refused_where_neither_a_batch_nor_a_stream_has_such_optio
         assert source.KaldaSource({**common, **one}).schema() == source.COLUMNS
     with pytest.raises(OptionError, match="minPartitions"):
         source.KaldaSource({**common, "minPartitions": "x"}).schema()
+
+
+@pytest.mark.parametrize("partition", [None, InputPartition(None)])
+def test_a_task_without_ranges_has_no_rows(partition: InputPartition | None) -> None:
+    """Where none was planned, Spark 4.1 passes None, and later releases a partition without a value."""
+    options = ReadOptions({"bootstrap.servers": "127.0.0.1:1"}, Subscription(topics=("t",)))
+    assert list(source.rows(options, [("value", True)], partition)) == []
