@@ -5,7 +5,8 @@ keeps one answer; but many such connections keep many, and an answer may have 64
 
 - an answer that takes several steps, and so may be large, is begun only while there is room: what is not read, and
   what each answer that is being made reserves, is less than the limit. Requests for others wait, in the order in which
-  they came;
+  they came. One that has waited for `_LONGEST_WAIT_MS` is begun all the same, one at each check: answers that are being
+  made may themselves wait for other nodes, for as long as their clients allow;
 - when what is not read reaches the limit, connections whose peers read less than `_LEAST_BYTES_PER_S` are closed, those
   with most of it first, until half of the limit is left. A peer that has just been sent an answer has `_WINDOW_MS` to
   read.
@@ -21,14 +22,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
+from kalda.network.complaints import log
 
 T = TypeVar("T")
 
 _CHECK_MS = 500
 _WINDOW_MS = 2_000
 _LEAST_BYTES_PER_S = 256 * 1024
+_LONGEST_WAIT_MS = 10_000
 
 
 class Peer(Protocol):
@@ -72,11 +75,12 @@ class _Reading:
 class _Answer(Generic[T]):
     """An answer that takes several steps."""
 
-    __slots__ = ("begin", "has_ended", "pending", "reserved_bytes")
+    __slots__ = ("begin", "has_ended", "pending", "reserved_bytes", "since_ms")
 
-    def __init__(self, begin: Callable[[], Pending[T]], reserved_bytes: int) -> None:
+    def __init__(self, begin: Callable[[], Pending[T]], reserved_bytes: int, since_ms: int) -> None:
         self.begin = begin
         self.reserved_bytes = reserved_bytes
+        self.since_ms = since_ms
         self.pending: Pending[T] = Pending()
         self.has_ended = False
 
@@ -128,7 +132,7 @@ class AnswerMemory:
 
     def run(self, begin: Callable[[], Pending[T]], reserved_bytes: int) -> Pending[T]:
         """Begin to make an answer when there is room for it; `reserved_bytes` is what it may have."""
-        answer = _Answer(begin, reserved_bytes)
+        answer = _Answer(begin, reserved_bytes, self._now_ms())
         answer.pending.on_abandoned = lambda: self._forget(answer)
         self._waiting[answer] = None
         self._begin_waiting()
@@ -149,7 +153,13 @@ class AnswerMemory:
 
     def _begin(self, answer: _Answer[T]) -> None:
         self.reserved_bytes += answer.reserved_bytes
-        making = answer.begin()
+        try:
+            making = answer.begin()
+        except Exception as error:  # it must not harm the connection whose answers have made room
+            log.exception("an answer could not be begun")
+            self._end(answer)
+            answer.pending.fail(as_api_error(error))
+            return
 
         def end(value: T | None, error: ApiError | None) -> None:
             if not answer.has_ended:  # what was abandoned may be settled all the same
@@ -199,6 +209,9 @@ class AnswerMemory:
             del self._unread[connection]
             connection.close_unread()
         self._begin_waiting()
+        first = next(iter(self._waiting), None)
+        if first is not None and now_ms - first.since_ms >= _LONGEST_WAIT_MS:
+            self._begin(self._waiting.popitem(last=False)[0])
         if self._unread or self._waiting:
             self._check_later()
 

@@ -177,3 +177,32 @@ def test_a_request_that_is_abandoned_reserves_nothing() -> None:
         each.complete("")
     assert not bench.memory.reserved_bytes
     assert len(bench.making) == 4
+
+
+def test_answers_that_wait_for_other_nodes_do_not_keep_all_others_waiting() -> None:
+    bench = Bench()
+    for _ in range(5):
+        bench.ask()
+    bench.time.advance(9_000)
+    assert len(bench.making) == 3
+    bench.time.advance(3_000)
+    assert len(bench.making) == 5
+
+
+def test_an_answer_that_cannot_be_begun_fails_alone() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.ask()
+
+    def begin() -> Pending[str]:
+        raise ValueError("unforeseen")
+
+    failed, behind = bench.memory.run(begin, 40 * MB), bench.ask()
+    bench.making[0].complete("room")
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not behind.done
+    assert len(bench.making) == 4
+    for each in bench.making[1:]:
+        each.complete("done")
+    assert not bench.memory.reserved_bytes
