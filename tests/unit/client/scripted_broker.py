@@ -26,6 +26,7 @@ from kalda.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 Answer = Callable[[Any, int], Any]
 TOPIC_ID = Uuid(bytes(range(16)))
@@ -139,3 +140,17 @@ class ScriptedBroker:
                 for index, leader in enumerate(self.topics[name])
             ],
         )
+
+
+class AcknowledgingBroker(ScriptedBroker):
+    """Acknowledges every batch to its topic, `t`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics["t"] = [1]
+        self.answers[ApiKey.PRODUCE] = self._produce
+
+    def _produce(self, request: Any, _version: int) -> Any:
+        results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
+        topic_id = request.topic_data[0].topic_id
+        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])

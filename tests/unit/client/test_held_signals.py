@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from scripted_broker import ScriptedBroker
+from scripted_broker import AcknowledgingBroker
 
 from kalda import Consumer, Producer
 from kalda.base.ids import TopicPartition
@@ -23,8 +23,6 @@ from kalda.client.core.fetching import Taken
 from kalda.client.core.membership import Call, Callback
 from kalda.client.delivery import DeliveryFuture
 from kalda.client.held_signals import HeldSignals
-from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.records.consuming import Record
 
 TIMEOUT_S = 20
@@ -179,26 +177,12 @@ def test_a_handler_that_is_set_meanwhile_stays(program: list[int]) -> None:
 # -- clients
 
 
-class Broker(ScriptedBroker):
-    """Acknowledges every batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topics["t"] = [1]
-        self.answers[ApiKey.PRODUCE] = self._produce
-
-    def _produce(self, request: Any, _version: int) -> Any:
-        results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
-        topic_id = request.topic_data[0].topic_id
-        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
-
-
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
     """Its own thread takes a turn 0.2 s after the last wait of a thread."""
     monkeypatch.setattr(producer_io, "_GRACE_S", 0.2)
     with (
-        Broker() as broker,
+        AcknowledgingBroker() as broker,
         Producer(bootstrap_servers=broker.address, linger_ms=0, enable_idempotence=False) as made,
     ):
         made.send("t", b"first").result(TIMEOUT_S)
@@ -295,7 +279,7 @@ def test_a_signal_while_rows_are_appended(producer: Producer) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> None:
     with (
-        Broker() as broker,
+        AcknowledgingBroker() as broker,
         Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as consumer,
     ):
         is_done = once(consumer._core, "take_actions", number)
@@ -311,7 +295,7 @@ def test_a_signal_in_a_turn_of_a_consumer(program: list[int], number: int) -> No
 def consumer() -> Iterator[Consumer]:
     """Requests neither positions nor records, which the broker does not serve."""
     with (
-        Broker() as broker,
+        AcknowledgingBroker() as broker,
         Consumer(bootstrap_servers=broker.address, auto_offset_reset="earliest") as made,
     ):
         with made._lock:  # no turn comes between
@@ -417,7 +401,7 @@ def _collected_under(lock: Any, held_by: list[Any]) -> bool:
 
 
 def test_a_producer_is_collected_while_its_lock_is_held() -> None:
-    with Broker() as broker:
+    with AcknowledgingBroker() as broker:
         producer = [Producer(bootstrap_servers=broker.address, enable_idempotence=False)]
         core, thread = producer[0]._core, producer[0]._thread
         producer[0].send("t", b"v").result(TIMEOUT_S)
@@ -427,7 +411,7 @@ def test_a_producer_is_collected_while_its_lock_is_held() -> None:
 
 
 def test_a_consumer_is_collected_while_its_lock_is_held() -> None:
-    with Broker() as broker:
+    with AcknowledgingBroker() as broker:
         consumer = [Consumer(bootstrap_servers=broker.address)]
         io = consumer[0]._io
         assert _collected_under(io._resume._cond, consumer)  # type: ignore[attr-defined]

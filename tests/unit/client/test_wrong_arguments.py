@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from scripted_broker import ScriptedBroker
+from scripted_broker import AcknowledgingBroker, ScriptedBroker
 
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.configs.definition import InvalidConfig
@@ -18,23 +18,8 @@ from kalda.client.metadata import Broker
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 TIMEOUT_S = 20
-
-
-class AcknowledgingBroker(ScriptedBroker):
-    """Acknowledges every batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topics["t"] = [1]
-        self.answers[ApiKey.PRODUCE] = self._produce
-
-    def _produce(self, request: Any, _version: int) -> Any:
-        results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
-        topic_id = request.topic_data[0].topic_id
-        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
 
 
 @pytest.fixture
