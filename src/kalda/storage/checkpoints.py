@@ -10,6 +10,7 @@ and anything malformed raises `ValueError` with the file's name.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -64,10 +65,21 @@ def replace_file(disk: Disk, path: str, data: bytes, *, durable: bool = True) ->
         disk.sync_dir(path.rpartition("/")[0])
 
 
+def _read_small(disk: Disk, path: str, max_bytes: int) -> bytes:
+    """The file's bytes. Raises `ValueError` where they are more than such a file can have: that is no failure of the
+    disk."""
+    try:
+        return disk.read_file(path, max_bytes)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise ValueError(f"{path} has more than {max_bytes} bytes") from error
+
+
 def read_lines(disk: Disk, path: str) -> list[str] | None:
     """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one."""
     try:
-        text = disk.read_file(path, _MAX_BYTES).decode("utf-8")
+        text = _read_small(disk, path, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
@@ -125,7 +137,7 @@ def write_epochs(disk: Disk, path: str, entries: Iterable[tuple[int, int]], *, d
 def read_partition_metadata(disk: Disk, path: str) -> Uuid | None:
     """The topic id; None where there is no such file."""
     try:
-        text = disk.read_file(path, 4096).decode("utf-8", "replace")
+        text = _read_small(disk, path, 4096).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
     values = {}
@@ -148,8 +160,8 @@ def read_clean_shutdown(disk: Disk, path: str) -> int | None:
     if disk.stat(path) is None:
         return None
     try:
-        epoch = json.loads(disk.read_file(path, 4096))["brokerEpoch"]
-    except (ValueError, TypeError, KeyError):
+        epoch = json.loads(_read_small(disk, path, 4096))["brokerEpoch"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return -1
     return epoch if isinstance(epoch, int) else -1
 

@@ -166,7 +166,7 @@ class LogCleaner:
             if self._manager.get(topic_partition) is not log or 0 <= memory_bytes < self.config.memory_of_one:
                 del self.uncleanable[topic_partition]
         for topic_partition, retry_ms in list(self._retry_ms.items()):
-            if retry_ms <= now_ms:
+            if not now_ms < retry_ms <= now_ms + _RETRY_MS:  # later where the clock was set back
                 del self._retry_ms[topic_partition]
 
     def _cleanable(self, log: Log, now_ms: int) -> Cleanable | None:

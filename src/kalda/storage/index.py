@@ -23,6 +23,9 @@ from kalda.base.disk import Buffer, Disk, File
 Reader = Callable[[File, int, int], Buffer]
 """How a look-up reads `size` bytes from a position of a file: `read_waiting` or `read_cached`."""
 
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+"""What is read of an index file, at least: it may be larger than its entries, as it is made with
+`segment.index.bytes`."""
 _PAGE_ENTRIES = 512
 """A search by halves ends when so few entries are left: they are read at once."""
 
@@ -87,7 +90,8 @@ class Index:
         entries = self._entries
         if entries is None:
             size = self.size_bytes
-            entries = self._entries = bytearray(self._disk.read_file(self.path)[:size]) if size else bytearray()
+            entries = bytearray(self._disk.read_file(self.path, max(size, _MAX_FILE_BYTES))[:size] if size else b"")
+            self._entries = entries
             self._count = len(entries) // self.ENTRY.size
             self._flushed = self._count
         return entries

@@ -334,7 +334,10 @@ class Loading:
         return [segment for segment in segments if segment.base_offset >= begin or segment.base_offset in unindexed]
 
     def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:
-        """Recover these segments in order; the log's end. Segments after one that was cut are removed."""
+        """Recover these segments in order; the log's end. Segments after one that was cut are removed.
+
+        Of a segment that only lacks an index, and was synced whole, nothing is cut: neither its records nor those after
+        it depend on the index."""
         producers = self._producers
         self._recovered_from = to_recover[0].base_offset
         for segment in to_recover:
@@ -342,7 +345,11 @@ class Loading:
             if producers.map_end_offset != base or not base:
                 self._load_producers(segments, self._log_start_offset, base)
             later = segments.above(base)
-            cut = self._recover_segment(segment, later[0].base_offset if later else None)
+            is_synced = bool(later) and (self._clean or base < self._recovery_begin)
+            cut = self._recover_segment(segment, later[0].base_offset if later else None, is_synced)
+            if is_synced:
+                self._changed = True
+                continue
             if not cut and later and self._lacks_end(producers.map_end_offset, later[0].base_offset):
                 cut = True
                 log.warning(
@@ -366,13 +373,24 @@ class Loading:
             self._truncated = True
             return segments.active.next_offset()
 
-    def _recover_segment(self, segment: Segment, upto: int | None) -> bool:
-        """`recover_segment`; whether something was cut off, which is kept and reported."""
+    def _recover_segment(self, segment: Segment, upto: int | None, is_synced: bool = False) -> bool:
+        """`recover_segment`; whether something was cut off, which is kept and reported. Of a segment that `is_synced`,
+        damage is only reported."""
         if self._distrusts_cache:
             segment.file().sync()
             segment.file().drop_cache()
         position, why = recover_segment(segment, self._producers, self._epochs, upto)
         cut = segment.size - position
+        if cut and is_synced:
+            log.warning(
+                "%s: %s is damaged at position %d: %s. It is left as it is, since it was synced whole; its new index "
+                "ends there",
+                self._name,
+                segment.path(LOG_SUFFIX),
+                position,
+                why,
+            )
+            return False
         if cut:
             end = max(self._producers.map_end_offset, segment.base_offset)
             lost = count_batches(segment, position)
@@ -437,33 +455,50 @@ class Loading:
             return
         load = self._snapshots.load_latest
         load(producers, start, upto, self._now_ms, self._expiration_ms)
-        high_watermark, known_to = self._high_watermark, producers.map_end_offset
-        if (
-            high_watermark is not None
-            and 0 < known_to - high_watermark <= _MAX_UNREPLICATED
-            and _has_marker(segments, high_watermark, known_to)
-        ):
-            load(producers, start, upto, self._now_ms, self._expiration_ms, high_watermark)
-        replay_producers(producers, segments, upto)
+        high_watermark, known_to = self._high_watermark, self._snapshots.latest
+        try:
+            if (
+                high_watermark is not None
+                and known_to is not None
+                and 0 < known_to - high_watermark <= _MAX_UNREPLICATED
+                and self._has_undecided(segments, high_watermark, known_to)
+            ):
+                load(producers, start, upto, self._now_ms, self._expiration_ms, high_watermark)
+            replay_producers(producers, segments, upto)
+        except CorruptRecord as error:
+            if self._clean:
+                raise  # the log is opened anew, and recovered
+            log.warning("%s: its producers are known as of a damaged batch only: %s", self._name, error)
+            producers.map_end_offset = upto
+
+    def _has_undecided(self, segments: Segments, high_watermark: int, upto: int) -> bool:
+        """Whether transactions may have ended in [high watermark, upto), and the batches from the snapshot below the
+        high watermark on tell which.
+
+        Where compaction has removed some of these batches, nothing can be told from the others: a transaction without
+        its marker would stay open. Only what is committed is compacted, so the high watermark of the checkpoint is an
+        old one then."""
+        begin = high_watermark
+        if self._config.compacts:
+            begin = self._snapshots.latest_at(high_watermark) or self._log_start_offset
+        expected, found = begin, False
+        for segment in segments.between(begin, upto):
+            position = segment.locate(max(begin, segment.base_offset), read_waiting)
+            if position is None:
+                continue
+            for _, header in segment.headers(position):
+                if header.base_offset >= upto:
+                    break
+                if header.base_offset > expected or (header.is_control and not header.records_count):
+                    return False
+                expected = header.next_offset
+                found = found or (header.is_control and header.base_offset >= high_watermark)
+        return found and expected >= upto
 
 
 def _offsets(names: list[str], suffix: str) -> list[int]:
     found = (offset_of(name) for name in names if name.endswith(suffix))
     return [offset for offset in found if offset is not None]
-
-
-def _has_marker(segments: Segments, start: int, upto: int) -> bool:
-    """Whether a control batch begins in [start, upto)."""
-    for segment in segments.between(start, upto):
-        position = segment.locate(max(start, segment.base_offset), read_waiting)
-        if position is None:
-            continue
-        for _, header in segment.headers(position):
-            if header.base_offset >= upto:
-                return False
-            if header.is_control and header.base_offset >= start:
-                return True
-    return False
 
 
 def replay_producers(producers: ProducerStates, segments: Segments, upto: int) -> None:

@@ -88,20 +88,20 @@ class Reads:
         found = segment.read_slice(position, max_bytes, end_offset, min_one, read)
         if found.next_offset >= 0:
             self._note(found.next_offset, segment, found.end_position)
+        else:
+            self.positions.pop(offset, None)  # stray bytes may end the segment: the index finds what follows it
         return found.info(offset)
 
     def _slice(self, log: Log, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
-        """A large part of the file, cut by the index. None where it would not be large, or the index is not in the page
-        cache; the batches may be there all the same."""
-        try:
-            place = self.positions.get(offset)
-            if place is None or place[1] >= place[0].size:
-                place = self._find(offset, read_cached)
-                if place is None:
-                    return None
-            sliced = _sliced(log, *place, max_bytes, end_offset, jobs, read_cached)
-        except WouldWait:
-            return None
+        """A large part of the file, cut by the index; None where it would not be large. Raises `WouldWait` where that
+        cannot be found in the page cache. Then the batches are not read here either: as much of them as is cached would
+        be copied in vain, up to a whole segment."""
+        place = self.positions.get(offset)
+        if place is None or place[1] >= place[0].size:
+            place = self._find(offset, read_cached)
+            if place is None:
+                return None
+        sliced = _sliced(log, *place, max_bytes, end_offset, jobs, read_cached)
         if sliced is None:
             return None
         part, next_offset, end = sliced
@@ -129,7 +129,9 @@ class Reads:
         if segment not in self._opened:
             self._opened.append(segment)
             if len(self._opened) > _OPEN_SEGMENTS:
-                self._opened.pop(0).close()
+                oldest = self._opened.pop(0)
+                if oldest is not self._segments.active:  # which it may have become by a truncation
+                    oldest.close()
 
     def release(self) -> None:
         """Close the files of the segments before the active one."""
@@ -145,9 +147,9 @@ class Reads:
                 self.keep_open(segment)
 
     def forget(self) -> None:
-        """Segments were removed or cut: nothing that is held here is valid any more."""
+        """Segments were removed or cut: no position is valid any more. The other segments stay as they are."""
         self.positions.clear()
-        self._opened.clear()
+        self._opened = [each for each in self._opened if self._segments.floor(each.base_offset) is each]
 
 
 def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, int] | None:
@@ -161,7 +163,7 @@ def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, 
         following = segments.after(segment)
         if following is None:
             return None
-        segment, position = following, 0 if following.size else None
+        segment, position = following, following.locate(offset, read) if following.size else None
     return segment, position
 
 

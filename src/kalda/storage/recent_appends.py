@@ -11,7 +11,7 @@ Invariant: what is kept is in the log. A log that is cut, or whose segments are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kalda.base.disk import Buffer
 from kalda.storage.values import FetchInfo
@@ -23,6 +23,9 @@ LEAST_BYTES = 128 * 1024
 """Of a batch that is kept. Several smaller ones come in one read of the file; and their memory may be a part of an
 arena that they would keep."""
 _LIMIT_BYTES = 8 * 1024 * 1024
+_MEMORY_RATIO = 8
+"""A batch is a part of its request's memory, all of which stays for as long as the batch does. One with more than that
+many times the bytes of the batch is not kept: so all that is kept holds at most 64 MiB."""
 
 
 class RecentAppends:
@@ -39,6 +42,8 @@ class RecentAppends:
 
     def put(self, log: Log, first_offset: int, next_offset: int, batch: Buffer) -> None:
         """A batch of at least `LEAST_BYTES` was appended, whose memory is not written to any more."""
+        if isinstance(batch, memoryview) and len(cast(bytearray, batch.obj)) > _MEMORY_RATIO * len(batch):
+            return
         self._kept[log, first_offset] = next_offset, batch
         self._bytes += len(batch)
         while self._bytes > self._limit_bytes:

@@ -412,15 +412,18 @@ class Segment:
         return (found[1], header.base_offset) if header is not None and header.last_offset == found[0] else None
 
     def next_offset(self, read: Reader = read_waiting) -> int:
-        """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`."""
-        if not self.size:
+        """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`, also where the
+        index has entries for batches that the file does not have."""
+        if not self.size and not self.offset_index.count:
             return self.base_offset
         _, position = self.offset_index.last(read)
-        found, end = self.base_offset, position
+        found, end = -1, position
         for at, base, delta, size in self.walk(position, read):
             found, end = base + delta + 1, at + size
         if end != self.size:
             raise CorruptRecord(f"{self.path(LOG_SUFFIX)} has {self.size - end} stray bytes after position {end}")
+        if found < 0:
+            raise CorruptRecord(f"{self.path(LOG_SUFFIX)} ends at position {end}, where its index names a batch")
         return found
 
     # Shrinking and closing
@@ -432,6 +435,18 @@ class Segment:
         self.time_index.load()
         if self.txn_index.exists:
             self.txn_index.prepare()
+
+    def check_cut(self, offset: int) -> None:
+        """Raise `CorruptRecord` where a batch that `shorten_to` reads is damaged, so that nothing is changed there."""
+        self.locate(offset, read_waiting)
+        indexed, _ = self.offset_index.lookup(offset - 1)
+        end = start = self.locate(indexed, read_waiting) or 0
+        for at, header in self.headers(start):
+            if header.last_offset >= offset:
+                return
+            end = at + header.size_bytes
+        if end != self.size:
+            raise CorruptRecord(f"{self.path(LOG_SUFFIX)} has no whole batch at position {end}")
 
     def shorten_to(self, offset: int) -> tuple[File, int | None]:
         """Drop the batches from the one that holds `offset` on. Returns the log file and the position at which it is to
@@ -460,9 +475,13 @@ class Segment:
         self.bytes_since_index = 0
 
     def seal(self) -> None:
-        """No more appends: make the last entry of the time index, and write both indexes to their files."""
+        """No more appends: make the last entry of the time index, and write both indexes to their files. What an append
+        has written that failed then is cut off: after a clean stop it would count as batches."""
         if self.sealed:
             return
+        file = self.file()
+        if file.size() > self.size:
+            file.truncate(self.size)
         largest = self.max_timestamp
         if largest[0] >= 0:
             self.time_index.maybe_append(*largest)

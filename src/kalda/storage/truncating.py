@@ -18,12 +18,13 @@ waits for the same step, as threads only sync and read.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kalda.base.disk import Buffer, Disk
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, CorruptRecord
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
@@ -69,14 +70,15 @@ class Truncation:
 
     def advance(self) -> Wait | None:
         """Take the next step; what it waits for, None where the truncation is complete, also because the log was closed
-        or something else has completed it. Raises KAFKA_STORAGE_ERROR."""
+        or something else has completed it. Raises KAFKA_STORAGE_ERROR: the log is offline then, whatever the cause, as
+        one that was cut in part must not be appended to."""
         log = self.log
         if log.truncation is not self or log.offline:
             return None
         try:
             self._waits_for = next(self._steps, None)
-        except OSError as error:
-            raise log.failed(error) from error
+        except Exception as error:
+            raise self._failed(error) from error
         if self._waits_for is None:
             log.truncation = None
             log.blocked = log.offline
@@ -88,9 +90,15 @@ class Truncation:
         while wait is not None:
             try:
                 wait()
-            except OSError as error:
-                raise self.log.failed(error) from error
+            except Exception as error:
+                raise self._failed(error) from error
             wait = self.advance()
+
+    def _failed(self, error: Exception) -> ApiError:
+        if isinstance(error, OSError):
+            return self.log.failed(error)
+        log_.error("the truncation of %s to %d failed", self.log.topic_partition, self.offset, exc_info=error)
+        return self.log.failed(OSError(errno.EIO, f"a truncation failed: {error!r}", self.log.directory))
 
 
 # Beginning
@@ -112,7 +120,8 @@ def truncate_fully_and_start_at(log: Log, offset: int, log_start_offset: int | N
 
 
 def begin_truncation(log: Log, offset: int) -> Truncation | None:
-    """A truncation to `offset`, still to be done; None where the log ends there or before."""
+    """A truncation to `offset`, still to be done; None where the log ends there or before. Raises `CorruptRecord`, and
+    changes nothing, where the place to cut cannot be found among damaged batches."""
     assert offset >= 0, f"truncating {log.topic_partition} to {offset}"
     log.unblock()
     if offset >= log.log_end_offset:
@@ -126,7 +135,9 @@ def begin_truncation(log: Log, offset: int) -> Truncation | None:
     if log.segments.first.base_offset > offset:
         return begin_anew_at(log, offset)
     try:
-        log.segments.from_floor(offset)[0].open_all()
+        last = log.segments.from_floor(offset)[0]
+        last.open_all()
+        last.check_cut(offset)
     except OSError as error:
         raise log.refused(error) from error
     return Truncation(log, offset, _steps_to_cut(log, offset))
@@ -220,7 +231,7 @@ def _waiting_job(waits: list[tuple[Truncation, Wait]], failed: list[Truncation])
         for each, wait in waits:
             try:
                 wait()
-            except OSError:
+            except Exception:
                 # Its directory may have been renamed. If the disk has failed, it fails again where that is reported.
                 failed.append(each)
 
@@ -348,5 +359,9 @@ class _ReadProducers:
     def __call__(self) -> None:
         states = ProducerStates(self._name)
         self.snapshots.load_latest(states, self._start, self._offset, 0, MAX_INT64, self._high_watermark)
-        replay_producers(states, self._segments, self._offset)
+        try:
+            replay_producers(states, self._segments, self._offset)
+        except CorruptRecord as error:
+            log_.error("%s: its producers are known as of a damaged batch only: %s", self._name, error)
+            states.map_end_offset = self._offset
         self.states = states

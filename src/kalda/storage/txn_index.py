@@ -21,6 +21,7 @@ _SIZE = _ENTRY.size
 _LAST_OFFSET = Struct(">18xq8x")
 _VERSION = 0
 _MAX_FILE_BYTES = 256 * 1024 * 1024
+_ENTRIES_A_READ = 16_384
 
 
 class AbortedTxn(NamedTuple):
@@ -149,8 +150,15 @@ class TxnIndex:
         found = self._disk.stat(self.path)
         if found is None or found.size_bytes % _SIZE:
             return False
-        rows = self._disk.read_file(self.path)
-        return all(first <= last for _, _, first, last, _ in _ENTRY.iter_unpack(rows[: len(rows) - len(rows) % _SIZE]))
+        file = self._disk.open(self.path)
+        try:
+            return all(
+                first <= last
+                for position in range(0, found.size_bytes, _ENTRIES_A_READ * _SIZE)
+                for _, _, first, last, _ in _ENTRY.iter_unpack(file.read(position, _ENTRIES_A_READ * _SIZE))
+            )
+        finally:
+            file.close()
 
     def snapshot(self) -> TxnIndex:
         """Of the same entries, without touching the disk: what is not in memory is read by `collect` of the snapshot,

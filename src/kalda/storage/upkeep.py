@@ -78,6 +78,8 @@ class Upkeep:
         self._removals: list[tuple[int, int, LogDir, Callable[[Disk], None]]] = []
         """A heap of (due time ms, number, directory, what removes files there)."""
         self._removals_made = 0
+        self._polled_ms = 0
+        """The time of the last `poll`."""
 
     def start(self, now_ms: int) -> None:
         """Begin each task for the first time after the initial delay."""
@@ -115,6 +117,7 @@ class Upkeep:
 
     def poll(self, now_ms: int) -> list[Job[None]]:
         """What is due, bounded: call again at `next_deadline_ms`. The jobs may run in any order."""
+        self._follow_clock(now_ms)
         jobs: list[Job[None]] = []
         while self._removals and self._removals[0][0] <= now_ms:
             _, _, directory, remove = heapq.heappop(self._removals)
@@ -138,6 +141,16 @@ class Upkeep:
         for task in list(self._walks):
             jobs.extend(self._walk(task, now_ms))
         return jobs
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Where the clock was set back, so is everything that is due: retention and checkpoints do not pause until the
+        clock has caught up."""
+        back_ms, self._polled_ms = self._polled_ms - now_ms, now_ms
+        if back_ms > 0:
+            self._due = {task: due_ms - back_ms for task, due_ms in self._due.items()}
+            self._removals = [
+                (due_ms - back_ms, number, directory, remove) for due_ms, number, directory, remove in self._removals
+            ]
 
     def next_deadline_ms(self, now_ms: int) -> int:
         """When `poll` has something to do again."""

@@ -6,6 +6,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -621,6 +622,25 @@ def test_a_slice_has_the_batches_that_a_read_has(disk: SimDisk) -> None:
     log.close()
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         log.read_nowait(10, 1 << 20, log.log_end_offset, slices=NoJobs())
+
+
+def test_a_large_part_that_is_cached_in_part_is_read_by_a_job(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(disk, LogConfig(segment_bytes=900_000))
+    while log.log_end_offset < 400:
+        append(log, 10, size=1_000)
+    log.roll(0)
+    log.reads.forget()
+    log.read(0, 1, 400)  # opens the files
+    node_of = type(next(iter(log.segments)).reading(lambda *_: b""))
+    read_nowait, sizes = node_of.read_nowait, []
+
+    def half_cached(file: Any, position: int, size: int) -> Any:
+        sizes.append(size)
+        return read_nowait(file, position, size) if position + size < 200_000 else None
+
+    monkeypatch.setattr(node_of, "read_nowait", half_cached)
+    assert isinstance(log.read_nowait(0, 400_000, 400, slices=NoJobs()), ColdRead)
+    assert max(sizes) < 128 * 1024
 
 
 @pytest.mark.parametrize("torn", [b"", b"0\n2\n1 0\n3 1"], ids=["to nothing", "within its last number"])

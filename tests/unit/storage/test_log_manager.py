@@ -14,7 +14,7 @@ from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets, write_meta_properties
-from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
@@ -274,6 +274,26 @@ def test_checkpoints_after_deletions_are_written_once_a_second(node: Node) -> No
         written.append([job for job in jobs if "recovery-point" in job.description])
     assert not any(written)
     assert [job for job in node.logs.upkeep.poll(node.now_ms + 1_000) if "recovery-point" in job.description]
+
+
+def test_a_clock_that_is_set_back_does_not_suspend_retention_and_checkpoints() -> None:
+    """In Apache Kafka these go by a clock that is never set."""
+    node = Node(LogConfig(segment_bytes=400, retention_bytes=1_000, retention_ms=-1))
+    node.poll(10 * DAY_MS)
+    for log in (node.log(0), node.log(1)):
+        append(log, 20)
+    node.logs.delete_log(TopicPartition("t", 1))
+    node.poll()
+    sizes = [node.log(0).size_bytes]
+    assert sizes[0] > 1_400
+    node.now_ms -= DAY_MS
+    for _ in range(40):
+        node.poll(10_000)
+    sizes.append(node.log(0).size_bytes)
+    points = read_offsets(node.disk, "/d0/replication-offset-checkpoint")
+    assert sizes[1] <= 1_400
+    assert points == {TopicPartition("t", 0): 20}
+    assert not any(name.endswith("-delete") for name in node.disk.names("/d1"))
 
 
 def test_of_two_logs_the_one_with_the_topic_id_of_the_metadata_is_served(node: Node) -> None:

@@ -16,7 +16,10 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
+from kalda.storage.retention import delete_segments
+from kalda.storage.truncating import truncate_to
 from kalda.storage.values import AppendOrigin
 
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
@@ -259,3 +262,73 @@ def test_files_that_cannot_be_removed_are_removed_later() -> None:
         node.disk.handles_left = None
     assert len(tried) == 2
     assert not node.failed
+
+
+def log_of_segments(count: int) -> Log:
+    """A log of so many segments, of one batch each."""
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    config = LogConfig(segment_bytes=500)
+    log = Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+    for _ in range(count):
+        log.append_as_leader(build_batch([(NOW, None, bytes(300), ())]), 0, NOW)
+    return log
+
+
+def test_old_segments_that_were_read_do_not_stay_open_when_others_are_deleted() -> None:
+    """Consumers that read their way through a log, with a segment deleted now and then."""
+    log = log_of_segments(60)
+    log.update_high_watermark(60)
+    most = 0
+    for offset in range(10, 50):
+        log.read(offset, 1_000, 60, True)
+        if offset % 4 == 0:
+            delete_segments(log, [log.segments.first])
+        most = max(most, sum(segment.is_open for segment in log.segments))
+    assert most <= 6
+    log.reads.release()
+    assert [segment for segment in log.segments if segment.is_open] == [log.segments.active]
+
+
+def test_a_segment_that_was_read_and_is_active_again_stays_open() -> None:
+    log = log_of_segments(12)
+    log.read(6, 1_000, 12, True)
+    truncate_to(log, 7)
+    for offset in range(6):
+        log.read(offset, 1_000, 7, True)
+    assert log.segments.active.is_open
+    log.append_as_leader(build_batch([(NOW, None, bytes(300), ())]), 0, NOW)
+    assert log.read(6, 1_000, 8, True).size_bytes
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_what_a_refused_append_has_written_is_no_part_of_the_log(rolls: bool) -> None:
+    """The batches are in the file before the index is opened. After a clean stop, lengths are taken from the files."""
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    config = LogConfig(index_interval_bytes=10)
+
+    def open_log() -> Log:
+        return Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+
+    def fetched(offset: int, value: bytes) -> bytes:
+        return bytes(build_batch([(NOW, None, value, ())], base_offset=offset, leader_epoch=0))
+
+    log = open_log()
+    log.append_as_follower(fetched(0, b"0") + fetched(1, b"1"), 0)
+    log.close()
+    log = open_log()
+    log.read(0, 1_000, 2, True)
+    disk.handles_left = 0
+    with pytest.raises(ApiError):
+        log.append_as_follower(fetched(2, b"2") + fetched(3, b"refused") + fetched(4, b"refused"), 0)
+    disk.handles_left = None
+    log.append_as_follower(fetched(2, b"2"), 0)
+    if rolls:
+        log.roll(NOW)
+        log.append_as_follower(fetched(3, b"3"), 0)
+    log.close()
+    log = open_log()
+    assert log.log_end_offset == (4 if rolls else 3)
+    found = [bytes(log.read(offset, 10, 9, True).records) for offset in range(log.log_end_offset)]
+    assert found == [fetched(offset, b"%d" % offset) for offset in range(log.log_end_offset)]

@@ -128,3 +128,16 @@ def test_a_leader_keeps_them_while_it_has_followers() -> None:
             partition.become_follower(leader, epoch, epoch, replicas, replicas)
             kept.append(log.recent is not None)
     assert kept == [False, True, False, True, False]
+
+
+def test_a_batch_does_not_keep_the_memory_of_a_much_larger_request() -> None:
+    recent, log = RecentAppends(), open_log()
+    log.keep_recent(recent)
+    for parts, is_kept in ((7, True), (10, False)):
+        data = batch()
+        request = bytearray(parts * len(data))
+        request[: len(data)] = data
+        offset = log.log_end_offset
+        log.append_as_leader(memoryview(request)[: len(data)], 0, NOW)
+        assert is_of(read(log, offset), request) is is_kept
+        assert bytes(read(log, offset)) == bytes(request[: len(data)])

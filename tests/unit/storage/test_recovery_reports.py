@@ -10,7 +10,7 @@ import pytest
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.checkpoints import read_epochs, replace_file, write_epochs
+from kalda.storage.checkpoints import read_epochs, replace_file, write_epochs, write_offsets
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
@@ -94,6 +94,33 @@ def test_a_damaged_batch_and_all_that_follows_it_is_logged_and_kept(caplog: pyte
     node.logs.close()
     node.start()
     assert node.log.log_end_offset == 2
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_lost_index_costs_no_records(is_clean: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even where a batch beside it was damaged since it was synced. Apache Kafka cuts that segment, and keeps the
+    later ones."""
+    node = Node()
+    node.append(12)
+    node.log.flush()
+    directory = node.logs.dirs[0]
+    directory.recovery_point_job().complete()  # type: ignore[union-attr]
+    if is_clean:
+        node.logs.close()
+    segment = node.path("00000000000000000005.log")
+    node.disk.flip_bit(segment, (2 * BATCH + 70) * 8)
+    node.disk.remove(node.path("00000000000000000005.index"))
+    if not is_clean:
+        node.kill()
+    before = node.disk.peek(segment)
+    node.start()
+    assert node.log.log_end_offset == 12
+    assert [each.base_offset for each in node.log.segments] == [0, 5, 10]
+    assert node.disk.peek(segment) == before
+    assert any(f"{segment} is damaged at position {2 * BATCH}: " in line for line in warnings(caplog))
+    assert not node.kept()
+    node.append(1)
+    assert node.log.read(10, 10_000, 13).next_offset == 13
 
 
 def test_zeros_at_the_end_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,3 +238,22 @@ def test_an_interrupted_compaction_that_is_finished_is_logged(caplog: pytest.Log
     Log.open(node.disk, "/d/t-0", node.config, topic_partition=TP, now_ms=NOW, clean=False)
     [line] = warnings(caplog)
     assert "had written 00000000000000000000.log.swap, which replaces offsets up to 5; removed: 000000" in line
+
+
+def test_a_log_whose_first_records_were_deleted_and_whose_file_was_lost_is_opened() -> None:
+    """The checkpoint of the high watermark may be older than the deletion. What is between the two is not read before
+    it has been recovered."""
+    node = Node()
+    node.append(3)
+    node.log.update_high_watermark(3)
+    directory = node.logs.dirs[0]
+    node.log.advance_log_start_offset(1)
+    directory.log_start_job().complete()  # type: ignore[union-attr]
+    write_offsets(node.disk, "/d/replication-offset-checkpoint", {TP: 0})
+    segment = node.path("00000000000000000000.log")
+    node.disk.open(segment).write(0, bytes(3 * BATCH))
+    node.kill()
+    node.start()
+    assert (node.log.log_start_offset, node.log.log_end_offset) == (1, 1)
+    node.append(1)
+    assert node.log.log_end_offset == 2

@@ -9,17 +9,20 @@ import pytest
 from kalda.base.ids import TopicPartition
 from kalda.base.properties import format_properties, parse_properties
 from kalda.sim.disk import SimDisk
+from kalda.storage import txn_index
 from kalda.storage.checkpoints import (
     read_clean_shutdown,
     read_lines,
     read_offsets,
     replace_file,
+    stored_topic_id,
     write_clean_shutdown,
     write_offsets,
 )
 from kalda.storage.config import LogConfig
 from kalda.storage.leader_epochs import LeaderEpochs
 from kalda.storage.naming import marked_dir_name, parse_dir_name
+from kalda.storage.txn_index import AbortedTxn, TxnIndex
 
 
 @pytest.fixture
@@ -144,3 +147,32 @@ def test_configs_are_typed() -> None:
     assert LogConfig.from_dict({"internal.segment.bytes": "10", "segment.bytes": "1048576"}).segment_bytes == 10
     with pytest.raises(ValueError, match=r"segment\.ms"):
         LogConfig.from_dict({"segment.ms": "soon"})
+
+
+def test_small_files_that_have_become_large_are_damaged_files_and_no_failure_of_the_disk(disk: SimDisk) -> None:
+    write_clean_shutdown(disk, "/d/f", 7)
+    disk.open("/d/f").write(0, bytes(10_000))
+    assert read_clean_shutdown(disk, "/d/f") == -1
+    disk.open("/d/f").write(0, b"[" * 4_096)
+    disk.open("/d/f").truncate(4_096)
+    assert read_clean_shutdown(disk, "/d/f") == -1
+    disk.open("/d/partition.metadata", create=True).write(0, bytes(10_000))
+    assert stored_topic_id(disk, "/d", clean=False) is None
+    with pytest.raises(ValueError, match=r"/d/partition\.metadata has more than 4096 bytes"):
+        stored_topic_id(disk, "/d", clean=True)
+
+
+def test_a_transaction_index_of_any_size_is_checked(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment of a gigabyte may have millions of aborted transactions: more bytes than are read at once."""
+    index = TxnIndex(disk, "/d/f.txnindex", exists=False)
+    for number in range(5):
+        index.append(AbortedTxn(number, 2 * number, 2 * number + 1, 2 * number))
+    index.close()
+    monkeypatch.setattr(txn_index, "_ENTRIES_A_READ", 2)
+    monkeypatch.setattr(disk, "read_file", lambda *_: pytest.fail("the file is read as a whole"))
+    assert TxnIndex(disk, "/d/f.txnindex", exists=True).is_sane()
+    file = disk.open("/d/f.txnindex")
+    file.write(4 * 34 + 10, b"\x7f")
+    assert not TxnIndex(disk, "/d/f.txnindex", exists=True).is_sane()
+    file.truncate(file.size() - 1)
+    assert not TxnIndex(disk, "/d/f.txnindex", exists=True).is_sane()

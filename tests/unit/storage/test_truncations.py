@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, CorruptRecord
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
@@ -239,3 +239,53 @@ def test_without_a_descriptor_nothing_is_begun() -> None:
         begin_truncation(log, 5)
     node.disk.handles_left = None
     assert (log.log_end_offset, log.truncation, log.offline) == (10, None, False)
+
+
+@pytest.mark.parametrize("damage", [(8, b"\0\0\0\1"), (8, b"\x7f\0\0\1"), (16, b"\7")], ids=["short", "long", "magic"])
+def test_a_log_that_is_damaged_where_it_is_to_be_cut_is_not_changed(damage: tuple[int, bytes]) -> None:
+    """Otherwise later segments would be gone, and the log would still claim their offsets."""
+    node = Node(1)
+    log = node.log(0)
+    before = [(segment.base_offset, segment.size) for segment in log.segments]
+    holder = log.segments.floor(4)
+    assert holder is not None
+    at, value = damage
+    holder.file().write(next(position for position, header in holder.headers() if header.base_offset == 4) + at, value)
+    for _ in range(2):
+        with pytest.raises(CorruptRecord):
+            begin_truncation(log, 5)
+        assert (log.log_end_offset, log.truncation, log.blocked) == (10, None, False)
+    assert [(segment.base_offset, segment.size) for segment in log.segments] == before
+    append(log, 2, 1)
+    assert log.log_end_offset == 11
+
+
+def test_an_unexpected_error_in_a_step_never_completes_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(2)
+    log = node.log(0)
+
+    def fail(*_: object) -> None:
+        raise CorruptRecord("damaged since it was looked at")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(log.segments.active), "shorten_to", fail)
+        node.truncate(5)
+        node.threads.all()
+    assert node.done == [True]
+    assert log.offline
+    assert len(node.failed) == 1
+    with pytest.raises(ApiError):
+        append(log, 2, 1)
+
+
+def test_producers_behind_a_damaged_batch_do_not_keep_a_log_from_being_cut() -> None:
+    node = Node(2)
+    log = node.log(0)
+    first = log.segments.first
+    first.file().write(16, b"\7")
+    log.snapshots.remove_outside(0, 0)
+    node.truncate(5)
+    node.threads.all()
+    assert not node.failed
+    assert [each.log_end_offset for each in node.logs] == [5, 5]
+    assert [each.truncation for each in node.logs] == [None, None]

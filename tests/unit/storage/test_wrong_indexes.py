@@ -37,6 +37,16 @@ def spoil_indexes(disk: SimDisk, spoil: Spoil) -> None:
             with_file.close()
 
 
+def log_of_batches(count: int) -> tuple[SimDisk, Log]:
+    """A log with so many batches of one record, and its disk."""
+    disk = SimDisk(random.Random(1))
+    disk.make_dirs("/d")
+    log = open_log(disk)
+    for number in range(count):
+        log.append_as_leader(build_batch([(NOW + number, b"k", bytes(1_000), ())]), 0, NOW)
+    return disk, log
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -52,11 +62,7 @@ def spoil_indexes(disk: SimDisk, spoil: Spoil) -> None:
     ],
 )
 def test_every_offset_is_found_and_the_log_goes_on(spoil: Spoil) -> None:
-    disk = SimDisk(random.Random(1))
-    disk.make_dirs("/d")
-    log = open_log(disk)
-    for number in range(BATCHES):
-        log.append_as_leader(build_batch([(NOW + number, b"k", bytes(1_000), ())]), 0, NOW)
+    disk, log = log_of_batches(BATCHES)
     log.close()
     spoil_indexes(disk, spoil)
     log = open_log(disk)
@@ -74,3 +80,46 @@ def test_a_walk_begins_within_the_file() -> None:
     for position in (-1, segment.size + 1):
         with pytest.raises(CorruptRecord, match=f"no position {position}"):
             next(segment.walk(position, read_waiting))
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_file_that_lacks_batches_which_its_index_names_is_recovered(is_empty: bool) -> None:
+    """Also where it ends just where its last index entry names a batch. Otherwise the log would end where the segment
+    begins, and give offsets twice."""
+    disk, log = log_of_batches(BATCHES - 4)
+    base = log.segments.active.base_offset
+    log.close()
+    path = f"/d/t-0/{base:020d}"
+    relative, position = list(OffsetIndex.ENTRY.iter_unpack(disk.read_file(f"{path}.index")))[-1]
+    file = disk.open(f"{path}.log")
+    file.truncate(0 if is_empty else position)
+    file.close()
+    log = open_log(disk)
+    end = base if is_empty else base + relative
+    assert log.log_end_offset == end
+    for number in range(5):
+        log.append_as_leader(build_batch([(NOW + number, b"k", bytes(1_000), ())]), 0, NOW)
+    assert log.log_end_offset == end + 5
+    for offset in range(end + 5):
+        assert log.read(offset, 1_200, end + 5).next_offset == offset + 1
+
+
+@pytest.mark.parametrize("is_at_head", [False, True])
+def test_a_reader_passes_stray_bytes_between_two_segments(is_at_head: bool) -> None:
+    """As in Apache Kafka: where a segment has no whole batch from the offset on, the next one is read. What follows a
+    read is remembered, and must not hide that."""
+    disk, log = log_of_batches(BATCHES)
+    log.close()
+    names = sorted(name for name in disk.list_dir("/d/t-0") if name.endswith(".log"))
+    second, third = (int(name[:-4]) for name in names[1:3])
+    first = disk.open(f"/d/t-0/{names[0]}")
+    if is_at_head:
+        first.truncate(first.size() - 1_000)
+        disk.open(f"/d/t-0/{names[1]}").write(0, b"\x7f" * 40)
+    else:
+        first.write(first.size(), b"\x7f" * 40)
+    log = open_log(disk)
+    offset = second - 2
+    for _ in range(6):
+        offset = log.read(offset, 1_200, BATCHES, True).next_offset
+    assert offset > (third if is_at_head else second)
