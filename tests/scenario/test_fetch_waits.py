@@ -9,6 +9,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.records.builder import build_batch
+from kalda.replication.fetch import Fetch
 from kalda.replication.markers import append_marker
 from kalda.storage.values import TransactionEnd
 
@@ -201,3 +202,53 @@ def test_a_log_that_cannot_be_opened_is_a_storage_error(cold: World) -> None:
     answers = answers_of(waiting)
     assert answers["a", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert offsets(answers["b", 0]) == [0]
+
+
+def test_fetches_that_an_append_completes_are_answered_over_several_turns() -> None:
+    world = World()
+    world.assign("a")
+    waiting = [world.fetch(A) for _ in range(400)]
+    world.produce("a")
+    answered = [each for each in waiting if isinstance(each, Pending) and each.done]
+    assert 100 <= len(answered) < 200, "the other clients of the node wait for these alone"
+    assert answered == waiting[: len(answered)]
+    late = waiting[-1]
+    assert isinstance(late, Pending)
+    late.abandon()
+    world.advance(0)
+    assert not late.done
+    assert all(offsets(answers_of(each)["a", 0]) == [0] for each in waiting[:-1])
+    assert world.timers == 0
+    again = world.fetch(("a", 0, 1))
+    world.produce("a")
+    assert isinstance(again, Pending)
+    assert again.done
+
+
+def test_a_fetch_that_fails_when_it_reads_again_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.assign("a")
+    first = world.fetch(A)
+    assert isinstance(first, Pending)
+    monkeypatch.setattr(Fetch, "read_again", lambda _: {}["a bug"])
+    world.produce("a")
+    assert first.error is not None
+    assert first.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.timers == 0
+
+
+def test_an_answer_that_cannot_be_passed_on_holds_no_other_fetch(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.assign("a")
+    waiting = [world.fetch(A) for _ in range(400)]
+    broken = waiting[300]
+    assert isinstance(broken, Pending)
+    broken.then(lambda *_: {}["a bug"])
+    world.produce("a")
+    world.advance(0)
+    assert all(offsets(answers_of(each)["a", 0]) == [0] for each in waiting)
+    assert "a bug" in caplog.text
+    again = world.fetch(("a", 0, 1))
+    world.produce("a")
+    assert isinstance(again, Pending)
+    assert again.done

@@ -7,7 +7,8 @@ are, and everything else is served between two steps.
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timers
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 """Work in bounded pieces: each `next` does one, and the generator returns the result."""
@@ -107,3 +109,47 @@ class StepRunner:
         self._unfinished.popleft()
         self._schedule()
         work.pending.fail(error)
+
+
+class Spread:
+    """Short calls of which one event may cause thousands, as an append that many fetches wait for: those beyond what
+    one turn of the loop has room for are made in the next turns, in their order.
+
+    Turns are not counted: after calls of `a_turn` in all, the next one waits for a turn, however long ago they were.
+    Invariant: steps are under way while calls wait here.
+    """
+
+    def __init__(self, next_turn: NextTurn, a_turn: int) -> None:
+        """`a_turn`: the sum of the costs of the calls that are made in one turn."""
+        self._steps = StepRunner(next_turn)  # its own: long work of others must not take the turns of these calls
+        self._a_turn = a_turn
+        self._left = a_turn
+        """What may still be called at once; nothing while calls wait here."""
+        self._waiting: OrderedDict[Callable[[], None], int] = OrderedDict()
+
+    def call(self, function: Callable[[], None], cost: int) -> None:
+        """Call `function`, now or in a later turn."""
+        if self._left > 0:
+            self._left -= cost
+            function()
+            return
+        if not self._waiting:
+            self._steps.run(self._call_waiting())
+        self._waiting[function] = cost
+
+    def forget(self, function: Callable[[], None]) -> None:
+        """It is not to be called any more."""
+        self._waiting.pop(function, None)
+
+    def _call_waiting(self) -> Steps[None]:
+        while self._waiting:
+            left = self._a_turn
+            while self._waiting and left > 0:
+                function, cost = self._waiting.popitem(last=False)
+                left -= cost
+                try:
+                    function()
+                except Exception:  # those behind it must not wait for ever
+                    log.exception("a call that had waited for a turn failed")
+            yield
+        self._left = self._a_turn

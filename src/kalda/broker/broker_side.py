@@ -169,9 +169,11 @@ class BrokerSide:
         """
         for stray in self.logs:
             topic_partition = stray.topic_partition
-            if stray.offline or self.services.replicas.find(*topic_partition) is not None:
+            replicas = self.services.replicas
+            if stray.offline or replicas.find(*topic_partition) is not None:
                 continue
-            if assigned(topic_partition, stray.topic_id) is not None:
+            has_lost_id = stray.topic_id is None and replicas.is_offline(topic_partition)
+            if has_lost_id or assigned(topic_partition, stray.topic_id) is not None:
                 log.error("%s is not served: its replica could not be opened, and the log stays", topic_partition)
             else:
                 self.logs.set_aside(topic_partition, "belongs to no replica that the cluster has on this broker")

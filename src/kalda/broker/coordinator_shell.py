@@ -203,6 +203,9 @@ class CoordinatorShell:
         now_ms, high_watermark = self._clock.mono_ms(), partition.log.high_watermark
         if info.first_entry_incomplete:
             load.fail(f"the batch at offset {info.first_offset} is longer than its segment", now_ms)
+        elif not info.size_bytes and partition.log.segments.active.size:
+            # The active segment is not compacted: it has batches up to the end, which a damaged one hides.
+            load.fail(f"no record from offset {info.first_offset} on can be read, and the log ends at {end}", now_ms)
         elif not info.size_bytes:  # compaction has left nothing between here and the end
             load.finish(high_watermark, now_ms)
         elif load.replay(info.records, high_watermark, now_ms):

@@ -61,13 +61,28 @@ them, a deletion writes."""
 MAX_REQUEST_ELEMENTS = 250_000
 """No client names as many things in one request. A request with more closes its connection."""
 MAX_ELEMENTS_AT_ONCE = 20_000
-"""The same for the whole request of an API that is not cut, as the assignments of a group of 6,000 members. Decoded
-they take some six megabytes."""
+"""The same for the whole request of an API that is not cut but may name many things, as the assignments of a group of
+6,000 members. Decoded they take some six megabytes. Other APIs that are not cut name few things, as features or voters:
+their requests are never large."""
 MAX_OTHER_ELEMENTS = 50_000
 """The same for those lists of other requests that are not cut, as 10,000 configs of topics that are to be created."""
+_OTHER_ELEMENTS_OF: Mapping[int, int] = {ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 10_000}
+"""The same for APIs whose other lists have results of their own: deleted credentials."""
 NUMBERS_PER_ELEMENT = 4
 """Numbers that take as much memory as another element."""
-_DECODED_WHOLE = frozenset((ApiKey.FETCH, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.ALTER_PARTITION))
+_COUNTED_ONE_BY_ONE = frozenset((ApiKey.ADD_PARTITIONS_TO_TXN,))
+"""APIs of which each number has a result."""
+_AT_ONCE_OF: Mapping[int, int] = {
+    ApiKey.JOIN_GROUP: MAX_ELEMENTS_AT_ONCE,
+    ApiKey.LEAVE_GROUP: MAX_ELEMENTS_AT_ONCE,
+    ApiKey.SYNC_GROUP: MAX_ELEMENTS_AT_ONCE,
+    ApiKey.ADD_PARTITIONS_TO_TXN: MAX_OTHER_ELEMENTS,
+    ApiKey.LIST_TRANSACTIONS: MAX_ELEMENTS_AT_ONCE,
+    ApiKey.DESCRIBE_LOG_DIRS: MAX_ELEMENTS_AT_ONCE,
+    ApiKey.ASSIGN_REPLICAS_TO_DIRS: MAX_ELEMENTS_AT_ONCE,
+}
+"""What a request has at most that may name many things and is not cut in its version."""
+_DECODED_WHOLE = frozenset((ApiKey.FETCH, ApiKey.ALTER_PARTITION))
 """APIs of which a whole request has up to `MAX_REQUEST_ELEMENTS`: a large cluster has as many topics and partitions."""
 MAX_OPERATIONS = 10_000
 """Items of one operation of the controller: `MAX_RECORDS_PER_USER_OP` of Apache Kafka."""
@@ -135,6 +150,7 @@ CUTS: Mapping[int, tuple[Cut, ...]] = {
         Cut(("dirs", "topics", "partitions"), ("results", "partitions"), unanswered_depths=1),
     ),
     ApiKey.METADATA: (Cut(("topics",), ("topics", "partitions")),),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (Cut(("topics",), ("topics",)),),
     ApiKey.DESCRIBE_CONFIGS: (Cut(("resources",), ("results",)),),
     ApiKey.DESCRIBE_GROUPS: (Cut(("groups",), ("groups",)),),
     ApiKey.DELETE_GROUPS: (Cut(("groups_names",), ("results",), part_items=DELETE_GROUPS_PART_ITEMS),),
@@ -180,6 +196,10 @@ def cut_of(key: int, version: int) -> Cut | None:
     fields = {field.name for field in layout.fields}
     cuts = (_FETCH,) if key == ApiKey.FETCH else CUTS.get(key, ())
     return next((cut for cut in cuts if cut.asked[0] in fields), None)
+
+
+def _numbers_per_element(key: int) -> int:
+    return 1 if key in _COUNTED_ONE_BY_ONE else NUMBERS_PER_ELEMENT
 
 
 def _is_of_very_many(outline: Outline) -> bool:
@@ -373,6 +393,10 @@ class _LargeRequest:
         yield
         yield from self._check()
         parts = self._parts
+        if parts is not None and self._row.of_parts is not None and self._refusal is None:
+            parts = yield from self._pass_parts(self._row.of_parts, parts)
+            if parts is None:
+                return
         if parts is None:
             if self._request is None:
                 yield from self._decode()
@@ -405,8 +429,8 @@ class _LargeRequest:
             self._context.frame,
             self._context.header.body_at,
             MAX_REQUEST_ELEMENTS,
-            MAX_REQUEST_ELEMENTS if key in _DECODED_WHOLE else MAX_OTHER_ELEMENTS,
-            NUMBERS_PER_ELEMENT,
+            MAX_REQUEST_ELEMENTS if key in _DECODED_WHOLE else _OTHER_ELEMENTS_OF.get(key, MAX_OTHER_ELEMENTS),
+            _numbers_per_element(key),
         )
         yield
         if cut is _FETCH:
@@ -430,11 +454,35 @@ class _LargeRequest:
     def _decode(self) -> Steps[None]:
         """Decode the whole request."""
         key, version, at = self._row.key, self._context.api_version, self._context.header.body_at
-        is_checked = cut_of(key, version) is not None or key in _DECODED_WHOLE
-        max_elements = MAX_REQUEST_ELEMENTS if is_checked else MAX_ELEMENTS_AT_ONCE
+        if cut_of(key, version) is not None or key in _DECODED_WHOLE:  # it has been checked
+            max_elements = MAX_REQUEST_ELEMENTS
+        else:
+            max_elements = _AT_ONCE_OF.get(key, small_elements(key))
         decode = step_decoder(request_class(key), version)
-        self._request, _ = yield from decode(self._context.frame, at, max_elements, NUMBERS_PER_ELEMENT)
+        self._request, _ = yield from decode(self._context.frame, at, max_elements, _numbers_per_element(key))
         yield
+
+    def _pass_parts(self, of_parts: Callable[..., Steps[Encoded]], parts: _Parts) -> Steps[_Parts | None]:
+        """Pass all parts to a handler that makes one answer of them. Where it refuses the request, the parts are
+        returned: each is answered with the error."""
+        assert self._request is not None, "it is set with the parts"
+
+        def next_part() -> Steps[Request | None]:
+            part = yield from parts.next()
+            return None if part is None else part[0]
+
+        try:
+            reply = yield from of_parts(self._context, self._request, next_part)
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            self._refusal = as_api_error(error).with_traceback(None)  # which keeps what the handler has made
+            return parts.from_start()
+        self._parts = None
+        kept = _Reply(0, 0, reply)
+        self._unjoined.append(kept)
+        self._settled.append(kept)
+        return None
 
     def _pass(self, request: Request, number: int, joins: int) -> Steps[None]:
         """Pass the request, or a part of it, to the handler, and keep the reply."""

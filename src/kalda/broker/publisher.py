@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Never, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
+from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid, uuid_to_text
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
@@ -363,8 +363,10 @@ class BrokerPublisher:
     ) -> Log:
         existing = self._logs.get(topic_partition)
         if existing is not None and existing.topic_id != topic_id:
-            # A log without a topic id may be that of any former topic of that name. It has no record that was ever
-            # synced, since the id is synced before (`Log.assign_topic_id`).
+            if existing.topic_id is None and self._had_synced_records(existing) and self._is_relied_on(registration):
+                self._keep_unserved(existing, topic_id, registration)
+            # A log without a topic id may be that of any former topic of that name. If none of its records was synced
+            # it has never had one, since the id is synced before (`Log.assign_topic_id`).
             why = "has no topic id" if existing.topic_id is None else "is the log of a former topic of that name"
             self._logs.set_aside(topic_partition, why)
         if self._may_be_offline(topic_partition, topic_id, registration):
@@ -383,6 +385,30 @@ class BrokerPublisher:
             raise
         self._report_directory(topic_partition, topic_id, registration)
         return opened
+
+    def _had_synced_records(self, log_: Log) -> bool:
+        """Whether records of a log that the start has found were synced. A checkpoint names a recovery point that is
+        below the end of the log."""
+        home = self._logs.dir_of(log_.topic_partition)
+        was_clean = home is not None and home.had_clean_shutdown
+        return log_.recovery_point > 0 or (was_clean and log_.log_end_offset > log_.log_start_offset)
+
+    def _keep_unserved(self, existing: Log, topic_id: Uuid, registration: PartitionRegistration) -> Never:
+        """A log has records that were synced, and its topic id was lost since. The cluster may need them: they are
+        neither served, as they may be a former topic's, nor replaced by an empty log that would count as in sync."""
+        topic_partition = existing.topic_partition
+        log.error(
+            "%s has records, and its partition.metadata is missing or damaged: the replica is offline, and its files "
+            "in %s stay as they are. If they belong to topic id %s, write 'version: 0' and 'topic_id: %s' into that "
+            "file; otherwise move the directory away. Then restart this node",
+            topic_partition,
+            existing.directory,
+            uuid_to_text(topic_id),
+            uuid_to_text(topic_id),
+        )
+        if registration.directory(self._broker_id) != DIRECTORY_LOST:
+            self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic_partition} has lost its topic id")
 
     def _open_later(self, topic_partition: TopicPartition) -> None:
         self._unopened[topic_partition] = None
@@ -426,10 +452,13 @@ class BrokerPublisher:
         """In which directory a log is made: the one that the metadata names. Where this broker no longer has it, as its
         disk was replaced or removed, in any; but not while the cluster relies on the records that were there."""
         directory = registration.directory(self._broker_id)
-        relied_on = (*registration.isr, *registration.elr, *registration.last_known_elr)
-        if self._broker_id in relied_on or not self._logs.dirs.all_online:
+        if self._is_relied_on(registration) or not self._logs.dirs.all_online:
             return directory
         return directory if any(each.directory_id == directory for each in self._logs.dirs) else DIRECTORY_UNASSIGNED
+
+    def _is_relied_on(self, registration: PartitionRegistration) -> bool:
+        """Whether the cluster may count on this replica to have all committed records."""
+        return self._broker_id in (*registration.isr, *registration.elr, *registration.last_known_elr)
 
     def _report_directory(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration

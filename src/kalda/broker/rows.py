@@ -112,6 +112,10 @@ class Throttle(Protocol):
         ...
 
 
+NextPart = Callable[[], Steps[Any]]
+"""Decodes the next part of a large request, a request of its own; None behind the last one."""
+
+
 class Row(NamedTuple):
     """One API on one kind of listener. The handler, `failed` and `authorize` are of the same request and response."""
 
@@ -133,6 +137,10 @@ class Row(NamedTuple):
     in_parts: Callable[[], Callable[[RequestContext, Any], Steps[EncodedPart]]] | None = None
     """Makes what handles the parts of one large request, in place of the handler, and encodes its responses. None where
     the handler does."""
+    of_parts: Callable[[RequestContext, Any, NextPart], Steps[Encoded]] | None = None
+    """Handles one large request as a whole, in place of the handler, where the answer to each item depends on all of
+    them: it is called with the request without its items, and with what returns the next part. It checks the items
+    itself."""
     items: Stage | None = None
     """The stage that checks single items, after `authorize`; None where there are none, or the handler checks them."""
 

@@ -166,6 +166,11 @@ class MetaPropertiesEnsemble:
                 f"No `meta.properties` found in the metadata log directory {self.metadata_log_dir}; {FORMAT_HINT}"
             )
         for log_dir, properties in self.properties.items():
+            if properties == MetaProperties(0):
+                raise MetaPropertiesError(
+                    f"{log_dir}/{META_PROPERTIES_FILE} is empty or damaged: it has neither version, cluster.id nor "
+                    "node.id. Write them into it again, as another directory or node of this cluster has them"
+                )
             if properties.version == 0:
                 raise MetaPropertiesError(
                     f"{log_dir} is formatted for a broker on ZooKeeper, which is not supported; "

@@ -225,12 +225,13 @@ def maker(cls: type[S], *given: str) -> Callable[..., S]:
     defaults.
 
     The result is that of `cls(...)`, without the cost of calling a class with keywords, which is more than half of the
-    whole. The data path uses it for structs that it makes for each request.
+    whole. The data path uses it for structs that it makes for each request. All that a maker makes share the structs
+    that are defaults, as a partition of a response has three of them: they are replaced, never changed.
     """
     assert cls.declared.keys() >= set(given), f"{cls.__name__} has not all of {given}"
     names: dict[str, Any] = {"_new": object.__new__}
     body: list[str] = []
-    _fresh_struct("made", cls, names, body, given)
+    _fresh_struct("made", cls, names, body, given, shares_structs=True)
     source = "\n".join((f"def make({', '.join(given)}):", *(line[1:] for line in body), " return made"))
     exec(compile(source, f"<make {cls.__name__}>", "exec"), names)
     make: Callable[..., S] = names["make"]
@@ -264,17 +265,23 @@ def _compile_init(cls: type[Struct]) -> Any:
 
 
 def _fresh_struct(
-    target: str, cls: type[Struct], names: dict[str, Any], body: list[str], given: tuple[str, ...] = ()
+    target: str,
+    cls: type[Struct],
+    names: dict[str, Any],
+    body: list[str],
+    given: tuple[str, ...] = (),
+    *,
+    shares_structs: bool = False,
 ) -> None:
-    """Append lines to `body` that make a struct without a call, from the locals `given` and from defaults. A response
-    of the data path has three structs that keep their defaults."""
+    """Append lines to `body` that make a struct without a call, from the locals `given` and from defaults. Those that
+    are structs are made too, or shared."""
     names[f"{target}_c"] = cls
     body.append(f"  {target} = _new({target}_c)")
     for name in cls.declared:
         default = default_of(cls, name)
         if name in given:
             body.append(f"  {target}.{name} = {name}")
-        elif isinstance(default, Struct):
+        elif isinstance(default, Struct) and not shares_structs:
             _fresh_struct(f"{target}_{name}", type(default), names, body)
             body.append(f"  {target}.{name} = {target}_{name}")
         elif isinstance(default, list):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps
@@ -57,11 +57,13 @@ _COPIED_BYTES = 2 << 20
 """Bytes of records in memory that are enough for a consumer's answer."""
 _COPIED_FOR_FOLLOWER = 10 << 20
 """The same for a follower, which gets copies alone: the default of `replica.fetch.response.max.bytes`."""
+_READS_OF_AN_ANSWER = 10
+"""The answer to a fetch that has waited takes as long as the reads of so many partitions, besides its own."""
 _NO_BYTES = b""
 Fetched: TypeAlias = FetchResponse | Pending[FetchResponse]
 _response = maker(FetchResponse, "session_id")
 _topic_response = maker(FetchableTopicResponse, "topic", "topic_id")
-_partition_response = maker(FetchResponsePartitionData, "partition_index", "records")
+_partition_response = maker(FetchResponsePartitionData, "partition_index", "records", "aborted_transactions")
 
 
 class Fetch:
@@ -173,6 +175,7 @@ class Fetch:
             else FetchWaiter(self, pending, missing)
         )
         pending.on_abandoned = waiter.stop
+        self.answers = []  # all partitions are read again
         waiter.wait(partitions, self.manager.timers, request.max_wait_ms, at_end=self._follower_id >= 0)
         return pending
 
@@ -259,7 +262,7 @@ class Fetch:
             elif skips_idle_consumer and partition is not None and self._is_idle_consumer(entry, partition):
                 self.answers.append(None)
                 continue
-            answer = _partition_response(entry.index, _NO_BYTES)
+            answer = _partition_response(entry.index, _NO_BYTES, None)
             self.answers.append(answer)
             try:
                 if partition is None:
@@ -540,12 +543,26 @@ class FetchWaiter(Waiter):
         if self._missing_bytes <= 0:
             self.complete()
 
+    def complete(self) -> None:
+        if not self.done:
+            self.done = True
+            self._fetch.manager.fetch_answers.call(self.finish, len(self._partitions) + _READS_OF_AN_ANSWER)
+
+    def stop(self) -> None:
+        self._fetch.manager.fetch_answers.forget(self.finish)
+        super().stop()
+
     def expire(self) -> None:
-        self._fetch.count_expiration()
-        self.complete()
+        if not self.done:
+            self._fetch.count_expiration()
+            self.complete()
 
     def answer(self) -> None:
-        answer = self._fetch.read_again()
+        try:
+            answer = self._fetch.read_again()
+        except Exception as error:  # it must not harm what completed the wait, nor the fetches behind this one
+            self._pending.fail(as_api_error(error))
+            return
         if isinstance(answer, FetchResponse):
             self._pending.complete(answer)
         else:

@@ -394,6 +394,10 @@ class ReplicaFetcher:
             truncation = begin_truncation(partition.log, offset)
             if truncation is not None:
                 self._truncations.append(truncation)
+        except CorruptRecord as error:
+            # The log is as it was. Its replica stays out of the ISR, or leaves it.
+            log.error("%s cannot be truncated, and is not fetched in this leader epoch: %s", partition, error)
+            followed.is_fenced = True
         except ApiError as error:
             self._on_log_error(followed, error, now_ms)
         followed.asked = None

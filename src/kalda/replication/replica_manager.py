@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
-from kalda.base.steps import StepRunner, by_timers
+from kalda.base.steps import Spread, StepRunner, by_timers
 from kalda.replication.counters import ReplicaCounters, make_gauges
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
@@ -38,6 +38,10 @@ class Assignment(Protocol):
     def isr(self) -> tuple[int, ...]: ...
     @property
     def adding_replicas(self) -> tuple[int, ...]: ...
+
+
+_READS_A_TURN = 1_500
+"""Partitions that are read for waiting fetches in one turn of the loop: about seven milliseconds."""
 
 
 class Following(Protocol):
@@ -69,6 +73,8 @@ class ReplicaManager:
         self.jobs = jobs
         self.steps = StepRunner(by_timers(timers))
         """Runs what is done in steps after a wait."""
+        self.fetch_answers = Spread(by_timers(timers), _READS_A_TURN)
+        """Answers fetches whose wait is over; the costs are partitions."""
         self.fetch_max_bytes = fetch_max_bytes
         self._recent = RecentAppends()
         self.following = following
@@ -95,6 +101,10 @@ class ReplicaManager:
     def offline_count(self) -> int:
         """How many replicas are in log directories that are offline."""
         return len(self._offline)
+
+    def is_offline(self, topic_partition: TopicPartition) -> bool:
+        """Whether this broker has a replica of the partition that it cannot serve."""
+        return topic_partition in self._offline
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The partition, where this broker holds a replica of it that is not offline."""

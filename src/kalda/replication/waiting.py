@@ -35,7 +35,7 @@ class Waiter(ABC):
     def __init__(self, operation: DelayedOperation) -> None:
         self.operation = operation
         self.done = False
-        """Answered or stopped; it is in no list then."""
+        """Answered, to be answered without a further event, or stopped."""
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
 
@@ -57,8 +57,12 @@ class Waiter(ABC):
     def complete(self) -> None:
         """Stop watching, and answer; nothing where that is done already."""
         if not self.done:
-            self.stop()
-            self.answer()
+            self.finish()
+
+    def finish(self) -> None:
+        """Stop watching, and answer."""
+        self.stop()
+        self.answer()
 
     def expire(self) -> None:
         """The time is up: answer."""

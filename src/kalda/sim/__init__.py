@@ -4,12 +4,17 @@ It has a network, disks and clocks with faults that follow from the seed. The no
 what was acknowledged to them and what they have read; checkers compare this with the final logs. A seed that violates
 an invariant violates it in each run.
 
-- `process`: one start of a process, and the callbacks that belong to it
-- `loop`: asyncio in virtual time
-- `network`: connections that are delayed, stalled, cut and reset
-- `disk`: files in memory that lose, tear or corrupt what was not synced
-- `machine`: disk, clock, threads and power of one host
+The world:
+
 - `world`: a seed's loop, network and machines, with the trace and the log
+- `loop`: asyncio in virtual time
+- `process`: one start of a process, and the callbacks that belong to it
+- `machine`: disk, clock, threads and power of one host
+- `disk`: files in memory that lose, tear or corrupt what was not synced
+- `network`: connections that are delayed, stalled, cut and reset
+
+Nodes, clients and what they record:
+
 - `cluster`: whole nodes
 - `client`: a client process, and single requests of operators, with retries
 - `client_io`: Kalda's own asyncio clients, over the simulated network
@@ -23,21 +28,33 @@ an invariant violates it in each run.
 - `dirs`: several log directories a node, and replicas that are moved between them
 - `deletions`: an operator that deletes records
 - `phoenix`: a topic that is deleted and created again under its name
+
+Faults, checks, verdicts:
+
 - `faults`: the faults of a run, and their ends
 - `bugs`: exceptions in the active controller
 - `losses`: faults in which one replica loses data, and what must hold then
+- `truncations`: unclean elections under consumers
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
-- `ablations`: safeguards that are switched off one by one; some seed must fail without each
-- `client_ablations`: those of clients
-- `truncations`: unclean elections under consumers
-- `switch`: replaces attributes, and restores them
+
+Transactions:
+
 - `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
 - `failovers`: transaction coordinators that are killed between two of their records
 - `late_markers`: requests for markers that arrive a second time
+
+Safeguards that are switched off, and how:
+
+- `ablations`: safeguards that are switched off one by one; some seed must fail without each
+- `client_ablations`: those of clients
 - `transaction_ablations`: safeguards of transactions that are switched off
+- `switch`: replaces attributes, and restores them
+
+Parts of a node alone:
+
 - `quorum`: the quorum's machines alone, without bytes
 - `quorum_storm`: seeds of those
 - `controllers`: controllers alone, around one log

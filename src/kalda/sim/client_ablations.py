@@ -3,12 +3,14 @@ and the brokers as they are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError
 from kalda.sim.switch import Switch
 
 if TYPE_CHECKING:
+    from kalda.base.configs.producer import ProducerConfig
     from kalda.client.core.idempotence import Idempotence
     from kalda.client.core.producer_batch import ProducerBatch
     from kalda.client.core.transaction_manager import TransactionManager
@@ -34,14 +36,14 @@ def number_each_attempt(switch: Switch) -> None:
 
 def send_without_bound(switch: Switch) -> None:
     """More batches of a partition are in flight than the five that brokers recognize when they arrive again."""
-    from kalda.client.core import producing
+    from kalda.client.core.producing import ProducerCore
 
-    checked = producing._connection_config
+    checked = ProducerCore.__init__
 
-    def connection_config(*arguments: Any) -> Any:
-        return checked(*arguments)._replace(max_in_flight=_MANY_IN_FLIGHT)
+    def init(self: ProducerCore, config: ProducerConfig, **others: Any) -> None:
+        checked(self, replace(config, max_in_flight=_MANY_IN_FLIGHT), **others)
 
-    switch.set(producing, "_connection_config", connection_config)
+    switch.set(ProducerCore, "__init__", init)
 
 
 def begin_anew_in_the_same_epoch(switch: Switch) -> None:

@@ -1,4 +1,4 @@
-"""Telemetry: what a node measures, in the formats of others. Pure: no socket, no clock.
+"""Telemetry: metrics of a node, and those that clients push, as OpenMetrics and OTLP. Pure: no socket, no clock.
 
 - `exposition.py`: sensors as OpenMetrics text, for Prometheus
 - `client_instances.py`: clients that push metrics, what they are to push, and how often

@@ -38,6 +38,7 @@ class DiskLog:
         """Whether the first batch is longer than its segment."""
         self.failed_reads: list[OSError] = []
         """Failures of reads that were reported to the log."""
+        self.segments = SimpleNamespace(active=SimpleNamespace(size=0))
 
     def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool) -> Any:
         if self.refuses:

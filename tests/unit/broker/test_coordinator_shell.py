@@ -70,6 +70,16 @@ def test_a_log_that_ends_before_its_end_is_loaded() -> None:
     assert served(runtime) == "0"
 
 
+def test_a_load_that_meets_a_damaged_batch_does_not_take_it_for_the_end() -> None:
+    """What follows it would be missing, and the coordinator would serve without it."""
+    broker = BrokerByHand()
+    shell, runtime = shell_over(broker)
+    log = DiskLog(b"", 5)
+    log.segments.active.size = 100
+    shell.on_elected(broker.lead(COUNTERS.name, 0, log))
+    assert served(runtime) == "NOT_COORDINATOR"
+
+
 def test_a_batch_that_is_longer_than_its_segment_fails_the_load() -> None:
     broker = BrokerByHand()
     shell, runtime = shell_over(broker)

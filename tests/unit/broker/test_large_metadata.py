@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ import pytest
 from by_hand import HandTime
 from paper_connection import PaperConnection, read_answer
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.broker.api_versions import Features
 from kalda.broker.handlers import metadata
@@ -84,6 +86,11 @@ def missing(count: int) -> list[MetadataRequestTopic]:
     return [MetadataRequestTopic(name=f"m-{number % 3_000}") for number in range(count)]
 
 
+def descriptions(names: Iterable[str], cursor: Cursor | None = None) -> DescribeTopicPartitionsRequest:
+    topics = [DescribeTopicPartitionsRequestTopicRequest(name=name) for name in names]
+    return DescribeTopicPartitionsRequest(topics=topics, cursor=cursor)
+
+
 @pytest.mark.parametrize(
     "topics",
     [None, [MetadataRequestTopic(name="large"), MetadataRequestTopic(name="small")], missing(4_500), missing(3_999)],
@@ -128,16 +135,56 @@ def test_an_answer_is_not_kept_where_something_changed_meanwhile() -> None:
 
 
 def test_descriptions_of_very_many_topics_are_sorted_and_each_is_there_once() -> None:
-    names = [f"m-{number * 7 % 3_500}" for number in range(3_600)] + ["small"]
-    request = DescribeTopicPartitionsRequest(
-        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in names]
-    )
+    names = [f"m-{number * 7 % 5_000}" for number in range(5_600)] + ["small"]
+    request = descriptions(names)
     world = World()
     answer = world.send(request, 0)
     assert world.take_turns() > 3
     topics = read_answer(answer, request, 0).topics
     assert [topic.name for topic in topics] == sorted(set(names))
     assert [len(topic.partitions) for topic in topics if topic.name == "small"] == [1]
+
+
+def test_of_very_many_topics_that_are_described_the_names_alone_are_kept() -> None:
+    world = World()
+    connection: Any = PaperConnection()
+    frame = connection.frame(descriptions(f"m-{number}" for number in range(5_000)), 0)
+    world.pipeline.on_frame(connection, frame)
+    structs = []
+    while world.turns:
+        world.turns.pop(0)()
+        structs.append(sum(type(each) is DescribeTopicPartitionsRequestTopicRequest for each in gc.get_objects()))
+    assert 0 < max(structs) <= 2_000, "those of one part, and of the next"
+
+
+@pytest.mark.parametrize("cursor", [Cursor(topic_name="m-1", partition_index=-1), Cursor(topic_name="absent")])
+def test_a_wrong_page_of_very_many_topics_is_refused_in_parts(cursor: Cursor, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    failed = metadata.describe_topic_partitions_failed
+
+    def counted(request: DescribeTopicPartitionsRequest, version: int, error: ApiError) -> Any:
+        sizes.append(len(request.topics))
+        return failed(request, version, error)
+
+    monkeypatch.setattr(metadata, "describe_topic_partitions_failed", counted)
+    world = World()
+    request = descriptions((f"m-{number}" for number in range(5_000)), cursor)
+    answer = world.send(request, 0)
+    world.take_turns()
+    topics = read_answer(answer, request, 0).topics
+    assert len(topics) == sum(sizes) == 5_000
+    assert max(sizes) <= 1_000
+    assert {topic.error_code for topic in topics} == {ErrorCode.INVALID_REQUEST}
+
+
+def test_a_page_of_very_many_topics_begins_at_its_cursor() -> None:
+    world = World()
+    names = [*(f"m-{number}" for number in range(5_000)), "small"]
+    request = descriptions(names, Cursor(topic_name="m-998"))
+    answer = world.send(request, 0)
+    world.take_turns()
+    topics = [topic.name for topic in read_answer(answer, request, 0).topics]
+    assert topics == sorted(name for name in names if name >= "m-998")
 
 
 def test_a_page_of_descriptions_is_made_in_steps() -> None:

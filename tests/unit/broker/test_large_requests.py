@@ -20,14 +20,28 @@ from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.groups import GroupHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
-from kalda.broker.large_requests import CUTS, MAX_ELEMENTS_AT_ONCE, MAX_REQUEST_ELEMENTS, PART_ITEMS, Cut, free
+from kalda.broker.large_requests import (
+    CUTS,
+    MAX_ELEMENTS_AT_ONCE,
+    MAX_OTHER_ELEMENTS,
+    MAX_REQUEST_ELEMENTS,
+    PART_ITEMS,
+    SMALL_ELEMENTS,
+    Cut,
+    free,
+)
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.rows import Authorization, Row
 from kalda.metadata.delegation_tokens import DelegationToken
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.framing import encode_response
-from kalda.protocol.messages.admin import ComponentData, DescribeClientQuotasRequest
+from kalda.protocol.messages.admin import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+    FeatureUpdateKey,
+    UpdateFeaturesRequest,
+)
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -36,15 +50,23 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
-from kalda.protocol.messages.groups import ListedGroup, ListGroupsRequest
+from kalda.protocol.messages.groups import LeaveGroupRequest, ListedGroup, ListGroupsRequest, MemberIdentity
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.security import (
+    AlterUserScramCredentialsRequest,
     DescribeDelegationTokenOwner,
     DescribeDelegationTokenRequest,
     DescribeUserScramCredentialsRequest,
+    ScramCredentialDeletion,
 )
-from kalda.protocol.messages.transactions import DescribeProducersRequest, DescribeProducersRequestTopicRequest
+from kalda.protocol.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+    DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
+)
 from kalda.protocol.notation import Request
 from kalda.protocol.schema import WireField, WireStruct, is_flexible, wire_struct
 
@@ -134,7 +156,7 @@ def refusing(key: int, sizes: list[int], cut: Cut) -> Row:
         sizes.append(count_of(getattr(request, cut.asked[0]), cut.asked[1:]))
         return row.failed(request, context.api_version, ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
 
-    return row._replace(handler=handler, authorize=Authorization.ANYONE, in_parts=None)
+    return row._replace(handler=handler, authorize=Authorization.ANYONE, in_parts=None, of_parts=None)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +269,57 @@ def test_a_request_with_more_elements_than_any_client_sends_closes_its_connectio
     assert not sizes
 
 
-@pytest.mark.parametrize(("names", "is_served"), [(MAX_ELEMENTS_AT_ONCE, True), (MAX_ELEMENTS_AT_ONCE + 1, False)])
-def test_a_request_that_is_decoded_whole_has_fewer_elements(names: int, is_served: bool) -> None:
-    coordinator = Mock()
-    coordinator.list_groups.return_value = iter(())
-    [row] = [each for each in GroupHandlers(coordinator, Mock(), Mock()).rows() if each.key is ApiKey.LIST_GROUPS]
-    bench = Bench(row)
-    answer = bench.send(ListGroupsRequest(types_filter=["consumer"] * names), 5)
-    bench.settle(answer, lambda: None)
-    assert (answer.error is None) == is_served
+def features(count: int) -> Request:
+    return UpdateFeaturesRequest(feature_updates=[FeatureUpdateKey(feature=f"f-{n}") for n in range(count)])
+
+
+def leaving(count: int) -> Request:
+    return LeaveGroupRequest(group_id="g", members=[MemberIdentity(member_id=f"m-{n}") for n in range(count)])
+
+
+def added_partitions(count: int) -> Request:
+    topic = AddPartitionsToTxnTopic(name="t", partitions=list(range(count - 1)))
+    return AddPartitionsToTxnRequest(v3_and_below_transactional_id="t", v3_and_below_topics=[topic])
+
+
+def added_partitions_of_one(count: int) -> Request:
+    topic = AddPartitionsToTxnTopic(name="t", partitions=list(range(count - 1)))
+    return AddPartitionsToTxnRequest(transactions=[AddPartitionsToTxnTransaction(transactional_id="t", topics=[topic])])
+
+
+def deleted_credentials(count: int) -> Request:
+    return AlterUserScramCredentialsRequest(
+        deletions=[ScramCredentialDeletion(name=f"u-{n}", mechanism=1) for n in range(count)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "version", "bound"),
+    [
+        (features, 2, SMALL_ELEMENTS),
+        (leaving, 5, MAX_ELEMENTS_AT_ONCE),
+        (added_partitions, 3, MAX_OTHER_ELEMENTS),
+        (added_partitions_of_one, 5, MAX_OTHER_ELEMENTS),
+        (deleted_credentials, 0, 10_000),
+    ],
+)
+def test_a_request_that_is_decoded_whole_has_fewer_elements(
+    make: Callable[[int], Request], version: int, bound: int
+) -> None:
+    row = ROWS[ApiKey(make(1).API_KEY)]
+
+    def handler(context: RequestContext, request: Request) -> Any:
+        return row.failed(request, context.api_version, ApiError(ErrorCode.INVALID_REQUEST))
+
+    for count, is_served in ((bound, True), (bound + 1, False)):
+        request = make(count)
+        bench = Bench(row._replace(handler=handler, authorize=Authorization.ANYONE))
+        answer = bench.send(request, version)
+        if isinstance(answer, Pending):
+            bench.settle(answer, lambda: None)
+            assert (answer.error is None) == is_served
+        else:
+            assert is_served
 
 
 def test_a_small_request_is_answered_at_once() -> None:

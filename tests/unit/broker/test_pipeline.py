@@ -16,7 +16,7 @@ from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
-from kalda.broker.handlers.groups import heartbeat_failed, list_groups_failed
+from kalda.broker.handlers.groups import heartbeat_failed, join_group_failed, list_groups_failed
 from kalda.broker.handlers.metadata import metadata_failed
 from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
@@ -33,6 +33,8 @@ from kalda.protocol.messages.fetch import FetchRequest, FetchResponse
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
@@ -441,6 +443,25 @@ def test_other_requests_are_answered_between_steps() -> None:
     assert done == [0, 1, 2]
     assert read_answer(answer, LIST, 5).error_code == 3
     assert bench.turns == []
+
+
+def test_members_of_a_large_group_are_answered_over_several_turns() -> None:
+    joins: list[Pending[JoinGroupResponse]] = []
+
+    def park(context: RequestContext, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
+        joins.append(Pending())
+        return joins[-1]
+
+    bench = Bench(Row(ApiKey.JOIN_GROUP, park, join_group_failed, ANYONE))
+    answers = [bench.send(JoinGroupRequest(group_id="g"), 9) for _ in range(500)]
+    for each in joins:
+        each.complete(JoinGroupResponse())
+    done = [each for each in answers if isinstance(each, Pending) and each.done]
+    assert 100 <= len(done) <= 300
+    assert done == answers[: len(done)]
+    while bench.turns:
+        bench.take_turn()
+    assert all(isinstance(each, Pending) and each.error is None and each.done for each in answers)
 
 
 def test_an_answer_in_steps_waits_for_room() -> None:

@@ -104,6 +104,7 @@ class FakeLogs:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid | None] = {}
         self.has_no_descriptor = False
+        self.recovery_point = 0
         self.aside: list[tuple[TopicPartition, str]] = []
         self.futures = FakeFutures()
         self.dirs = FakeDirs(SimpleNamespace(online=True, directory_id=each) for each in (HOME, AWAY))
@@ -111,7 +112,12 @@ class FakeLogs:
     def get(self, topic_partition: TopicPartition) -> Any:
         if topic_partition not in self.logs:
             return None
-        return SimpleNamespace(topic_id=self.logs[topic_partition])
+        return SimpleNamespace(
+            topic_partition=topic_partition,
+            topic_id=self.logs[topic_partition],
+            recovery_point=self.recovery_point,
+            directory="/d/t-0",
+        )
 
     def set_aside(self, topic_partition: TopicPartition, why: str) -> None:
         del self.logs[topic_partition]
@@ -139,7 +145,7 @@ class FakeLogs:
         self.logs.pop(topic_partition, None)
 
     def dir_of(self, topic_partition: TopicPartition) -> Any:
-        return SimpleNamespace(directory_id=HOME)
+        return SimpleNamespace(directory_id=HOME, had_clean_shutdown=False)
 
 
 class World:
@@ -468,6 +474,22 @@ def test_a_log_without_topic_id_is_not_adopted(world: World) -> None:
     world.logs.logs[at] = None
     world.update(*topic(NEW, 1))
     assert (world.logs.aside, world.logs.logs) == ([(at, "has no topic id")], {at: NEW})
+
+
+@pytest.mark.parametrize(("isr", "is_kept"), [(1, True), (2, False)])
+def test_synced_records_without_topic_id_are_not_replaced_while_the_cluster_needs_them(
+    world: World, isr: int, is_kept: bool
+) -> None:
+    """An empty log in their place would count as in sync."""
+    at = TopicPartition("t", 0)
+    world.logs.logs[at], world.logs.recovery_point = None, 5
+    world.update(*topic(NEW, 1, isr=isr))
+    if is_kept:
+        assert (world.logs.aside, world.logs.logs) == ([], {at: None})
+        assert world.replicas.find("t", 0) is None
+        assert world.placed == [(NEW, 0, DIRECTORY_LOST)]
+    else:
+        assert (world.logs.aside, world.logs.logs) == ([(at, "has no topic id")], {at: NEW})
 
 
 def test_partitions_are_marked_as_opening_until_they_are_open(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -11,6 +12,7 @@ from kalda.storage.log_manager import LogManager
 from kalda.testing import Cluster
 
 PARTITIONS = 16
+TIMEOUT_S = 30
 
 
 def test_logs_of_a_directory_that_fails_while_they_are_opened_are_not_set_aside(
@@ -47,3 +49,28 @@ def test_the_log_of_a_replica_that_cannot_be_opened_stays(
             cluster.start_node(1)
         assert "orders-0 is not served: its replica could not be opened, and the log stays" in caplog.text
         assert [path.name for path in cluster.directory(1).glob("orders-*")] == ["orders-0"]
+
+
+def test_records_whose_topic_id_is_lost_stay_where_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An empty log in their place would be the leader's. Once the id is there again, they are served."""
+    with Cluster(directory=tmp_path) as cluster:
+        cluster.create_topic("orders")
+        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
+        producer.produce("orders", b"one")
+        assert producer.flush(TIMEOUT_S) == 0
+        file = cluster.directory(1) / "orders-0" / "partition.metadata"
+        cluster.stop_node(1)
+        content = file.read_bytes()
+        file.write_bytes(b"damaged")
+        cluster.start_node(1)
+        assert "orders-0 has records, and its partition.metadata is missing or damaged" in caplog.text
+        assert [path.name for path in cluster.directory(1).glob("orders-*")] == ["orders-0"]
+        assert file.read_bytes() == b"damaged"
+        cluster.stop_node(1)
+        file.write_bytes(content)
+        cluster.start_node(1)
+        cluster.wait_for_leader("orders")
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "g"})
+        at = confluent_kafka.TopicPartition("orders", 0)
+        assert consumer.get_watermark_offsets(at, timeout=TIMEOUT_S) == (0, 1)
+        consumer.close()

@@ -85,6 +85,7 @@ def test_the_error_for_unformatted_storage_names_the_command_to_run() -> None:
             "Invalid reserved directory ID AAAAAAAAAAAAAAAAAAAAAg found in /a",
         ),
         ({"a": "broker.id=1\n"}, "/a is formatted for a broker on ZooKeeper"),
+        ({"a": "\0\0garbage\n"}, "/a/meta.properties is empty or damaged"),
     ],
 )
 def test_directories_that_do_not_belong_together_are_refused(dirs: dict[str, str], words: str) -> None:

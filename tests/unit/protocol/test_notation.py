@@ -20,13 +20,14 @@ def test_a_maker_takes_its_fields_in_the_order_in_which_they_were_named() -> Non
     assert make(5, 1, []) == PartitionProduceResponse(index=1, base_offset=5, record_errors=[])
 
 
-def test_lists_and_structs_are_made_fresh_unless_they_are_given() -> None:
+def test_lists_are_made_fresh_unless_they_are_given_and_structs_are_shared() -> None:
     make = maker(TopicProduceResponse, "name")
     one, other = make("t"), make("t")
     one.partition_responses.append(PartitionProduceResponse())
     assert other == TopicProduceResponse(name="t", topic_id=ZERO_UUID)
     make_partition = maker(PartitionProduceResponse)
-    assert make_partition().current_leader is not make_partition().current_leader
+    assert make_partition().current_leader is make_partition().current_leader
+    assert PartitionProduceResponse().current_leader is not PartitionProduceResponse().current_leader
 
 
 def test_a_maker_refuses_a_field_that_the_class_lacks() -> None:

@@ -6,13 +6,18 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kalda.base.errors import CorruptRecord
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
+    FetchResponseEpochEndOffset,
     FetchResponsePartitionData,
 )
+from kalda.replication import replica_fetcher
 from kalda.replication.counters import lag_sensors
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
@@ -111,3 +116,35 @@ def test_an_unknown_error_code_is_followed_by_a_pause() -> None:
     started[0].on_response(FetchResponse(error_code=12_345), 0)
     assert started[0].next_request(0) is None
     assert started[0].next_request(1_000) is not None
+
+
+def test_a_log_that_cannot_be_truncated_is_not_fetched_in_this_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records diverge from the leader's, so nothing may be appended to it, and the same response would follow."""
+
+    def damaged(*_: object) -> None:
+        raise CorruptRecord("damaged")
+
+    monkeypatch.setattr(replica_fetcher, "begin_truncation", damaged)
+    fetcher = ReplicaFetcher(1, FetcherConfig(7, "cluster"), lambda: 1)
+    followed = partition(0)
+    followed.may_fetch = True
+    epochs = SimpleNamespace(latest=0)
+    followed.log = SimpleNamespace(
+        cold=False,
+        truncation=None,
+        log_end_offset=5,
+        log_start_offset=0,
+        high_watermark=3,
+        leader_epochs=epochs,
+        end_offset_for_epoch=lambda epoch: (epoch, 5),
+    )
+    fetcher.add(followed)
+    assert fetcher.next_request(0) is not None
+    diverging = FetchResponseEpochEndOffset(epoch=0, end_offset=4)
+    data = [FetchResponsePartitionData(partition_index=0, diverging_epoch=diverging)]
+    topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=data)
+    fetcher.on_response(FetchResponse(responses=[topic]), 0)
+    assert fetcher.next_request(10_000) is None
+    followed.leader_epoch = 1
+    fetcher.add(followed)
+    assert fetcher.next_request(10_000) is not None

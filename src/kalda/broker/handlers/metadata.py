@@ -16,7 +16,7 @@ from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.shared import describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
-from kalda.broker.rows import Authorization, Row, message_of
+from kalda.broker.rows import Authorization, NextPart, Row, message_of
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import AtTurn, Buffer
@@ -32,14 +32,13 @@ from kalda.protocol.access import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
-from kalda.protocol.framing import encode_response, response_header
+from kalda.protocol.framing import encode_response, encode_response_in_steps, response_header
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsRequestTopicRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponseCursor,
     DescribeTopicPartitionsResponsePartition,
@@ -97,6 +96,7 @@ class MetadataHandlers:
                 self.describe_topic_partitions,
                 describe_topic_partitions_failed,
                 per_item,
+                of_parts=self.describe_topics_in_parts,
             ),
             Row(
                 ApiKey.FIND_COORDINATOR,
@@ -347,10 +347,41 @@ class MetadataHandlers:
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
     ) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
-        """Partitions with their eligible leaders, a page at a time (KIP-966). Topics that do not exist count for no
-        page, so a request may name very many of them. What a step has described is encoded in that step."""
+        """Partitions with their eligible leaders, a page at a time (KIP-966); of all topics where none is named."""
+        names = {topic.name for topic in request.topics}
+        _check_cursor(request, is_named=not names or request.cursor is None or request.cursor.topic_name in names)
+        return self._described(context, request, sorted(names) if names else None)
+
+    def describe_topics_in_parts(
+        self, context: RequestContext, request: DescribeTopicPartitionsRequest, next_part: NextPart
+    ) -> Steps[Encoded]:
+        """As `describe_topic_partitions`. Topics that do not exist count for no page, so a request may name very many.
+        Only their names are kept, sorted in pieces, which are merged where the names are read."""
+        cursor = request.cursor
+        is_named = cursor is None
+        pieces: list[list[str]] = []
+        part: DescribeTopicPartitionsRequest | None
+        while (part := (yield from next_part())) is not None:
+            piece = sorted(topic.name for topic in part.topics)
+            is_named = is_named or (cursor is not None and cursor.topic_name in piece)
+            pieces.append(piece)
+            del part
+            yield
+        _check_cursor(request, is_named=is_named)
+        names = (name for name, _ in groupby(heapq.merge(*pieces)))
+        reply = yield from self._described(context, request, names)
+        if isinstance(reply, Encoded):
+            return reply
+        correlation_id = context.header.correlation_id
+        return Encoded((yield from encode_response_in_steps(correlation_id, reply, context.api_version)))
+
+    def _described(
+        self, context: RequestContext, request: DescribeTopicPartitionsRequest, names: Iterable[str] | None
+    ) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
+        """The answer for these names, which are in order; None for all topics. What a step has described is encoded in
+        that step."""
         response = DescribeTopicPartitionsResponse()
-        steps = self._describe_topic_partitions(context, request, response)
+        steps = self._describe_topic_partitions(context, request, names, response)
         try:
             next(steps)
         except StopIteration:
@@ -365,16 +396,14 @@ class MetadataHandlers:
         self,
         context: RequestContext,
         request: DescribeTopicPartitionsRequest,
+        names: Iterable[str] | None,
         response: DescribeTopicPartitionsResponse,
     ) -> Steps[None]:
-        _check_cursor(request)
         cursor = request.cursor
         cache = self._cache
-        fetch_all = not request.topics
-        if fetch_all:
-            names: Iterable[str] = sorted(cache.image.topics.by_name)
-        else:
-            names = yield from _sorted_names(request.topics)
+        fetch_all = names is None
+        if names is None:
+            names = sorted(cache.image.topics.by_name)
         if cursor is not None:
             first_name = cursor.topic_name
             names = (name for name in names if name >= first_name)
@@ -529,29 +558,17 @@ def _undescribed_topic(context: RequestContext, name: str) -> DescribeTopicParti
     )
 
 
-def _check_cursor(request: DescribeTopicPartitionsRequest) -> None:
+def _check_cursor(request: DescribeTopicPartitionsRequest, *, is_named: bool) -> None:
+    """Raises `ApiError` where the page begins at no partition. `is_named`: its topic is one of those asked for."""
     cursor = request.cursor
     if cursor is None:
         return
     if cursor.partition_index < 0:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"Cursor partition index {cursor.partition_index} is negative")
-    if request.topics and cursor.topic_name not in {topic.name for topic in request.topics}:
+    if not is_named:
         raise ApiError(
             ErrorCode.INVALID_REQUEST, f"Cursor topic {cursor.topic_name!r} is not among the topics asked for"
         )
-
-
-def _sorted_names(topics: list[DescribeTopicPartitionsRequestTopicRequest]) -> Steps[Iterator[str]]:
-    """The names in order, each once. They are sorted in pieces, which are merged where the names are read. Of very many
-    topics, only the names are kept."""
-    if len(topics) <= _STEP_ITEMS:
-        return iter(sorted({topic.name for topic in topics}))
-    pieces = []
-    while topics:
-        pieces.append(sorted(topic.name for topic in topics[-_STEP_ITEMS:]))
-        del topics[-_STEP_ITEMS:]
-        yield
-    return (name for name, _ in groupby(heapq.merge(*pieces)))
 
 
 def _key(context: RequestContext) -> AnswerKey:
