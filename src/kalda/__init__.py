@@ -1,6 +1,13 @@
 """Kalda: Apache Kafka rebuilt in Python.
 
-The floors, from the ground up, are listed in ARCHITECTURE.md; imports go down only.
+    from kalda import Producer, Consumer, Admin     # blocking clients, for Kalda and for Apache Kafka
+    from kalda.aio import Producer, Consumer, Admin     # the same for asyncio
+    from kalda.registry import Registry     # serializers of a schema registry
+    from kalda.testing import Cluster     # real nodes in this process, for tests
+    from kalda.spark import session     # topics in Spark
+
+Nodes and tools are run by the command `kalda`. Everything else is internal: its packages, the floors, are listed from
+the ground up in ARCHITECTURE.md; imports go down only.
 """
 
 from typing import TYPE_CHECKING

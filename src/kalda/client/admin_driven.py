@@ -47,15 +47,12 @@ class AdminDriven:
                 allow_auto_topic_creation=False,
             ),
             Connections(
-                ConnectionConfig(
+                ConnectionConfig.of(
+                    config,
                     self.client_id,
                     __version__,
-                    Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
-                    config.request_timeout_ms,
+                    random,
                     _MAX_IN_FLIGHT,
-                    config.connection_setup_timeout_ms,
-                    config.connection_setup_timeout_max_ms,
-                    config.connections_max_idle_ms,
                     ApiKey.DESCRIBE_CLUSTER if config.bootstrap_controllers else ApiKey.METADATA,
                 )
             ),

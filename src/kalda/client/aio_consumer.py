@@ -464,7 +464,8 @@ class Consumer(ConsumerCalls):
         if not operation.is_done:
             self._raise_if_woken()
             self._check_open()
-            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"{operation.what} was not done in time")
+        if operation.is_late or not operation.is_done:
+            raise operation.late(self._core.connections.last_failure)
         if operation.error is not None:
             raise operation.error
         return operation.result

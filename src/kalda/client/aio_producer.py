@@ -96,9 +96,11 @@ class _Driven:
 class Producer(ProducerCalls):
     """Sends records to topics.
 
-    >>> async with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
-    ...     delivery = await producer.send("orders", value=b"42", key=b"k")
-    ...     metadata = await delivery
+    ```python
+    async with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+        delivery = await producer.send("orders", value=b"42", key=b"k")
+        metadata = await delivery
+    ```
     """
 
     _host: ClientHost = REAL_HOST
@@ -333,7 +335,9 @@ class Producer(ProducerCalls):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """A transaction that is committed at the end of the block, and aborted where that raises."""
+        """A transaction that is committed at the end of the block, and aborted where that raises. Where the commit is
+        cancelled, or takes too long, `commit_transaction` may be called again. Where the transaction cannot be aborted,
+        a note of the block's exception says so."""
         transactions = self._transactions()
         if not transactions.is_initialized:
             await self.init_transactions()
@@ -341,9 +345,12 @@ class Producer(ProducerCalls):
         try:
             yield
             await self.commit_transaction()
-        except BaseException:
-            if transactions.fatal_error is None and not self._driven.is_closing:
-                await self.abort_transaction()
+        except BaseException as error:
+            if transactions.may_abort and not self._driven.is_closing:
+                try:
+                    await self.abort_transaction()
+                except (ApiError, TimeoutError, ProducerClosed) as failure:
+                    error.add_note(f"The transaction was not aborted: {failure}")
             raise
 
     def _transactions(self) -> TransactionDriver:

@@ -27,6 +27,8 @@ from kalda.records.batch import BatchHeader, Buffer, TimestampType, iter_batches
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """The decompressed size of an Arrow record batch; larger where one of Kafka's batches is larger."""
 
+_LAST_MS: Final = (2**63 - 1) // 1000
+"""The largest time that Spark's microseconds hold, and without its sign the smallest."""
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 TYPES: Final[dict[str, pa.DataType]] = {
     "key": pa.binary(),
@@ -60,9 +62,13 @@ class Batches(Protocol):
 class SparkColumns:
     """One task's columns, of a schema whose fields are among `TYPES`."""
 
-    def __init__(self, schema: pa.Schema, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """A new record batch is begun where one has `chunk_bytes`, decompressed."""
+    def __init__(
+        self, schema: pa.Schema, chunk_bytes: int = CHUNK_BYTES, *, overflowing_times_are_null: bool = False
+    ) -> None:
+        """A new record batch is begun where one has `chunk_bytes`, decompressed. A timestamp that microseconds do not
+        hold is an error, or null."""
         self._schema = schema
+        self._overflowing_times_are_null = overflowing_times_are_null
         self._chunk_bytes = chunk_bytes
         self._makers = [_MAKERS[field.name] for field in schema]
         self._constants: dict[str | int, pa.Array] = {}
@@ -80,7 +86,12 @@ class SparkColumns:
                 rows = _rows_before(batch, fetched.end)
                 if rows:
                     source = _Source(
-                        batch.slice(0, rows), fetched.topic, fetched.partition, int(timestamp_type), self._constants
+                        batch.slice(0, rows),
+                        fetched.topic,
+                        fetched.partition,
+                        int(timestamp_type),
+                        self._constants,
+                        self._overflowing_times_are_null,
                     )
                     columns = [make(source) for make in self._makers]
                     yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -111,7 +122,7 @@ def _rows_before(batch: pa.RecordBatch, end: int | None) -> int:
 class _Source:
     """Decoded records of one partition, with the values of the constant columns."""
 
-    __slots__ = ("batch", "constants", "partition", "timestamp_type", "topic")
+    __slots__ = ("batch", "constants", "overflowing_times_are_null", "partition", "timestamp_type", "topic")
 
     def __init__(
         self,
@@ -120,12 +131,14 @@ class _Source:
         partition: int,
         timestamp_type: int,
         constants: dict[str | int, pa.Array],
+        overflowing_times_are_null: bool,
     ) -> None:
         self.batch = batch
         self.topic = topic
         self.partition = partition
         self.timestamp_type = timestamp_type
         self.constants = constants
+        self.overflowing_times_are_null = overflowing_times_are_null
 
     def same(self, value: str | int) -> pa.Array:
         """A column of one value: a slice of one that was made before, if that is long enough."""
@@ -151,12 +164,20 @@ def _timestamps(source: _Source) -> pa.Array:
     rows = len(column)
     millis = memoryview(column.buffers()[1]).cast("B").cast("q")[column.offset : column.offset + rows]
     micros = pa.allocate_buffer(8 * rows)
-    if not codec.to_micros(millis, memoryview(micros).cast("B").cast("q")):
+    if codec.to_micros(millis, memoryview(micros).cast("B").cast("q")):
+        return pa.Array.from_buffers(TYPES["timestamp"], rows, [None, micros])
+    held = [-_LAST_MS <= each <= _LAST_MS for each in millis]
+    if not source.overflowing_times_are_null:
+        row = held.index(False)
         raise ValueError(
-            f"{source.topic}-{source.partition}: a timestamp is too far from 1970 for Spark's microseconds; give a "
-            f"schema without the column timestamp"
+            f"{source.topic}-{source.partition}, offset {source.batch.column('offset')[row].as_py()}: the timestamp "
+            f"{millis[row]} is too far from 1970 for Spark's microseconds. It is to be in milliseconds: the producer "
+            f"may have written microseconds or nanoseconds. In Spark, option kalda.timestamp.overflow=null makes it "
+            f"null, and a schema without the column timestamp leaves it out"
         )
-    return pa.Array.from_buffers(TYPES["timestamp"], rows, [None, micros])
+    return pa.array(
+        [each * 1000 if fits else None for each, fits in zip(millis, held, strict=True)], TYPES["timestamp"]
+    )
 
 
 def _headers(source: _Source) -> pa.Array:

@@ -152,8 +152,10 @@ class _Driven:
 class Producer(ProducerCalls):
     """Sends records to topics.
 
-    >>> with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
-    ...     producer.send("orders", value=b"42", key=b"k").result()
+    ```python
+    with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+        producer.send("orders", value=b"42", key=b"k").result()
+    ```
     """
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
@@ -447,7 +449,8 @@ class Producer(ProducerCalls):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction that is committed at the end of the block, and aborted where that raises. The first one also
-        initializes the producer."""
+        initializes the producer. Where the commit is interrupted, or takes too long, `commit_transaction` may be called
+        again. Where the transaction cannot be aborted, a note of the block's exception says so."""
         transactions = self._transactions()
         if not transactions.is_initialized:
             self.init_transactions()
@@ -455,9 +458,12 @@ class Producer(ProducerCalls):
         try:
             yield
             self.commit_transaction()
-        except BaseException:
-            if transactions.fatal_error is None and not self._driven.is_ended:
-                self.abort_transaction()
+        except BaseException as error:
+            if transactions.may_abort and not self._driven.is_ended:
+                try:
+                    self.abort_transaction()
+                except (ApiError, TimeoutError, ProducerClosed) as failure:
+                    error.add_note(f"The transaction was not aborted: {failure}")
             raise
 
     def _transactions(self) -> TransactionDriver:

@@ -1,4 +1,4 @@
-# What `values` calls of `codec` in C. The functions themselves are in codec.py.
+# What other modules call of `codec` in C. The functions themselves are in codec.py.
 
 cdef long long _sum(long long a, long long b) noexcept nogil
 cdef (long long, Py_ssize_t) _varint(const unsigned char* p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil

@@ -35,9 +35,11 @@ _POLL_S = 0.002
 class Cluster:
     """A cluster of combined brokers and controllers. Nodes are numbered from 1.
 
-    >>> with Cluster(brokers=1, config={"log.segment.bytes": 1048576}) as cluster:
-    ...     cluster.create_topic("orders", partitions=3)
-    ...     print(cluster.bootstrap_servers)
+    ```python
+    with Cluster(brokers=1, config={"log.segment.bytes": 1048576}) as cluster:
+        cluster.create_topic("orders", partitions=3)
+        print(cluster.bootstrap_servers)
+    ```
     """
 
     def __init__(

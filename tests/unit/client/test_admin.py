@@ -18,7 +18,7 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 import kalda.aio
-from kalda import Admin
+from kalda import Admin, Consumer
 from kalda.base.configs.admin import admin_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.offsets import OffsetSpec
@@ -143,6 +143,18 @@ def test_garbage_instead_of_answers_ends_in_a_clear_error(broker: ScriptedBroker
     broker.reply = reply  # type: ignore[method-assign]
     with admin(broker) as made, pytest.raises(ApiError, match="listing topics was not done in time"):
         made.list_topics(timeout=0.5)
+
+
+def test_a_client_that_reaches_no_broker_says_why() -> None:
+    with socket.socket() as bound:  # and not listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        words = f"was not done in time: .*{address}.*refused"
+        config: dict[str, object] = {"bootstrap.servers": address, "default.api.timeout.ms": 300}
+        with Admin(config | {"request.timeout.ms": 200}) as made, pytest.raises(ApiError, match=words):
+            made.list_topics()
+        with Consumer(config) as consumer, pytest.raises(ApiError, match=words):
+            consumer.partitions_for("t")
 
 
 class Offsets(ScriptedBroker):

@@ -632,6 +632,10 @@ def test_rows_of_a_table_arrive_in_order_at_the_partitions_of_their_keys(broker:
         by_key = {key: made.send("t", b"", key.encode()).result(TIMEOUT_S).partition for key in "abc"}
         with pytest.raises(KeyError, match="no column 'x' for the value"):
             made.send_batch("t", table, value="x")
+        with pytest.raises(KeyError, match="the table has no column 'value'; name the one of the values"):
+            made.send_batch("t", table)  # else: no record, or with a column `key` only tombstones
+        with pytest.raises(TypeError, match=r"a pyarrow\.Table or RecordBatch is expected, not list"):
+            made.send_batch("t", [1])
     assert sum(batch.records_count for batch in written) == 6
     rows = [(index, record) for index, log in enumerate(broker.logs) for record in log if record.value]
     assert {record.value: (record.key, record.timestamp) for _, record in rows} == {

@@ -7,6 +7,8 @@ that names the nearest known one; a key given twice with different values is an 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 from kalda.base.configs.client_security import CLIENT_SECURITY_KEYS
 from kalda.base.configs.definition import (
@@ -60,6 +62,54 @@ KEYS = (
     *CLIENT_SECURITY_KEYS,
 )
 """The keys that clients have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What every client's configuration has; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
+
+    bootstrap_servers: tuple[str, ...]
+    client_id: str
+    connections_max_idle_ms: int
+    enable_metrics_push: bool
+    metadata_max_age_ms: int
+    rebootstrap_trigger_ms: int
+    may_rebootstrap: bool
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    request_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    connection_setup_timeout_ms: int
+    connection_setup_timeout_max_ms: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+    values: Mapping[str, Value]
+    """All keys."""
+
+
+def shared_fields(values: Mapping[str, Value]) -> dict[str, Any]:
+    """The fields of `ClientConfig`."""
+    at = cast(Mapping[str, Any], values)
+    return {
+        "bootstrap_servers": at["bootstrap.servers"],
+        "client_id": at["client.id"],
+        "connections_max_idle_ms": at["connections.max.idle.ms"],
+        "enable_metrics_push": at["enable.metrics.push"],
+        "metadata_max_age_ms": at["metadata.max.age.ms"],
+        "rebootstrap_trigger_ms": at["metadata.recovery.rebootstrap.trigger.ms"],
+        "may_rebootstrap": at["metadata.recovery.strategy"].lower() == "rebootstrap",
+        "reconnect_backoff_ms": at["reconnect.backoff.ms"],
+        "reconnect_backoff_max_ms": at["reconnect.backoff.max.ms"],
+        "request_timeout_ms": at["request.timeout.ms"],
+        "retry_backoff_ms": at["retry.backoff.ms"],
+        "retry_backoff_max_ms": at["retry.backoff.max.ms"],
+        "connection_setup_timeout_ms": at["socket.connection.setup.timeout.ms"],
+        "connection_setup_timeout_max_ms": at["socket.connection.setup.timeout.max.ms"],
+        "send_buffer_bytes": at["send.buffer.bytes"],
+        "receive_buffer_bytes": at["receive.buffer.bytes"],
+        "values": values,
+    }
 
 
 def gather(

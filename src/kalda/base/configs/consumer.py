@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from kalda.base.configs import client
 from kalda.base.configs.definition import (
@@ -20,7 +21,6 @@ from kalda.base.configs.definition import (
     Key,
     NonEmpty,
     OneOfAnyCase,
-    Value,
 )
 
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
@@ -61,11 +61,10 @@ _DURATION = re.compile(
 )
 
 
-class ConsumerConfig(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig(client.ClientConfig):
     """A consumer's configuration; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
 
-    bootstrap_servers: tuple[str, ...]
-    client_id: str
     client_rack: str
     allow_auto_create_topics: bool
     auto_commit_interval_ms: int
@@ -73,7 +72,6 @@ class ConsumerConfig(NamedTuple):
     """`earliest`, `latest`, `none` or `by_duration`."""
     reset_duration_ms: int | None
     check_crcs: bool
-    connections_max_idle_ms: int
     default_api_timeout_ms: int
     enable_auto_commit: bool
     exclude_internal_topics: bool
@@ -93,21 +91,6 @@ class ConsumerConfig(NamedTuple):
     assignors: tuple[object, ...]
     """Names, or objects that assign."""
     session_timeout_ms: int
-    enable_metrics_push: bool
-    metadata_max_age_ms: int
-    rebootstrap_trigger_ms: int
-    may_rebootstrap: bool
-    reconnect_backoff_ms: int
-    reconnect_backoff_max_ms: int
-    request_timeout_ms: int
-    retry_backoff_ms: int
-    retry_backoff_max_ms: int
-    connection_setup_timeout_ms: int
-    connection_setup_timeout_max_ms: int
-    send_buffer_bytes: int
-    receive_buffer_bytes: int
-    values: Mapping[str, Value]
-    """All keys."""
     given: Mapping[str, object]
     """The keys that were given, with the values as they were given: objects for deserializers and the like."""
 
@@ -123,15 +106,12 @@ def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
     reset, duration_ms = _reset(at["auto.offset.reset"])
     _check_group(at, raw, is_consumer)
     return ConsumerConfig(
-        bootstrap_servers=at["bootstrap.servers"],
-        client_id=at["client.id"],
         client_rack=at["client.rack"],
         allow_auto_create_topics=at["allow.auto.create.topics"],
         auto_commit_interval_ms=at["auto.commit.interval.ms"],
         auto_offset_reset=reset,
         reset_duration_ms=duration_ms,
         check_crcs=at["check.crcs"],
-        connections_max_idle_ms=at["connections.max.idle.ms"],
         default_api_timeout_ms=at["default.api.timeout.ms"],
         enable_auto_commit=at["enable.auto.commit"] and at["group.id"] is not None,
         exclude_internal_topics=at["exclude.internal.topics"],
@@ -149,21 +129,8 @@ def consumer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         max_poll_records=at["max.poll.records"],
         assignors=_assignors(at["partition.assignment.strategy"] if strategy is None else strategy),
         session_timeout_ms=at["session.timeout.ms"],
-        enable_metrics_push=at["enable.metrics.push"],
-        metadata_max_age_ms=at["metadata.max.age.ms"],
-        rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
-        may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",
-        reconnect_backoff_ms=at["reconnect.backoff.ms"],
-        reconnect_backoff_max_ms=at["reconnect.backoff.max.ms"],
-        request_timeout_ms=at["request.timeout.ms"],
-        retry_backoff_ms=at["retry.backoff.ms"],
-        retry_backoff_max_ms=at["retry.backoff.max.ms"],
-        connection_setup_timeout_ms=at["socket.connection.setup.timeout.ms"],
-        connection_setup_timeout_max_ms=at["socket.connection.setup.timeout.max.ms"],
-        send_buffer_bytes=at["send.buffer.bytes"],
-        receive_buffer_bytes=at["receive.buffer.bytes"],
-        values=values,
         given=raw,
+        **client.shared_fields(values),
     )
 
 

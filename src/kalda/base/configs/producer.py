@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from kalda.base.configs import client
 from kalda.base.configs.definition import (
@@ -21,7 +22,6 @@ from kalda.base.configs.definition import (
     Key,
     NonEmpty,
     OneOf,
-    Value,
 )
 
 KEYS = (
@@ -54,11 +54,10 @@ PRODUCER = Definition(sorted((*client.KEYS, *KEYS)))
 MAX_IN_FLIGHT_IDEMPOTENT = 5
 
 
-class ProducerConfig(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig(client.ClientConfig):
     """A producer's configuration; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
 
-    bootstrap_servers: tuple[str, ...]
-    client_id: str
     client_rack: str
     acks: int
     """-1 (all), 0 or 1."""
@@ -67,36 +66,20 @@ class ProducerConfig(NamedTuple):
     buffer_memory: int
     compression_type: str
     compression_level: int | None
-    connections_max_idle_ms: int
     delivery_timeout_ms: int
     enable_idempotence: bool
     linger_ms: int
     max_block_ms: int
     max_in_flight: int
     max_request_size: int
-    enable_metrics_push: bool
-    metadata_max_age_ms: int
     metadata_max_idle_ms: int
-    rebootstrap_trigger_ms: int
-    may_rebootstrap: bool
     adaptive_partitioning: bool
     availability_timeout_ms: int
     ignore_keys: bool
     rack_aware: bool
-    reconnect_backoff_ms: int
-    reconnect_backoff_max_ms: int
-    request_timeout_ms: int
     retries: int
-    retry_backoff_ms: int
-    retry_backoff_max_ms: int
-    connection_setup_timeout_ms: int
-    connection_setup_timeout_max_ms: int
-    send_buffer_bytes: int
-    receive_buffer_bytes: int
     transactional_id: str | None
     transaction_timeout_ms: int
-    values: Mapping[str, Value]
-    """All keys."""
     given: Mapping[str, object]
     """The keys that were given, with the values as they were given: objects for serializers and the like."""
 
@@ -110,44 +93,28 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
     acks = -1 if at["acks"] == "all" else int(at["acks"])
     codec = at["compression.type"]
     return ProducerConfig(
-        bootstrap_servers=at["bootstrap.servers"],
-        client_id=at["client.id"],
         client_rack=at["client.rack"],
         acks=acks,
         batch_size=max(1, at["batch.size"]),
         buffer_memory=at["buffer.memory"],
         compression_type=codec,
         compression_level=at.get(f"compression.{codec}.level"),
-        connections_max_idle_ms=at["connections.max.idle.ms"],
         delivery_timeout_ms=_delivery_timeout(at, raw),
         enable_idempotence=_idempotence(at, raw, acks),
         linger_ms=at["linger.ms"],
         max_block_ms=at["max.block.ms"],
         max_in_flight=at["max.in.flight.requests.per.connection"],
         max_request_size=at["max.request.size"],
-        enable_metrics_push=at["enable.metrics.push"],
-        metadata_max_age_ms=at["metadata.max.age.ms"],
         metadata_max_idle_ms=at["metadata.max.idle.ms"],
-        rebootstrap_trigger_ms=at["metadata.recovery.rebootstrap.trigger.ms"],
-        may_rebootstrap=at["metadata.recovery.strategy"].lower() == "rebootstrap",
         adaptive_partitioning=at["partitioner.adaptive.partitioning.enable"] and at["partitioner.class"] is None,
         availability_timeout_ms=at["partitioner.availability.timeout.ms"],
         ignore_keys=at["partitioner.ignore.keys"],
         rack_aware=at["partitioner.rack.aware"],
-        reconnect_backoff_ms=at["reconnect.backoff.ms"],
-        reconnect_backoff_max_ms=at["reconnect.backoff.max.ms"],
-        request_timeout_ms=at["request.timeout.ms"],
         retries=at["retries"],
-        retry_backoff_ms=at["retry.backoff.ms"],
-        retry_backoff_max_ms=at["retry.backoff.max.ms"],
-        connection_setup_timeout_ms=at["socket.connection.setup.timeout.ms"],
-        connection_setup_timeout_max_ms=at["socket.connection.setup.timeout.max.ms"],
-        send_buffer_bytes=at["send.buffer.bytes"],
-        receive_buffer_bytes=at["receive.buffer.bytes"],
         transactional_id=at["transactional.id"],
         transaction_timeout_ms=at["transaction.timeout.ms"],
-        values=values,
         given=raw,
+        **client.shared_fields(values),
     )
 
 

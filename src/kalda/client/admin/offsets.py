@@ -70,12 +70,15 @@ def list_offsets(
     return cluster.ask_leaders(times, build, read, timeout_ms=timeout_ms)
 
 
-def offsets_at(cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int) -> dict[TopicPartition, int]:
+def offsets_at(
+    cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int, *, read_committed: bool = False
+) -> dict[TopicPartition, int]:
     """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
-    record is older."""
-    found = list_offsets(cluster, dict.fromkeys(partitions, mark))
+    record that a consumer may see is older."""
+    found = list_offsets(cluster, dict.fromkeys(partitions, mark), read_committed=read_committed)
     missing = [partition for partition, at in found.items() if at.offset < 0]
-    ends = list_offsets(cluster, dict.fromkeys(missing, OffsetSpec.LATEST)) if missing else {}
+    latest: dict[TopicPartition, int] = dict.fromkeys(missing, int(OffsetSpec.LATEST))
+    ends = list_offsets(cluster, latest, read_committed=read_committed) if missing else {}
     return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
 
 

@@ -6,7 +6,7 @@ Of all clients:
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
 - `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
-
+- `requests`: metadata kept up to date, coordinators found, requests sent
 - `own_metrics`: when a client pushes its own metrics
 - `pushing`: which of them, and how (KIP-714)
 
@@ -28,10 +28,12 @@ Of the producer, from `send` to the acknowledgement:
 - `producer_metrics`: metrics by Kafka's names
 - `producer_errors`: errors that no broker has sent
 - `producing`: a whole producer, put together
-
-And:
-
 - `partitioner`: the partition of a key
+- `transaction_manager`: a producer's transactions: its state, and its requests to coordinators
+- `transaction_errors`: failures of transactions by what the application has to do
+
+Of the consumer, and of members of groups:
+
 - `assignors`: which member of a group gets which partitions
 - `sticky`: the sticky assignors
 - `consumer`: a whole consumer, without its sockets, threads and clock
@@ -44,13 +46,13 @@ And:
 - `membership`: what both group protocols have in common
 - `classic_membership`: a member of a classic group
 - `consumer_membership`: a member of a KIP-848 group
-- `requests`: metadata kept up to date, coordinators found, requests sent
 - `deserializers`: bytes to keys and values
 - `consumer_errors`: what a consumer raises, and operations that take several steps
 - `consumer_metrics`: a consumer's metrics, by Kafka's names
-- `administration`: administrative calls as plans, and how they are run
 - `consumer_protocol`: the subscriptions and assignments that members of a classic group exchange
-- `transaction_manager`: a producer's transactions: its state, and its requests to coordinators
-- `transaction_errors`: failures of transactions by what the application has to do
 - `transactions_seen`: which batches of a fetch belong to aborted transactions
+
+Of the admin client:
+
+- `administration`: administrative calls as plans, and how they are run
 """

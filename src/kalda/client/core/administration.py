@@ -278,7 +278,7 @@ class AdminCore:
                 self._go_on(run, is_late)
             return
         if self.refused is not None or is_late:
-            late = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"{run.operation.what} was not done in time")
+            late = run.operation.late(self.connections.last_failure)
             for index, reply in enumerate(run.replies):
                 if reply is _UNANSWERED:
                     self._reply(run, index, self.refused or late)

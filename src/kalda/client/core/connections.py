@@ -28,8 +28,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.client.core.backoff import Backoff
+from kalda.client.core.backoff import Backoff, Random
 from kalda.client.metadata import Address, Broker
 from kalda.network.calls import (
     Call,
@@ -99,6 +100,29 @@ class ConnectionConfig(NamedTuple):
     max_idle_ms: int = 540_000
     required_api: int = ApiKey.METADATA
     """A node that does not support this API is not of the kind that the client connects to."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ClientConfig,
+        client_id: str,
+        software_version: str,
+        random: Random,
+        max_in_flight: int,
+        required_api: int = ApiKey.METADATA,
+    ) -> ConnectionConfig:
+        """As a client is configured."""
+        return cls(
+            client_id,
+            software_version,
+            Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
+            config.request_timeout_ms,
+            max_in_flight,
+            config.connection_setup_timeout_ms,
+            config.connection_setup_timeout_max_ms,
+            config.connections_max_idle_ms,
+            required_api,
+        )
 
 
 class _InFlight:

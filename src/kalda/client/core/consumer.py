@@ -106,7 +106,7 @@ class ConsumerCore:
             rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
             allow_auto_topic_creation=config.allow_auto_create_topics,
         )
-        self.connections = Connections(_connection_config(config, client_id, software_version, random))
+        self.connections = Connections(ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT))
         self.connections.on_refused = self._on_refused
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
@@ -619,21 +619,6 @@ def _reset_of(config: ConsumerConfig) -> Reset | None:
     if config.auto_offset_reset == "by_duration":
         return Reset(0, config.reset_duration_ms)
     return EARLIEST if config.auto_offset_reset == "earliest" else LATEST
-
-
-def _connection_config(
-    config: ConsumerConfig, client_id: str, software_version: str, random: Random
-) -> ConnectionConfig:
-    return ConnectionConfig(
-        client_id,
-        software_version,
-        Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
-        config.request_timeout_ms,
-        _MAX_IN_FLIGHT,
-        config.connection_setup_timeout_ms,
-        config.connection_setup_timeout_max_ms,
-        config.connections_max_idle_ms,
-    )
 
 
 def _require_name(topic: object) -> None:

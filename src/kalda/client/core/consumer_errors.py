@@ -86,12 +86,14 @@ class UndecodableRecord(ApiError):
 class Operation:
     """A request of the application that takes several steps: its result or its error, once it is done."""
 
-    __slots__ = ("deadline_ms", "error", "is_done", "on_done", "result", "what")
+    __slots__ = ("deadline_ms", "error", "is_done", "is_late", "on_done", "result", "what")
 
     def __init__(self, what: str, deadline_ms: int) -> None:
         self.what = what
         self.deadline_ms = deadline_ms
         self.is_done = False
+        self.is_late = False
+        """The deadline has passed before it was done."""
         self.result: Any = None
         self.error: Exception | None = None
         self.on_done: Any = None
@@ -108,7 +110,14 @@ class Operation:
     def expire(self, now_ms: int) -> None:
         """Fail where the deadline has passed."""
         if not self.is_done and now_ms >= self.deadline_ms:
-            self.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"{self.what} was not done in time"))
+            self.is_late = True
+            self.fail(self.late())
+
+    def late(self, failure: str = "") -> ApiError:
+        """The error where the deadline has passed; `failure`: why the last connection failed, where none was made
+        since."""
+        why = f"{self.what} was not done in time"
+        return ApiError(ErrorCode.REQUEST_TIMED_OUT, f"{why}: {failure}" if failure else why)
 
     def _finish(self, result: Any, error: Exception | None) -> None:
         if self.is_done:

@@ -58,7 +58,9 @@ class ProducerCore:
         self.metrics = ProducerMetrics(client_id)
         self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         self.metadata = _metadata(config, retry)
-        self.connections = Connections(_connection_config(config, client_id, software_version, random))
+        self.connections = Connections(
+            ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight)
+        )
         self.connections.on_unreachable = self.metadata.request_update
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
         self.accumulator = Accumulator(
@@ -286,21 +288,6 @@ def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
         max_idle_ms=config.metadata_max_idle_ms,
         may_rebootstrap=config.may_rebootstrap,
         rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-    )
-
-
-def _connection_config(
-    config: ProducerConfig, client_id: str, software_version: str, random: Random
-) -> ConnectionConfig:
-    return ConnectionConfig(
-        client_id,
-        software_version,
-        Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random),
-        config.request_timeout_ms,
-        config.max_in_flight,
-        config.connection_setup_timeout_ms,
-        config.connection_setup_timeout_max_ms,
-        config.connections_max_idle_ms,
     )
 
 

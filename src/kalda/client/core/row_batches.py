@@ -84,12 +84,17 @@ def parts_of(
     """Record batches with the columns of a record, each with its partition; None: the sticky one.
 
     Without `partition` and `partition_by`, the key chooses, and without one the sticky partitioner; `sticky` is the
-    partition of rows whose key is null. Raises `KeyError` for a column that the table lacks.
+    partition of rows whose key is null. Raises `TypeError` for what is no table, and `KeyError` for a column that it
+    lacks. Without values, all rows would delete their keys: a table of such has a column of nulls.
     """
     import pyarrow as pa
 
     from kalda.records.arrow import key_partitions
 
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise TypeError(f"a pyarrow.Table or RecordBatch is expected, not {type(table).__name__}")
+    if columns.value is None and "value" not in table.schema.names:
+        raise KeyError(f"the table has no column 'value'; name the one of the values, of {table.schema.names}")
     for part in table.combine_chunks().to_batches() if isinstance(table, pa.Table) else [table]:
         found: dict[str, Any] = {}
         for name, given in columns._asdict().items():

@@ -23,7 +23,6 @@ from kalda.client.core.connections import Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import ProducerBatch
-from kalda.client.core.transaction_errors import FatalTransactionError
 from kalda.client.core.transaction_manager import (
     MAX_PRODUCE_BEFORE_V2,
     GroupMember,
@@ -183,6 +182,11 @@ class TransactionDriver:
         """Whether `initialize` was called."""
         return self.manager.state is not State.UNINITIALIZED
 
+    @property
+    def may_abort(self) -> bool:
+        """Whether there is a transaction that can be aborted: not one whose commit is under way."""
+        return self.manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING)
+
     def is_idle(self) -> bool:
         """Whether the application's last call is complete, or has failed."""
         with self._lock:
@@ -208,12 +212,6 @@ class TransactionDriver:
         if manager.state is State.ABORTING:
             return ApiError(ErrorCode.TRANSACTION_ABORTABLE, "the transaction was aborted")
         return manager.error
-
-    @property
-    def fatal_error(self) -> ApiError | None:
-        """Why this producer can do nothing more."""
-        error = self.manager.error
-        return error if isinstance(error, FatalTransactionError) else None
 
     def run(self, now_ms: int, has_in_flight: bool) -> None:
         """Send the manager's next request, where there is one and its node is connected."""
