@@ -327,7 +327,9 @@ def _consume_alone(
     with _consumer(cluster, {"auto.offset.reset": "none", **settings}) as consumer:
         isolation = {**cluster.config, **settings}.get("isolation.level")
         read_committed = str(isolation).lower() == "read_committed"
-        positions = offsets_of(cluster, chosen, begin, read_committed=read_committed)
+        # A time may be behind the last stable offset: reading begins there when the transaction has ended.
+        is_time = begin.kind is Kind.TIME
+        positions = offsets_of(cluster, chosen, begin, read_committed=read_committed and not is_time)
         is_later = end is not None and end.kind is Kind.TIME and end.number > time.time_ns() // 1_000_000
         ends = {} if end is None or is_later else offsets_of(cluster, chosen, end, read_committed=read_committed)
         left = [each for each in chosen if each not in ends or positions[each] < ends[each]]

@@ -76,6 +76,12 @@ def _failures() -> Iterator[None]:
         raise Failure(f"Spark: {first_line(error)}") from error
 
 
+_source_option = click.option(
+    "-o", "--option", "pairs", metavar="NAME=VALUE", multiple=True,
+    help="An option of the source, such as kafka.security.protocol=SSL. May be repeated.",
+)  # fmt: skip
+
+
 def _with_source(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the cluster and of Spark; the command gets `options` (of the source) and `settings`."""
 
@@ -83,10 +89,7 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
         "--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, default=DEFAULT_BOOTSTRAP,
         show_default=True, show_envvar=True, help="Brokers to connect to first.",
     )  # fmt: skip
-    @click.option(
-        "-o", "--option", "pairs", metavar="NAME=VALUE", multiple=True,
-        help="An option of the source, such as kafka.security.protocol=SSL. May be repeated.",
-    )  # fmt: skip
+    @_source_option
     @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
     @wraps(command)
     def run(
@@ -299,18 +302,21 @@ def replay_command(
 @click.argument("places", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, show_envvar=True,
               help="Brokers, where the pipeline does not name them.")  # fmt: skip
+@_source_option
 @click.option("--no-lag", is_flag=True, help="Do not request the topics' ends from the cluster.")
 @click.option("--chart", metavar="FILE", type=click.Path(path_type=Path), help="Also draw a chart: .png or .html.")
 @json_option
 def status_command(
-    places: tuple[Path, ...], bootstrap_server: str | None, no_lag: bool, chart: Path | None, as_json: bool
-) -> None:
+    places: tuple[Path, ...], bootstrap_server: str | None, pairs: tuple[str, ...], no_lag: bool, chart: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Lakes, snapshots, project files and checkpoints: state, lag, last batches."""
     with _failures():
         from kalda.pipeline.chart import save_chart
         from kalda.pipeline.status import panels, statuses
 
         options = {"kafka.bootstrap.servers": bootstrap_server} if bootstrap_server else {}
+        options |= parse_pairs("--option", pairs)
         found = [each for place in places for each in statuses(place, options, asks=not no_lag)]
         rows = [_row(each) for each in found]
         columns = ("pipeline", "kind", "state", "records", "lag", "batches", "last batch", "records in it", "seconds")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
 
 _SPAN = re.compile(r"(?:\d+(?:ms|[smhdw]))+")
+_LONGEST = 100
+"""Characters of a place. Python refuses to read numbers of some thousand digits."""
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
@@ -48,6 +50,8 @@ class Place(NamedTuple):
 
 def parse_place(option: str, text: str, now_ms: int) -> Place:
     """The place that an option names. Raises `click.UsageError`."""
+    if len(text) > _LONGEST:
+        raise click.UsageError(f"{option} has {len(text)} characters: no offset and no time is that long")
     if text in ("beginning", "earliest"):
         return Place(Kind.BEGINNING)
     if text in ("latest", "end"):
@@ -82,7 +86,8 @@ def _before(option: str, text: str, now_ms: int) -> Place:
 def offsets_of(
     cluster: ClusterClient, partitions: Collection[TopicPartition], place: Place, *, read_committed: bool = False
 ) -> dict[TopicPartition, int]:
-    """The offset of the place in each partition; the end where all records are older. Raises `ApiError`."""
+    """The offset of the place in each partition; the end where all records are older. With `read_committed`, none is
+    behind the last stable offset: what is behind it cannot be read yet. Raises `ApiError`."""
     from kalda.client.admin.offsets import list_offsets, offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
@@ -92,7 +97,7 @@ def offsets_of(
         case Kind.BEGINNING:
             return offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
         case Kind.TIME:
-            return offsets_at(cluster, partitions, place.number)
+            return offsets_at(cluster, partitions, place.number, read_committed=read_committed)
         case Kind.END | Kind.LAST:
             latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
             found = list_offsets(cluster, latest, read_committed=read_committed)

@@ -242,6 +242,8 @@ def _serializers(registry_url: str | None, key_schema: str | None, value_schema:
             codec = registry.avro(schema, is_key=is_key) if is_avro else registry.json_schema(schema, is_key=is_key)
         except ImportError as error:
             raise Failure(str(error)) from error
+        except Exception as error:  # of the library, for what is no schema and for a URL that is none
+            raise Failure(f"--{name}-schema {path} with --registry {registry_url}: {error}") from error
         found[f"{name}.serializer"] = _FromJson(codec)
     return found
 
@@ -252,8 +254,8 @@ class _FromJson:
     def __init__(self, codec: RegistrySerializer) -> None:
         self._codec = codec
 
-    def serialize(self, topic: str, value: bytes) -> bytes | None:
-        return self._codec.serialize(topic, json.loads(value))
+    def serialize(self, topic: str, value: bytes | None) -> bytes | None:
+        return None if value is None else self._codec.serialize(topic, json.loads(value))
 
 
 @contextmanager
@@ -315,20 +317,25 @@ class _Run:
         self._flush()
 
     def _send(self, record: InputRecord) -> None:
+        from kalda.client.core.producer_errors import SerializationError
+
         partition = record.partition if self._partition is None else self._partition
         if partition is not None and partition >= self._partitions:
             raise Failure(f"topic {self._topic} has no partition {partition}; it has {self._partitions}")
-        self._records += 1
         self._report.read_bytes += len(record.key or b"") + len(record.value or b"")
-        self._producer.send(
-            self._topic,
-            record.value,
-            record.key,
-            partition,
-            record.timestamp_ms if self._timestamp_ms is None else self._timestamp_ms,
-            record.headers,
-            self._report.delivered,
-        )
+        try:
+            self._producer.send(
+                self._topic,
+                record.value,
+                record.key,
+                partition,
+                record.timestamp_ms if self._timestamp_ms is None else self._timestamp_ms,
+                record.headers,
+                self._report.delivered,
+            )
+        except SerializationError as error:
+            raise Failure(str(error)) from error
+        self._records += 1
 
     def _flush(self) -> None:
         self._producer.flush()

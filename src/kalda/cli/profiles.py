@@ -81,7 +81,10 @@ def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str
     if path is not None:
         from kalda.client.config_files import read_config
 
-        config |= read_config(path) or {}
+        try:
+            config |= read_config(path) or {}
+        except UnicodeDecodeError as error:
+            raise Failure(f"--command-config {path} is not a text in UTF-8: {error}") from error
     config |= pairs
     if config:
         _check_names(config)

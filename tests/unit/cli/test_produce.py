@@ -56,6 +56,39 @@ def test_the_lines_before_a_malformed_line_are_written(tmp_path: Path) -> None:
     assert sent == 1
 
 
+class Registry:
+    """Stands for a schema registry, whose address is `http://r`."""
+
+    def __init__(self, url: str) -> None:
+        if url != "http://r":
+            raise ValueError(f"Invalid url {url}")
+
+    def avro(self, *_: object, **__: object) -> Registry:
+        return self
+
+    def serialize(self, topic: str, value: object) -> bytes:
+        if value != {"total": 1}:
+            raise ValueError("total is no int")
+        return b"1"
+
+
+def test_values_with_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be encoded is one sentence, behind the records before it; a tombstone has no schema."""
+    monkeypatch.setattr("kalda.registry.Registry", Registry)
+    schema = tmp_path / "schema.avsc"
+    schema.write_text("{}")
+    options = ("--value-schema", str(schema), "--null-marker", "NULL", "-r")
+    result, sent = produce(tmp_path, '{"total": 1}\nNULL\n', *options, "http://r")
+    assert (result.exit_code, sent) == (0, 1)
+    for line, words in (("x", "Expecting value"), ('{"total": 2}', "total is no int")):
+        result, sent = produce(tmp_path, f'{{"total": 1}}\n{line}\n', *options, "http://r")
+        assert (result.exit_code, sent) == (1, 1)
+        assert result.stderr.startswith(f"kalda: logs: the serializer failed: {words}")
+        assert result.stderr.endswith("(1 record is written before line 2)\n")
+    result, _ = produce(tmp_path, "{}\n", *options, "r")
+    assert result.stderr == f"kalda: --value-schema {schema} with --registry r: Invalid url r\n"
+
+
 def test_a_refused_record(tmp_path: Path) -> None:
     result, _ = produce(tmp_path, "one\ntwo\nthree\n", "--batch-size", "1")
     assert result.exit_code == 1

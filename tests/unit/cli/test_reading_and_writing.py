@@ -7,16 +7,23 @@ import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from scripted_broker import ScriptedBroker
 
+from kalda.base.ids import TopicPartition
 from kalda.cli.failures import Failure
 from kalda.cli.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
-from kalda.cli.places import Kind, Place, parse_place
+from kalda.cli.places import Kind, Place, offsets_of, parse_place
 from kalda.cli.record_input import EnvelopeFormat, LineFormat, read_pieces
 from kalda.cli.session import unescape
 from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
+from kalda.client.admin.offsets import OffsetSpec
+from kalda.client.cluster import ClusterClient
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
 from kalda.records.batch import TimestampType
 from kalda.records.consuming import Record
 
@@ -234,7 +241,9 @@ def test_places(text: str, place: Place) -> None:
     assert parse_place("--from", text, 10**12) == place
 
 
-@pytest.mark.parametrize("text", ["", "-", "-1x", "-h", "soon", str(2**63), "offset:x"])
+@pytest.mark.parametrize(
+    "text", ["", "-", "-1x", "-h", "soon", str(2**63), "offset:x", "9" * 5000, "-" + "9" * 5000 + "h"]
+)
 def test_malformed_places(text: str) -> None:
     with pytest.raises(click.UsageError, match="--from"):
         parse_place("--from", text, 10**12)
@@ -278,3 +287,22 @@ def test_escapes(text: str, meant: bytes) -> None:
 def test_malformed_escapes(text: str) -> None:
     with pytest.raises(click.UsageError, match="--separator"):
         unescape("--separator", text)
+
+
+def test_an_end_by_time_is_not_behind_the_last_stable_offset() -> None:
+    """With read_committed, nothing behind an open transaction is read: a command would wait for its end."""
+
+    def answer(request: Any, _version: int) -> ListOffsetsResponse:
+        (topic,) = request.topics
+        is_latest = topic.partitions[0].timestamp == OffsetSpec.LATEST
+        end = 1 if request.isolation_level else 5
+        offset = end if is_latest else -1  # every record is older
+        found = ListOffsetsPartitionResponse(partition_index=0, offset=offset)
+        return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic.name, partitions=[found])])
+
+    with ScriptedBroker() as broker, ClusterClient(broker.address) as cluster:
+        broker.topics["t"] = [1]
+        broker.answers[ApiKey.LIST_OFFSETS] = answer
+        place, partition = Place(Kind.TIME, 1_000), TopicPartition("t", 0)
+        assert offsets_of(cluster, [partition], place, read_committed=True) == {partition: 1}
+        assert offsets_of(cluster, [partition], place) == {partition: 5}
