@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import BASE_MS, World, cluster_of_tests
+from topics import BASE_MS, World, append, cluster_of_tests
 
 from kalda import Producer
 
@@ -123,6 +123,26 @@ def test_records_that_were_deleted(formats: Formats) -> None:
     formats.refused(lambda world: world.frame(**lost).count())
     rows = formats.same(lambda world: [row.offset for row in world.read(**lost, failOnDataLoss="false")])
     assert rows == list(range(8, 20))
+
+
+def test_times_that_spark_does_not_have(formats: Formats) -> None:
+    anything = {"retention.ms": -1, "message.timestamp.after.max.ms": 2**63 - 1}
+    last_ms = (2**63 - 1) // 1000
+    formats.first.create("times", **anything)
+    append(formats.first.servers, "times", [(time_ms, None, b"", ()) for time_ms in (-1, 0, 2 * BASE_MS, last_ms)])
+
+    def times(world: World) -> list[Any]:
+        return [
+            row.micros for row in world.frame(subscribe="times").selectExpr("unix_micros(timestamp) micros").collect()
+        ]
+
+    assert formats.same(times) == [-1000, 0, 2000 * BASE_MS, 1000 * last_ms]
+    append(formats.first.servers, "times", [(last_ms + 1, None, b"", ())])
+    words = f"times-0, offset 4: the timestamp {last_ms + 1} is too far from 1970"
+    assert words in formats.refused(times)
+    assert words in formats.refused(
+        lambda world: formats.stream(world, "times", subscribe="times", startingOffsets="earliest")
+    )
 
 
 def test_transactions(formats: Formats) -> None:

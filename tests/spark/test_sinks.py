@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from topics import World, cluster_of_tests
 
 from kalda import Consumer
@@ -15,11 +17,13 @@ from kalda.client.core.partitioner import partition_of
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.spark.exactly_once import (
     Identity,
+    NotRepeatable,
     TaskDone,
     TaskProducer,
     abort_batch,
     batches_group_of,
     commit_batch,
+    write_in_transaction,
 )
 from kalda.spark.sink_options import write_options
 
@@ -221,10 +225,26 @@ def test_a_batch_job_is_atomic_by_task_and_found_again_by_its_name(world: World)
     assert Counter(one.value for one in committed(world, "jobs")) == expected(world)
 
 
+def test_a_task_that_has_committed_rows_and_then_has_none_is_refused(world: World) -> None:
+    """Its rows may have moved to a task whose transaction was not committed: they would be written twice."""
+    world.create("moved", 1)
+    given = world.options(topic="moved", kalda__exactly__once="true", kalda__exactly__once__name="moved")
+    options = write_options(given, StructType([StructField("value", StringType())]), is_streaming=False)
+
+    def task(number: int, *values: str) -> TaskDone:
+        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+        return write_in_transaction(options, Identity("moved", number, 0), [rows])
+
+    commit_batch(options, [task(0, "a"), task(1)])  # as where the driver dies before it ends the task 1, with "b"
+    with pytest.raises(NotRepeatable, match="task 0 of batch 0 of moved has committed rows, and has none"):
+        commit_batch(options, [task(0), task(1, "a", "b")])
+    assert [one.value for one in committed(world, "moved")] == [b"a"]
+    commit_batch(options, [task(0, "a"), task(1, "b")])
+    assert [one.value for one in committed(world, "moved")] == [b"a", b"b"]
+
+
 def test_a_transaction_that_is_ended_twice_is_ended_once(world: World) -> None:
     """The response to the driver's request may be lost, and the request is sent again."""
-    from pyspark.sql.types import BinaryType, StructField, StructType
-
     world.create("twice", 1)
     schema = StructType([StructField("value", BinaryType())])
     options = write_options(world.options(topic="twice", kalda__exactly__once="true"), schema, is_streaming=False)

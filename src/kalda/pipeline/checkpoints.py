@@ -45,6 +45,10 @@ class Checkpoint:
         """The last batches, oldest first."""
         return [batch for number in self._numbers("offsets")[-last:] if (batch := self._batch(number)) is not None]
 
+    def has_planned_batch(self) -> bool:
+        """Whether the last batch has not ended: a query that continues runs it again, between the same offsets."""
+        return self._numbers("offsets")[-1:] != self._numbers("commits")[-1:]
+
     def committed(self) -> dict[TopicPartition, int]:
         """Up to which offset each partition has been processed."""
         numbers = self._numbers("commits")

@@ -3,7 +3,8 @@
 In each directory with several small files, these are read in the order of partition and offset and written as files of
 about `target_bytes`. Then one rename replaces the list of files. A reader that began before has the old list and the
 old files, which stay until the next load deletes them; one that begins later has the new. A crash before the rename
-leaves new files that are no part of the table; the next load deletes them too.
+leaves new files that are no part of the table; the next load deletes them too. The new files are on the disk before the
+rename: else a loss of power could leave a list of empty files, and the next load would delete those that they replace.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kalda.pipeline.files import OWN, replace_text
+from kalda.pipeline.files import OWN, replace_text, sync
 from kalda.pipeline.lake import COMPACTING, Lake, SinkFile
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _merge(spark: SparkSession, lake: Lake, small: list[SinkFile], target_bytes:
     entries = []
     for path in sorted(staging.glob("*.parquet")):
         target = directory / f"compacted-{path.name}"
+        sync(path)
         os.replace(path, target)
         found = target.stat()
         entries.append(
@@ -92,5 +94,6 @@ def _merge(spark: SparkSession, lake: Lake, small: list[SinkFile], target_bytes:
                 "action": "add",
             }
         )
+    sync(directory)
     shutil.rmtree(staging)
     return entries

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.files import locked
 from kalda.pipeline.lake import SINK_LOG
-from kalda.pipeline.load import ISOLATION, SOURCE, starting_options
+from kalda.pipeline.load import ISOLATION, SOURCE, STARTS, TIMES, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
 from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
-from kalda.pipeline.session import PipelineError, batch_limit, first_line
+from kalda.pipeline.session import PipelineError, batch_limit, first_line, refuse_options
 from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import with_values
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _PLACE: Final = ("key", "topic", "partition", "offset", "timestamp")
+_OWN_OPTIONS: Final = {
+    "subscribe": "each [topics.NAME] has its topic",
+    **dict.fromkeys(STARTS, "each [topics.NAME] may have since"),
+}
+"""Options of the source that a derivation sets itself, and what to use instead."""
 
 
 @contextmanager
@@ -75,7 +80,8 @@ def make_views(spark: SparkSession, project: Project, *, once: bool = False) -> 
 def _stream(spark: SparkSession, project: Project, source: TopicSource, once: bool) -> DataFrame:
     """The topic's records: with JSON, Avro and Protobuf a column a field. Records that cannot be decoded have null in
     all of these, and what is wrong in `reason`."""
-    options = {ISOLATION: "read_committed", **project.source_options, "subscribe": source.topic}
+    refuse_options(project.source_options, _OWN_OPTIONS)
+    options = {ISOLATION: "read_committed", **TIMES, **project.source_options, "subscribe": source.topic}
     with Topics(options) as topics:
         options |= starting_options(source.since, topics, (source.topic,))
     if source.rows_a_batch is not None:

@@ -120,8 +120,13 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's names, are on the disk."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)

@@ -141,9 +141,20 @@ class Lake:
 
     def frame(self, spark: SparkSession, table: str = EVENTS) -> DataFrame:
         """One of the lake's two tables."""
+        return self.rows(spark).where(f"table = '{table}'").drop("table")
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """Both tables."""
+        from pyspark.sql.types import StringType, StructField, StructType
+
         kind = (self.settings() or {}).get("format", "parquet")
         rows = spark.read.format(kind).load(str(self.table_path(kind)))
-        return rows.where(f"table = '{table}'").drop("table")
+        if kind != "parquet" or rows.schema["topic"].dataType == StringType():
+            return rows
+        # The topic is in the names of directories, from which Spark makes the number 7 of a topic named 007.
+        topic = StructField("topic", StringType())
+        schema = StructType([topic if field.name == "topic" else field for field in rows.schema.fields])
+        return spark.read.schema(schema).parquet(str(self.path))
 
 
 def _path_of(uri: str) -> Path:

@@ -20,11 +20,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
+from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.compact import TARGET_BYTES, Compacted, compact
 from kalda.pipeline.lake import EVENTS, PARTITIONED_BY, QUARANTINE, RECORDS, Lake
 from kalda.pipeline.registry import subject_of
 from kalda.pipeline.running import Progress, run
-from kalda.pipeline.session import PipelineError, batch_limit, first_line
+from kalda.pipeline.session import (
+    PipelineError,
+    batch_limit,
+    check_settings_of_lakes,
+    ends_after_a_batch,
+    first_line,
+    refuse_options,
+)
 from kalda.pipeline.topics import Topics
 from kalda.pipeline.values import INFER, SAMPLE_RECORDS, ValueFormat, infer_schema, with_values
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -37,8 +45,24 @@ FILE_FORMATS: Final = ("parquet", "delta", "iceberg")
 ROWS_A_BATCH: Final = 2_000_000
 SOURCE: Final = "kalda"
 ISOLATION: Final = "kafka.isolation.level"
+TIMES: Final = {"kalda.timestamp.overflow": "null"}
+"""An option of the source: one record with a timestamp that Spark does not have must not end a query."""
 _KEPT: Final = ("topics", "format", "value", "schema", "message", "descriptor", "registry", "key", "until")
 """Settings that a later load may not change."""
+STARTS: Final = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+)
+"""Options of the source that say where it begins."""
+_OWN_OPTIONS: Final = {
+    "subscribe": "name the topics as arguments",
+    "includeHeaders": "a lake always has the headers",
+    "maxOffsetsPerTrigger": "use --rows-a-batch",
+    **dict.fromkeys(STARTS, "use --from"),
+}
+"""Options of the source that a load sets itself, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +111,8 @@ def load(
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Loaded:
     """Load until the topics' ends of now, `settings.until`, or with `follow` until stopped. Raises `PipelineError`."""
+    refuse_options(settings.options, _OWN_OPTIONS)
+    check_settings_of_lakes(spark)
     if settings.format not in FILE_FORMATS:
         raise PipelineError(f"format {settings.format}: {', '.join(FILE_FORMATS)} are possible")
     with lake.locked(spark):
@@ -94,9 +120,17 @@ def load(
         settings, until = _agree(spark, lake, settings)
         is_files = settings.format == "parquet"
         removed = lake.remove_uncommitted() if is_files else 0
-        query = _start(spark, lake, settings, until)
-        progress = run(query, on_progress, lambda so_far: _has_reached(so_far, until))
-        _complete(lake, progress, until)
+        continues_batch = Checkpoint(lake.checkpoint).has_planned_batch()
+        progress = Progress()
+
+        def run_query() -> None:
+            query = _start(spark, lake, settings, until)
+            run(query, on_progress, lambda so_far: _has_reached(so_far, until), progress)
+
+        run_query()
+        if continues_batch and ends_after_a_batch(to_the_end=not settings.follow) and progress.stopped_by is None:
+            run_query()  # the first one has ended with the batch that an earlier load has planned
+        _complete(lake, until)
         compacted = Compacted()
         if is_files and settings.compacts:
             compacted = compact(spark, lake, settings.target_bytes)
@@ -136,6 +170,7 @@ def _agree(
             "ends": None if until is None else to_json(until),
             "complete": False,
         }
+        _rows(spark, settings, given, until)  # refuses a schema that Spark does not take, before the lake is begun
         lake.write_settings(given)
         return settings, until
     if lake.has_lost_its_checkpoint():
@@ -171,13 +206,15 @@ def _sample(spark: SparkSession, settings: LoadSettings) -> DataFrame:
     with Topics(settings.options) as topics:
         ends = topics.ends(settings.topics)
     upto = {partition: min(each.end, each.start + SAMPLE_RECORDS) for partition, each in ends.items()}
-    reader = spark.read.format(SOURCE).options(**settings.options).option("subscribe", ",".join(settings.topics))
+    reader = spark.read.format(SOURCE).options(**(TIMES | dict(settings.options)))
+    reader = reader.option("subscribe", ",".join(settings.topics))
     return reader.option("endingOffsets", json.dumps(to_json(upto))).load()
 
 
 def source_options(settings: LoadSettings, known: Mapping[str, Any]) -> dict[str, str]:
     """The options of the streaming source."""
     return {
+        **TIMES,
         **settings.options,
         "subscribe": ",".join(settings.topics),
         "includeHeaders": "true",
@@ -196,7 +233,8 @@ def rows_of(records: DataFrame, settings: LoadSettings, until: Mapping[TopicPart
     return rows.select(
         f.when(f.col("reason").isNull(), EVENTS).otherwise(QUARANTINE).alias("table"),
         "topic",
-        f.to_date("timestamp").alias("date"),
+        # Years beyond 9999 have five digits: with such a directory, Spark's readers would take all dates for strings.
+        f.expr("if(year(timestamp) BETWEEN 1 AND 9999, to_date(timestamp), NULL)").alias("date"),
         "partition",
         "offset",
         "timestamp",
@@ -227,13 +265,27 @@ def _before(records: DataFrame, until: Mapping[TopicPartition, int]) -> DataFram
     return records.join(f.broadcast(ends), ["topic", "partition"]).where("offset < _end").drop("_end")
 
 
+def _rows(
+    spark: SparkSession,
+    settings: LoadSettings,
+    known: Mapping[str, Any],
+    until: Mapping[TopicPartition, int] | None,
+) -> DataFrame:
+    """The lake's rows as a stream. Raises `PipelineError`."""
+    records = spark.readStream.format(SOURCE).options(**source_options(settings, known)).load()
+    try:
+        return rows_of(records, settings, until)
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise PipelineError(f"values as {settings.value}: {first_line(error)}") from error
+
+
 def _start(
     spark: SparkSession, lake: Lake, settings: LoadSettings, until: dict[TopicPartition, int] | None
 ) -> StreamingQuery:
-    options = source_options(settings, lake.settings() or {})
-    records = spark.readStream.format(SOURCE).options(**options).load()
     # One task a core writes: else each of the topics' partitions would make a file in each batch.
-    rows = rows_of(records, settings, until).coalesce(_cores(spark))
+    rows = _rows(spark, settings, lake.settings() or {}, until).coalesce(_cores(spark))
     writer = rows.writeStream.option("checkpointLocation", str(lake.checkpoint)).queryName(lake.path.name)
     if settings.follow:
         writer = writer.trigger(processingTime=settings.every)
@@ -276,10 +328,8 @@ def _has_reached(progress: Progress, until: Mapping[TopicPartition, int] | None)
     return until is not None and all(progress.ends.get(partition, 0) >= end for partition, end in until.items())
 
 
-def _complete(lake: Lake, progress: Progress, until: Mapping[TopicPartition, int] | None) -> None:
+def _complete(lake: Lake, until: Mapping[TopicPartition, int] | None) -> None:
     """Mark the lake of a load with an end that has reached it."""
-    from kalda.pipeline.checkpoints import Checkpoint
-
     reached = Checkpoint(lake.checkpoint).committed()
     if until is not None and all(reached.get(partition, 0) >= end for partition, end in until.items()):
         lake.write_settings((lake.settings() or {}) | {"complete": True})
@@ -384,9 +434,10 @@ def totals(spark: SparkSession, lake: Lake) -> list[dict[str, Any]]:
     files = lake.files()
     if not files:
         return []
-    frame = spark.read.parquet(str(lake.path))
-    rows = frame.groupBy("topic", "table", "partition").agg(
-        f.count("*").alias("rows"), f.min("offset").alias("first"), f.max("offset").alias("last")
+    rows = (
+        lake.rows(spark)
+        .groupBy("topic", "table", "partition")
+        .agg(f.count("*").alias("rows"), f.min("offset").alias("first"), f.max("offset").alias("last"))
     )
     found = [row.asDict() for row in rows.orderBy("topic", "table", "partition").collect()]
     for row in found:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -20,6 +21,8 @@ from kalda.pipeline.session import PipelineError
 PREFIX_BYTES: Final = 5
 """The byte 0 and the schema's id, before each value."""
 _TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 16 << 20
+"""Of one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,33 @@ def subject_of(url: str, topic: str) -> Subject:
     """The subject TOPIC-value. Raises `PipelineError` where the registry does not have it, or it is not Avro."""
     name = f"{topic}-value"
     path = f"/subjects/{quote(name, safe='')}/versions"
-    found = [_get(url, f"{path}/{version}") for version in _get(url, path)]
-    wrong = next((each["schemaType"] for each in found if each.get("schemaType", "AVRO") != "AVRO"), None)
-    if wrong is not None:
-        raise PipelineError(f"the subject {name} of {_shown(url)} has schemas of {wrong}, not Avro")
-    if not found:
+    versions = _get(url, path)
+    if not isinstance(versions, list) or not all(type(each) is int for each in versions):
+        raise PipelineError(f"schema registry {_shown(url)}: GET {path} was answered with no list of versions")
+    if not versions:
         raise PipelineError(f"the subject {name} of {_shown(url)} has no version")
-    newest = max(found, key=lambda each: int(each["version"]))
-    return Subject(name, {int(each["id"]): str(each["schema"]) for each in found}, str(newest["schema"]))
+    found = {version: _get(url, f"{path}/{version}") for version in versions}
+    for version, each in found.items():
+        if not _is_schema(each):
+            raise PipelineError(f"schema registry {_shown(url)}: GET {path}/{version} was answered with no schema")
+        if (kind := each.get("schemaType", "AVRO")) != "AVRO":
+            raise PipelineError(f"the subject {name} of {_shown(url)} has schemas of {kind}, not Avro")
+    return Subject(name, {each["id"]: each["schema"] for each in found.values()}, found[max(found)]["schema"])
+
+
+def _is_schema(answer: Any) -> bool:
+    if not isinstance(answer, dict) or type(answer.get("schema")) is not str:
+        return False
+    number = answer.get("id")
+    return type(number) is int and 0 <= number < 2**31
 
 
 def _get(url: str, path: str) -> Any:
     """Raises `PipelineError`. User and password may be in the URL."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise PipelineError(f"schema registry: the URL is malformed: {error}") from None
     host = parts.netloc.rpartition("@")[2]
     request = Request(urlunsplit((parts.scheme, host, parts.path.rstrip("/") + path, "", "")))
     if parts.username is not None:
@@ -56,10 +73,13 @@ def _get(url: str, path: str) -> Any:
         request.add_header("Authorization", f"Basic {b64encode(user.encode()).decode()}")
     try:
         with urlopen(request, timeout=_TIMEOUT_S) as answer:
-            return json.load(answer)
+            body = answer.read(_MAX_BYTES + 1)
+        if len(body) > _MAX_BYTES:
+            raise ValueError(f"the answer has more than {_MAX_BYTES} bytes")
+        return json.loads(body)
     except HTTPError as error:
         raise PipelineError(f"schema registry {_shown(url)}: GET {path} was answered {error.code}") from error
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, HTTPException, OSError, ValueError, RecursionError) as error:
         raise PipelineError(f"schema registry {_shown(url)}: GET {path} has failed: {error}") from error
 
 

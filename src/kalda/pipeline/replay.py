@@ -8,7 +8,7 @@ twice, provided that the table has not changed. The offset's metadata says how r
 that would spread or order them otherwise is refused, since other rows would be behind that offset.
 
 Within a lane rows are in the order of the columns that are given, by default partition and offset; equal ones in the
-order of a hash of key and value.
+order of a hash of what is written, so that they are in the same order each time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kalda.base.configs.admin import ADMIN
+from kalda.base.configs.definition import InvalidConfig
+from kalda.base.configs.producer import producer_config
 from kalda.client.admin_client import Admin
+from kalda.client.config_files import keys_of
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Topics
@@ -63,31 +67,33 @@ class Replayed:
 
 
 def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
-    """Write the rows: columns value, and where there are any key, timestamp, headers, partition. Raises
-    `PipelineError`."""
+    """Write the rows: columns value, and where there are any key, timestamp, headers, partition. Objects and lists are
+    written as JSON, such as the values of a lake that was loaded as JSON. Raises `PipelineError`."""
     from pyspark.sql import functions as f
 
+    config = _client_options(settings.options)
     missing = [name for name in ("value", *settings.order_by) if name not in rows.columns]
     if missing:
         raise PipelineError(f"the table has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
     with Topics(settings.options) as topics:
         count = len(topics.partitions([settings.topic]))
-    config = _client_options(settings.options)
     _refuse_another_layout(settings, config, count)
+    rows = _encodable(rows)
     if settings.keeps_partitions:
         if "partition" not in rows.columns:
             raise PipelineError("the table has no column partition: let the keys choose the partitions")
-        largest = rows.agg(f.max("partition")).collect()[0][0]
-        if largest is not None and largest >= count:
+        is_there = f.coalesce(f.col("partition").between(0, count - 1), f.lit(False))
+        others = rows.where(~is_there).select("partition").head(1)
+        if others:
             raise PipelineError(
-                f"the table has rows of partition {largest}, and topic {settings.topic} has {count} partitions: add "
-                f"partitions, or let the keys choose"
+                f"the table has rows of partition {others[0][0]}, and topic {settings.topic} has {count} partitions: "
+                f"add partitions, or let the keys choose"
             )
         lane = f.col("partition").cast("int")
     else:
         lane = f.expr(f"pmod(xxhash64(key), {count})").cast("int") if "key" in rows.columns else f.lit(0)
     sent = [name for name in _SENT if name in rows.columns]
-    tie = f.xxhash64(*[name for name in ("key", "value") if name in rows.columns])
+    tie = f.xxhash64(*sent)
     chosen = rows.select(*sent, *(f.col(name).alias(f"_by_{name}") for name in settings.order_by), lane.alias("_lane"))
     order = [f"_by_{name}" for name in settings.order_by]
     ordered = chosen.repartitionByRange(count, "_lane").sortWithinPartitions("_lane", *order, tie)
@@ -97,12 +103,43 @@ def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
 
 
 def _client_options(options: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
+    """The producers' configuration. Raises `PipelineError` for options that would have no effect."""
+    others = [name for name in options if not name.startswith("kafka.")]
+    if others:
+        raise PipelineError(f"option {others[0]}: a replay has the options of a producer, which begin with kafka.")
+    config = {name.removeprefix("kafka."): value for name, value in options.items()}
+    try:
+        producer_config(dict(config), {"transactional_id": "checked"})
+    except InvalidConfig as error:
+        raise PipelineError(f"options kafka.*: {error.message}") from None
+    return config
+
+
+def _admin(config: Mapping[str, str]) -> Admin:
+    """A client with those of a producer's keys that it has."""
+    return Admin(keys_of(ADMIN, config))
+
+
+def _encodable(rows: DataFrame) -> DataFrame:
+    """The rows with key and value as bytes or text. Raises `PipelineError` for types that are no bytes of a record."""
+    from pyspark.sql import functions as f
+
+    for name in ("key", "value"):
+        if name not in rows.columns:
+            continue
+        kind = rows.schema[name].dataType
+        if kind.typeName() in ("struct", "array", "map", "variant"):
+            rows = rows.withColumn(name, f.to_json(name))
+        elif kind.typeName() not in ("binary", "string"):
+            raise PipelineError(
+                f"column {name} is {kind.simpleString()}: bytes, text, or objects for JSON are expected"
+            )
+    return rows
 
 
 def _refuse_another_layout(settings: ReplaySettings, config: Mapping[str, str], partitions: int) -> None:
     """Raises `PipelineError` where an earlier run of this name has spread or ordered the rows otherwise."""
-    with Admin(config) as admin:
+    with _admin(config) as admin:
         found = admin.list_group_offsets(settings.group).check()
     for partition, committed in found.succeeded.items():
         if partition.topic == settings.topic and committed.metadata not in ("", settings.layout(partitions)):
@@ -173,7 +210,7 @@ class _Lane:
         from kalda.base.ids import TopicPartition
 
         partition = TopicPartition(self._settings.topic, self.number)
-        with Admin(self._config) as admin:
+        with _admin(self._config) as admin:
             found = admin.list_group_offsets(self._settings.group, [partition]).check()
         return found.value(partition).offset if partition in found else 0
 

@@ -77,10 +77,12 @@ def run(
     query: StreamingQuery,
     on_progress: Callable[[Progress], None] = lambda _: None,
     is_done: Callable[[Progress], bool] = lambda _: False,
+    progress: Progress | None = None,
 ) -> Progress:
-    """Wait for the query's end; `is_done` may end it sooner. Raises `PipelineError` where it fails."""
-    progress = Progress()
-    began = time.monotonic()
+    """Wait for the query's end; `is_done` may end it sooner. `progress` is that of a query before, which this one
+    continues. Raises `PipelineError` where it fails."""
+    progress = Progress() if progress is None else progress
+    began = time.monotonic() - progress.seconds
     with stop_signals() as stopped:
         while True:
             ended = _await(query)

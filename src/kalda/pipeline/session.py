@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from kalda.pipeline.background import enter_background
@@ -43,12 +43,14 @@ _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "FATAL",  # a command says what has failed; this would print a Java stack for each attempt
 }
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
+_COMPACT_INTERVAL: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 _OF_QUERIES: Final = {
-    "spark.sql.session.timeZone": "UTC",
+    _TIME_ZONE: "UTC",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    "spark.sql.streaming.fileSink.log.compactInterval": "1",  # see `lake`
+    _COMPACT_INTERVAL: "1",  # see `lake`
 }
 
 
@@ -116,27 +118,51 @@ def make_session(
             f"there are others that fit Spark {_spark_version()}, name them by --spark spark.jars.packages=...; or put "
             f"the jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
         ) from error
-    prepare(spark)
+    prepare(spark, settings)
     return spark
 
 
-def prepare(spark: SparkSession) -> None:
-    """Kalda's formats, and the settings of queries, for a session that was made elsewhere."""
+def prepare(spark: SparkSession, chosen: Collection[str] | None = None) -> None:
+    """Kalda's formats, and the settings of queries but those that the user has `chosen`, for a session that was made
+    elsewhere."""
     from kalda.spark import register
     from kalda.spark.segments import register_segments
 
     register(spark)
     register_segments(spark)
     for name, value in _OF_QUERIES.items():
-        spark.conf.set(name, value)
+        if name not in (chosen or ()):
+            spark.conf.set(name, value)
+
+
+def check_settings_of_lakes(spark: SparkSession) -> None:
+    """Raises `PipelineError` where a session has other settings than a lake needs: its dates are those of UTC, and each
+    entry of its list has all files."""
+    for name in (_TIME_ZONE, _COMPACT_INTERVAL):
+        if (found := spark.conf.get(name)) != _OF_QUERIES[name]:
+            raise PipelineError(f"--spark {name}={found}: a load needs {_OF_QUERIES[name]}; leave it out")
 
 
 def batch_limit(rows: int, *, to_the_end: bool) -> dict[str, str]:
-    """The source's option that bounds a batch. None for a query `to_the_end` of its topics with Spark 4.1, which would
-    end after the first bounded batch."""
+    """The source's option that bounds a batch; none for a query that has one batch only."""
+    return {} if ends_after_a_batch(to_the_end=to_the_end) else {"maxOffsetsPerTrigger": str(rows)}
+
+
+def ends_after_a_batch(*, to_the_end: bool) -> bool:
+    """Whether a query ends after its first batch: one `to_the_end` of its topics with Spark 4.1, which has no admission
+    control for sources in Python. Where it continues, that batch is the one that had been planned."""
     from kalda.spark.source import HAS_ADMISSION_CONTROL
 
-    return {} if to_the_end and not HAS_ADMISSION_CONTROL else {"maxOffsetsPerTrigger": str(rows)}
+    return to_the_end and not HAS_ADMISSION_CONTROL
+
+
+def refuse_options(given: Iterable[str], own: Mapping[str, str]) -> None:
+    """Raises `PipelineError` where an option of the source is given that a pipeline sets itself: it would have no
+    effect. `own`: such options, and what to use instead."""
+    names = {name.lower(): name for name in own}
+    for option in given:
+        if (name := names.get(option.lower())) is not None:
+            raise PipelineError(f"option {name}: {own[name]}")
 
 
 def first_line(error: BaseException) -> str:

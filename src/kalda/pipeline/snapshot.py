@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
-from kalda.pipeline.load import ISOLATION, SOURCE, from_json, to_json
-from kalda.pipeline.session import PipelineError
+from kalda.pipeline.load import ISOLATION, SOURCE, STARTS, TIMES, from_json, to_json
+from kalda.pipeline.session import PipelineError, refuse_options
 from kalda.pipeline.topics import Ends, Topics
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 DELETE_RETENTION_MS: Final = 24 * 60 * 60 * 1000
 """Kafka's default of delete.retention.ms."""
+_BOUNDS: Final = (*STARTS, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_OWN_OPTIONS: Final = {
+    "subscribe": "name the topic as an argument",
+    "includeHeaders": "a snapshot always has the headers",
+    ISOLATION: "a snapshot is read with read_committed",
+    **dict.fromkeys(_BOUNDS, "a snapshot continues where the last one ended, up to the topic's end"),
+}
+"""Options of the source that a snapshot sets itself, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ def take_snapshot(
     spark: SparkSession, table: SnapshotTable, topic: str, options: Mapping[str, str], now_ms: int | None = None
 ) -> Snapshot:
     """Bring the table up to the topic's end of now. Raises `PipelineError`."""
+    refuse_options(options, _OWN_OPTIONS)
     with table.locked(spark):
         return _take(spark, table, topic, options, int(time.time() * 1000) if now_ms is None else now_ms)
 
@@ -123,7 +132,7 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
         if state["topic"] != topic:
             raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
         table.point_to(state["version"])
-    options = {**options, ISOLATION: "read_committed"}
+    options = {**TIMES, **options, ISOLATION: "read_committed"}
     with Topics(options) as topics:
         topic_id, ends = topics.topic_id(topic), topics.ends([topic])
         retention = topics.config(topic, "delete.retention.ms")

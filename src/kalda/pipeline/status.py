@@ -19,6 +19,8 @@ from kalda.pipeline.snapshot import SnapshotTable
 from kalda.pipeline.topics import Topics
 
 RECENT_S = 60.0
+_SHOWN = 50
+"""How many of the last batches."""
 _TIMEOUT_MS = "15000"
 """After which a cluster that does not answer is an error."""
 
@@ -87,9 +89,9 @@ def _with(status: Status, state: str, place: str) -> Status:
 
 def _of_checkpoint(name: str, kind: str, path: Path, options: Mapping[str, str], asks: bool) -> Status:
     checkpoint = Checkpoint(path)
-    batches = checkpoint.batches(50)
+    batches = checkpoint.batches(_SHOWN + 1)
     done = checkpoint.committed()
-    rows = tuple(_batch(before, batch) for before, batch in zip([None, *batches], batches, strict=False))
+    rows = tuple(_batch(before, batch) for before, batch in zip([None, *batches], batches, strict=False))[-_SHOWN:]
     newest = max((batch.committed_ms or batch.planned_ms for batch in batches), default=0)
     state = "never started" if not batches else "stopped"
     if batches and time.time() - newest / 1000 < RECENT_S:

@@ -1,7 +1,8 @@
 """Values of records as columns of a table, and a reason for each that cannot be one.
 
 Every record becomes a row. One whose value has the declared format has it in `value`; any other one has null there,
-its bytes in `raw`, and in `reason` what is wrong. A record without a value (a tombstone) is good.
+its bytes in `raw`, and in `reason` what is wrong, and so has one whose timestamp Spark does not have. A record without
+a value (a tombstone) is good.
 """
 
 from __future__ import annotations
@@ -92,25 +93,27 @@ def infer_schema(records: DataFrame) -> str:
 
 
 def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
-    """The frame with the column `value` of its format, `raw` and `reason`."""
+    """The source's records with the column `value` of its format, `raw` and `reason`."""
     from pyspark.sql import functions as f
 
     value, wrong = _decoded(records.sparkSession, value_format)
-    bad = f.col("value").isNotNull() & wrong
+    is_wrong = f.col("value").isNotNull() & wrong
+    bad = is_wrong | f.col("timestamp").isNull()
     name = "registry" if value_format.registry is not None else value_format.name
-    reason = f.when(bad, f.lit(_REASONS[name]))
+    reason = f.when(is_wrong, f.lit(_REASONS[name])).when(bad, f.lit(_TIME))
     if value_format.name == "json":
-        reason = f.when(bad & ~_is_text(), f.lit(_REASONS["string"])).otherwise(reason)
+        reason = f.when(is_wrong & ~_is_text(), f.lit(_REASONS["string"])).otherwise(reason)
     return records.withColumns(
         {
             "reason": reason,
             "raw": f.when(bad, f.col("value")),
-            "value": f.when(~bad, value) if value_format.name != "bytes" else f.col("value"),
+            "value": f.when(~bad, value),
         }
     )
 
 
 _DECODED: Final = "_kalda_decoded"
+_TIME: Final = "the timestamp is too far from 1970 for Spark's microseconds"
 _REASONS: Final = {
     "bytes": "",
     "string": "the value is not UTF-8",
@@ -135,14 +138,9 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
         case "string":
             return f.col("value").cast("string"), ~_is_text()
         case "json":
-            from pyspark.sql.types import StructType
-
             assert value_format.schema is not None
-            schema = f"{value_format.schema}, `_corrupt` string"
-            names = cast(StructType, StructType.fromDDL(value_format.schema)).names
-            parsed = f.from_json(f.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": "_corrupt"})
-            good = f.struct(*(parsed[name].alias(name) for name in names))
-            return good, parsed.isNull() | parsed["_corrupt"].isNotNull() | ~_is_text()
+            value, wrong = _of_json(value_format.schema)
+            return value, wrong | ~_is_text()
         case "avro":
             if value_format.registry is not None:
                 return _of_registry(value_format)
@@ -158,6 +156,24 @@ def _decoded(spark: SparkSession, value_format: ValueFormat) -> tuple[Column, An
             )
             return parsed, parsed.isNull()
     return f.col("value"), f.lit(False)
+
+
+def _of_json(schema: str) -> tuple[Column, Column]:
+    """The value as an object of the schema, and whether it is none.
+
+    Spark's parser ends behind the first object and passes over what follows it. So the value is parsed as the only
+    element of a list within another object: what follows it makes that malformed, or the list longer."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    names = cast(StructType, StructType.fromDDL(schema)).names
+    text = f.concat(f.lit('{"values":['), f.col("value").cast("string"), f.lit(f'\n],"{_DECODED}":true}}'))
+    envelope = f"values array<struct<{schema}>>, {_DECODED} boolean, _corrupt string"
+    parsed = f.from_json(text, envelope, {"columnNameOfCorruptRecord": "_corrupt"})
+    found = f.get(parsed["values"], f.lit(0))
+    is_whole = parsed["_corrupt"].isNull() & parsed[_DECODED].isNotNull() & (f.size(parsed["values"]) == 1)
+    value = f.struct(*(found[name].alias(name) for name in names))
+    return value, found.isNull() | ~f.coalesce(is_whole, f.lit(False))
 
 
 def _of_avro(body: Column, writer: str, reader: str) -> tuple[Column, Column]:

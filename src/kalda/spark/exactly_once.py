@@ -8,8 +8,8 @@ A task of batch `b` of the write `name` does this, with the transactional id `ka
 3. Else it writes its rows in a transaction, and `b + 1` as that offset in the same transaction.
 4. It leaves the transaction open, and returns the producer's id and epoch to the driver.
 
-When all tasks have ended, the driver writes the number of tasks to the group `kalda-spark-NAME`, and then ends the
-transactions over a connection of its own, by those ids and epochs, as KIP-939 lets a coordinator do. Spark writes
+When all tasks have ended, the driver writes the number of tasks to the group `kalda-spark-NAME-tasks`, and then ends
+the transactions over a connection of its own, by those ids and epochs, as KIP-939 lets a coordinator do. Spark writes
 the batch to its commit log after that.
 
 Invariants:
@@ -19,7 +19,8 @@ Invariants:
 - The number of tasks is written before the first transaction is ended. Where a batch that is run again has another
   number of tasks, and some were committed, it is refused: the rows of a task would not be those of the first run.
 - With its offset, a task commits a checksum of its rows that does not depend on their order. A task that finds its
-  batch committed computes it again, and refuses to continue where it differs.
+  batch committed computes it again, and refuses to continue where it differs. A task without rows requests nothing;
+  where a batch is run again, the driver refuses it if the task had committed rows.
 
 What is not atomic: the tasks of one batch are committed one after another.
 """
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
 _PREFIX = "kalda-spark-"
 _UNSTABLE_ATTEMPTS = 50
 _SUM_MODULUS = 2**64
+_REMEDY = (
+    f"the query does not give each task the same rows each time. Take out what is not deterministic (rand, the current "
+    f"time, an order without a full sort), and keep the number of partitions. To accept what was committed as it is, "
+    f"set option {CHECK} to false"
+)
 
 
 class NotRepeatable(RuntimeError):
@@ -79,8 +85,9 @@ class Identity:
 
 
 def batches_group_of(name: str) -> str:
-    """The group with the number of tasks of the last batch."""
-    return f"{_PREFIX}{name}"
+    """The group with the number of tasks of the last batch. It is no task's group of another name: these end in a
+    number."""
+    return f"{_PREFIX}{name}-tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +246,7 @@ def _compare(options: WriteOptions, identity: Identity, recorded: Recorded, rows
     if options.checks_rows and recorded.text and recorded.text != total.text():
         raise NotRepeatable(
             f"task {identity.task} of batch {identity.batch} of {identity.name} has committed {recorded.text}, and has "
-            f"{total.text()} when it is run again: the query does not give each task the same rows each time. Take out "
-            f"what is not deterministic (rand, the current time, an order without a full sort), and keep the number of "
-            f"partitions. To accept what was committed as it is, set option {CHECK} to false"
+            f"{total.text()} when it is run again: {_REMEDY}"
         )
     return TaskDone(identity, total.rows, was_committed=True)
 
@@ -259,7 +264,7 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     identity = still_open[0].identity
     if identity.batch is not None:
         try:
-            _record_tasks(admin, still_open[0], identity.batch, len(messages), options)
+            _record_tasks(admin, still_open[0], identity.batch, done, len(messages), options)
         except NotRepeatable:
             abort_batch(options, messages)
             raise
@@ -280,25 +285,48 @@ def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | 
         _end(admin_of(options.kafka), still_open, commit=False)
 
 
-def _record_tasks(admin: SparkAdmin, task: TaskDone, batch: int, tasks: int, options: WriteOptions) -> None:
-    """Write the number of tasks, before the first transaction is ended."""
-    identity = task.identity
-    group = batches_group_of(identity.name)
+def _record_tasks(
+    admin: SparkAdmin, task: TaskDone, batch: int, done: Sequence[TaskDone], tasks: int, options: WriteOptions
+) -> None:
+    """Write the number of tasks, before the first transaction is ended. Raises `NotRepeatable`."""
+    name = task.identity.name
+    group = batches_group_of(name)
     planned = _newest(admin.list_group_offsets(group))
     text = json.dumps({"tasks": tasks}, separators=(",", ":"))
-    if planned is not None and planned.batch == batch:
+    if planned is not None and planned.batch == batch:  # it is run again
+        if options.checks_rows:
+            _refuse_another_plan(admin, task.identity, batch, planned.text, text)
+            _refuse_emptied(admin, done, batch)
         if planned.text == text:
             return
-        ended = [index for index in range(_tasks_of(planned.text)) if _has_committed(admin, identity, index, batch)]
-        if ended and options.checks_rows:
-            raise NotRepeatable(
-                f"batch {batch} of {identity.name} had {planned.text} when it was first written, of which "
-                f"{len(ended)} were committed, and has {text} now: rows would be written twice or lost. Restart the "
-                f"query with the parallelism that it had (shuffle partitions, minPartitions). To accept what was "
-                f"committed as it is, set option {CHECK} to false"
-            )
     at = OffsetAndEpoch(batch + 1, -1, text)
     admin.alter_group_offsets(group, {(str(task.topic), 0): at}).check()
+
+
+def _refuse_another_plan(admin: SparkAdmin, identity: Identity, batch: int, planned: str, text: str) -> None:
+    """Raises `NotRepeatable` where the number of tasks is another one, and some have committed their rows."""
+    if planned == text:
+        return
+    ended = [
+        index for index in range(_tasks_of(planned)) if _has_committed(admin, Identity(identity.name, index), batch)
+    ]
+    if ended:
+        raise NotRepeatable(
+            f"batch {batch} of {identity.name} had {planned} when it was first written, of which {len(ended)} were "
+            f"committed, and has {text} now: rows would be written twice or lost. Restart the query with the "
+            f"parallelism that it had (shuffle partitions, minPartitions). To accept what was committed as it is, set "
+            f"option {CHECK} to false"
+        )
+
+
+def _refuse_emptied(admin: SparkAdmin, done: Sequence[TaskDone], batch: int) -> None:
+    """Raises `NotRepeatable` where a task without rows has committed some: they would be another task's now."""
+    for each in done:
+        if each.topic is None and not each.was_committed and _has_committed(admin, each.identity, batch):
+            raise NotRepeatable(
+                f"task {each.identity.task} of batch {batch} of {each.identity.name} has committed rows, and has none "
+                f"when it is run again: {_REMEDY}"
+            )
 
 
 def _tasks_of(text: str) -> int:
@@ -308,8 +336,8 @@ def _tasks_of(text: str) -> int:
         return 0
 
 
-def _has_committed(admin: SparkAdmin, identity: Identity, task: int, batch: int) -> bool:
-    recorded = _newest(admin.list_group_offsets(Identity(identity.name, task).group))
+def _has_committed(admin: SparkAdmin, task: Identity, batch: int) -> bool:
+    recorded = _newest(admin.list_group_offsets(task.group))
     return recorded is not None and recorded.batch == batch
 
 

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from kalda.base.configs.consumer import consumer_config
+from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.ids import TopicPartition
 from kalda.client.metadata import parse_bootstrap
@@ -26,10 +26,17 @@ LATEST_OFFSET: Final = -1
 
 
 class OptionError(ValueError):
-    """An option is wrong; the message has its name, its value and the remedy."""
+    """An option is wrong; the message has its name, its value unless that may be a secret, and the remedy."""
 
     def __init__(self, name: str, value: object, advice: str) -> None:
-        super().__init__(f"option {name} = {value!r}: {advice}")
+        shown = "(hidden)" if _may_be_secret(name) else repr(value)
+        super().__init__(f"option {name} = {shown}: {advice}")
+
+
+def _may_be_secret(name: str) -> bool:
+    """Whether an option has a password or a key; of a misspelt one, whether it may have."""
+    key = name.lower().removeprefix(_PREFIX)
+    return CONSUMER[key].sensitive if key in CONSUMER else key.startswith(("sasl.", "ssl."))
 
 
 class Edge(Enum):
@@ -94,6 +101,8 @@ class ReadOptions:
     """A batch with fewer offsets than `min_offsets_per_trigger` is not delayed for longer."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    overflowing_times_are_null: bool = False
+    """A timestamp that Spark's microseconds do not hold is null; else it fails the query."""
     poll_timeout_ms: int = 120_000
     """How long a task waits for records of its range."""
     offset_attempts: int = 4
@@ -105,6 +114,7 @@ _SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _ENDINGS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 TASK_OFFSETS: Final = "kalda.task.offsets"
+TIMESTAMP_OVERFLOW: Final = "kalda.timestamp.overflow"
 NAMES: Final = (
     *_SUBSCRIPTIONS,
     "startingOffsets",
@@ -123,6 +133,7 @@ NAMES: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     TASK_OFFSETS,
+    TIMESTAMP_OVERFLOW,
 )
 WITHOUT_EFFECT: Final = ("groupIdPrefix",)
 _PREFIX: Final = "kafka."
@@ -175,6 +186,7 @@ def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> Rea
         max_trigger_delay_ms=options.delay_ms("maxTriggerDelay", 900_000),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
+        overflowing_times_are_null=options.choice(TIMESTAMP_OVERFLOW, {"fail": False, "null": True}, "fail"),
         poll_timeout_ms=options.number("kafkaConsumer.pollTimeoutMs", 120_000, 1),
         offset_attempts=1 + options.number("fetchOffset.numRetries", 3, 0),
         offset_retry_ms=options.number("fetchOffset.retryIntervalMs", 10, 0),
@@ -211,8 +223,7 @@ def kafka_error(keys: Mapping[str, str], error: InvalidConfig) -> OptionError:
     key = max((key for key in keys if key in error.message), key=len, default=None)
     if key is None:
         return OptionError(_PREFIX + "*", "(several)", error.message)
-    is_secret = "password" in key or "jaas" in key
-    return OptionError(_PREFIX + key, "(hidden)" if is_secret else keys[key], error.message)
+    return OptionError(_PREFIX + key, keys[key], error.message)
 
 
 def _start(options: OptionTable, is_streaming: bool) -> Bound:

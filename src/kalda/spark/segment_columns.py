@@ -65,22 +65,24 @@ class RecordColumns:
         decoded = [(name, null) for name, null in fields if name in TYPES]
         if all(name != "offset" for name, _ in decoded):
             decoded.append(("offset", True))
-        self._decoded = SparkColumns(pa.schema([pa.field(name, TYPES[name], null) for name, null in decoded]))
+        schema = pa.schema([pa.field(name, TYPES[name], null) for name, null in decoded])
+        self._decoded = SparkColumns(schema, overflowing_times_are_null=True)
 
     def of(
         self, run: Run, piece: Piece, start: int, end: int | None, keep: Keep | None
     ) -> Iterator[pa.RecordBatch | Damage]:
         """The records with offsets in [start, end) of the batches that `keep` allows. A batch whose records are
-        malformed, although its CRC is right, is `Damage`."""
+        malformed, although its CRC is right, is `Damage`. A timestamp that Spark does not have is null."""
         reached = -1
         try:
             for batch in self._decoded.of(_Batches(piece.topic, piece.partition, run.buffer, start, end, keep)):
                 reached = batch.column("offset")[-1].as_py()
                 yield self._complete(batch, run, piece)
             return
-        except (CorruptRecord, ValueError):
+        except CorruptRecord as error:
             if len(run.headers) == 1:
-                yield self._malformed(run, piece)
+                header = run.headers[0]
+                yield Damage(run.position, header.size_bytes, header.base_offset, error.message)
                 return
         at = 0
         for header in run.headers:
@@ -88,17 +90,6 @@ class RecordColumns:
                 one = Run(run.position + at, run.buffer[at : at + header.size_bytes], [header])
                 yield from self.of(one, piece, start, end, keep)
             at += header.size_bytes
-
-    def _malformed(self, run: Run, piece: Piece) -> Damage:
-        from kalda.records.builder import read_records
-
-        header = run.headers[0]
-        try:
-            read_records(run.buffer, 0, header)
-            reason = "a timestamp is too far from 1970 for Spark's microseconds"
-        except CorruptRecord as error:
-            reason = error.message
-        return Damage(run.position, header.size_bytes, header.base_offset, reason)
 
     def _complete(self, batch: pa.RecordBatch, run: Run, piece: Piece) -> pa.RecordBatch:
         if not self._has_extras:

@@ -96,8 +96,8 @@ def read_segment_options(given: Mapping[str, str]) -> SegmentOptions:
             raise OptionError(name, text, f"{', '.join(choices)} are possible")
         return found
 
-    text = values.get("maxsplitbytes", str(MAX_SPLIT_BYTES))
-    if not text.strip().isdigit() or int(text) < 1:
+    text = values.get("maxsplitbytes", str(MAX_SPLIT_BYTES)).strip()
+    if not text.isdecimal() or not 0 < len(text) < 19 or int(text) < 1:
         raise OptionError("maxSplitBytes", text, "a whole number from 1 is expected")
     topics = [name.strip() for name in values.get("topics", "").split(",") if name.strip()]
     return SegmentOptions(
@@ -114,11 +114,23 @@ def read_segment_options(given: Mapping[str, str]) -> SegmentOptions:
 
 
 def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
-    several = json.loads(values["paths"]) if "paths" in values else []
-    paths = [*several, *values.get("path", "").split(",")]
+    paths = [*_several(values.get("paths", "")), *values.get("path", "").split(",")]
     found = tuple(path.strip().removeprefix("file://").removeprefix("file:") for path in paths if path.strip())
     if not found:
         raise OptionError("path", values.get("path"), "a log directory is expected, or several with commas between")
+    return found
+
+
+def _several(text: str) -> list[str]:
+    """Paths with commas between, or a JSON list of them, as Spark gives it for `load([...])`."""
+    if not text.lstrip().startswith("["):
+        return text.split(",")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise OptionError("paths", text, "paths with commas between are expected, or a JSON list of them")
     return found
 
 

@@ -81,11 +81,13 @@ def write_options(given: Mapping[str, str], schema: StructType, *, is_streaming:
     except InvalidConfig as error:
         raise kafka_error(kafka, error) from None
     name, batch = options.text(NAME), options.number(BATCH, None, 0)
-    for option, value in ((NAME, name), (BATCH, batch)):
-        if value is not None and not is_exactly_once:
-            raise OptionError(option, value, f"it has no effect without {EXACTLY_ONCE}=true; set that too")
+    for option in (NAME, BATCH, CHECK):
+        if (text := options.text(option)) is not None and not is_exactly_once:
+            raise OptionError(option, text, f"it has no effect without {EXACTLY_ONCE}=true; set that too")
     if is_streaming and batch is not None:
         raise OptionError(BATCH, batch, "a streaming query numbers its batches itself; take it out")
+    if batch is not None and not name:
+        raise OptionError(BATCH, batch, f"a batch that is run again is found by its name and number; set {NAME} too")
     return WriteOptions(
         kafka=kafka,
         columns=_columns(schema, topic),

@@ -340,7 +340,7 @@ def rows(
     if partition is None or partition.value is None:  # where no range was planned, Spark runs one task
         return
     with one_sentence():
-        made = SparkColumns(arrow_schema(columns))
+        made = SparkColumns(arrow_schema(columns), overflowing_times_are_null=options.overflowing_times_are_null)
         for offsets in partition.value:
             for taken in fetch(options, OffsetRange(*offsets)):
                 yield from made.of(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
 from kalda.pipeline.chart import Line, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
+from kalda.pipeline.compact import _merge
 from kalda.pipeline.derive import alone, make_views
-from kalda.pipeline.lake import Lake
+from kalda.pipeline.lake import Lake, SinkFile
 from kalda.pipeline.load import from_json, parse_time_ms
 from kalda.pipeline.project import read_project
 from kalda.pipeline.running import Progress
@@ -47,12 +49,17 @@ def test_a_checkpoint_has_the_offsets_of_committed_batches(tmp_path: Path) -> No
     assert [(batch.number, batch.committed_ms is None) for batch in batches] == [(0, False), (1, False), (2, True)]
     assert batches[1].ends == ({A0: 9, A1: 2},)
     assert Checkpoint(tmp_path / "none").committed() == {}
+    assert found.has_planned_batch()
+    assert not Checkpoint(tmp_path / "none").has_planned_batch()
+    assert not Checkpoint(checkpoint(tmp_path / "ended", [{"0": 5}], committed=1)).has_planned_batch()
 
 
 def test_status_of_a_checkpoint_counts_the_records_of_its_batches(tmp_path: Path) -> None:
     (found,) = statuses(checkpoint(tmp_path, [{"0": 5}, {"0": 9, "1": 2}], committed=2), {})
     assert [batch.records for batch in found.batches] == [5, 6]
     assert (found.kind, found.lag, sum(found.done.values())) == ("query", None, 11)
+    (many,) = statuses(checkpoint(tmp_path / "many", [{"0": 10 * n} for n in range(60)], committed=60), {})
+    assert {batch.records for batch in many.batches} == {10}  # of the first that is shown, too
     for path in (tmp_path / "offsets", tmp_path / "offsets" / "0"):
         with pytest.raises(PipelineError, match="neither a lake"):
             statuses(path, {})
@@ -85,6 +92,40 @@ def test_a_lake_has_the_files_of_the_last_entry_and_removes_others(tmp_path: Pat
     with pytest.raises(PipelineError, match=r"moved was moved: its list of files has .*part-0.parquet"):
         moved.remove_uncommitted()
     assert len(list(moved.path.rglob("*.parquet"))) == 2
+
+
+def test_merged_files_are_on_the_disk_before_the_list_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss of power could leave a list of empty files, and the next load would delete what they replace."""
+    folder = tmp_path / "lake" / "table=events"
+    folder.mkdir(parents=True)
+    small = [SinkFile(folder / name, 1, {}) for name in ("a.parquet", "b.parquet")]
+
+    class Frame:
+        """Writes one file, whatever is read."""
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: self
+
+        @property
+        def write(self) -> Frame:
+            return self
+
+        def parquet(self, *paths: str) -> Frame:
+            if "compacting" in paths[0]:
+                Path(paths[0]).mkdir(parents=True)
+                (Path(paths[0]) / "merged.parquet").write_bytes(b"rows")
+            return self
+
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino))
+    frame: Any = Frame()
+    frame.read = frame
+    (entry,) = _merge(frame, Lake(tmp_path / "lake"), small, 100)
+    merged = folder / "compacted-merged.parquet"
+    assert entry["path"] == merged.as_uri()
+    assert synced == [merged.stat().st_ino, folder.stat().st_ino]
 
 
 def test_a_directory_with_the_files_of_others_becomes_no_lake(tmp_path: Path) -> None:
@@ -148,6 +189,14 @@ def test_a_damaged_checkpoint_is_shown_as_far_as_it_can_be_read(
     (tmp_path / "commits").write_bytes(b"")
     result = CliRunner().invoke(cli, ["pipeline", "status", str(tmp_path), "--json"])
     assert (result.exit_code, json.loads(result.output)[0]["records in it"]) == (0, records)
+
+
+def test_status_asks_the_cluster_as_the_options_say(tmp_path: Path) -> None:
+    checkpoint(tmp_path, [{"0": 5}], committed=1)
+    options = ["-o", "kafka.bootstrap.servers=localhost:1", "-o", "kafka.security.protocol=TLS"]
+    result = CliRunner().invoke(cli, ["pipeline", "status", str(tmp_path), *options])
+    assert result.exit_code == 1
+    assert "Invalid value TLS for configuration security.protocol" in result.output
 
 
 def test_one_process_loads_a_lake(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -56,7 +57,7 @@ def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(monkeyp
     builder.appName.return_value = builder.master.return_value = builder.config.return_value = builder
     monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
     monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
-    monkeypatch.setattr(session, "prepare", lambda _: None)
+    monkeypatch.setattr(session, "prepare", lambda *_: None)
     for name in ("SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"):
         monkeypatch.delenv(name, raising=False)
     sockets = "spark.python.unix.domain.socket.enabled"
@@ -64,6 +65,22 @@ def test_java_and_the_workers_share_unix_sockets_unless_the_user_decides(monkeyp
         builder.config.reset_mock()
         session.make_session("pipeline", settings=settings, master="local[2]")
         assert dict(call.args for call in builder.config.call_args_list)[sockets] == expected
+
+
+def test_settings_that_the_user_has_chosen_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kalda.spark.register", lambda _: None)
+    zone = "spark.sql.session.timeZone"
+    conf = {zone: "Europe/Berlin"}
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(set=conf.__setitem__, get=conf.get), dataSource=MagicMock())
+    session.prepare(spark, {zone: "Europe/Berlin"})
+    assert conf.pop(zone) == "Europe/Berlin"
+    assert len(conf) == 2
+    session.prepare(spark)
+    assert conf[zone] == "UTC"
+    session.check_settings_of_lakes(spark)
+    conf[zone] = "Europe/Berlin"
+    with pytest.raises(session.PipelineError, match=r"timeZone=Europe/Berlin: a load needs UTC; leave it out"):
+        session.check_settings_of_lakes(spark)
 
 
 def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

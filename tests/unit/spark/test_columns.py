@@ -154,8 +154,15 @@ def test_control_batches_and_aborted_transactions_are_left_out() -> None:
     assert [row["value"] for row in rows(fetched(*batches))] == [b"aborted", b"committed", b"again"]
 
 
-def test_a_timestamp_beyond_sparks_range_is_an_error() -> None:
-    source = fetched(build_batch([(2**62, None, b"", ())]))
-    with pytest.raises(ValueError, match="logs-3: a timestamp is too far from 1970"):
+def test_a_timestamp_beyond_sparks_range_is_an_error_or_null() -> None:
+    last_ms = (2**63 - 1) // 1000
+    times_ms = [last_ms, last_ms + 1, -last_ms, -last_ms - 1, -1, 2**63 - 1]
+    source = fetched(build_batch([(time_ms, None, b"", ()) for time_ms in times_ms], base_offset=40))
+    with pytest.raises(ValueError, match=f"logs-3, offset 41: the timestamp {last_ms + 1} is too far from 1970"):
         rows(source)
-    assert rows(source, arrow_schema([("offset", True)])) == [{"offset": 0}]
+    schema = arrow_schema([("timestamp", True)])
+    (batch,) = SparkColumns(schema, overflowing_times_are_null=True).of(source)
+    batch.validate(full=True)
+    micros = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    assert micros == [last_ms * 1000, None, -last_ms * 1000, None, -1000, None]
+    assert len(rows(source, arrow_schema([("offset", True)]))) == 6

@@ -147,5 +147,12 @@ def test_errors_have_option_value_and_remedy(options: dict[str, str], words: str
     assert words in refusal(options)
 
 
+def test_no_error_shows_a_secret() -> None:
+    for name in ("sasl.jaas.config", "kafka.ssl.keystore.passwrd"):
+        assert f"option {name} = (hidden)" in refusal({**BASE, name: "hunter2"})
+    assert "hunter2" not in str(OptionError("kafka.ssl.keystore.key", "hunter2", "it is no key"))
+    assert "'TLS'" in str(OptionError("kafka.ssl.protocol", "TLS", "it is too old"))
+
+
 def test_options_of_sparks_caches_have_no_effect() -> None:
     assert read(groupIdPrefix="x", **{"kafka.max.poll.records": "5"}) == read()

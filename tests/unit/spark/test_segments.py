@@ -19,7 +19,7 @@ from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.spark.options import OptionError
-from kalda.spark.segments import COLUMNS, EXTRAS, SegmentReader, SegmentSource
+from kalda.spark.segments import COLUMNS, EXTRAS, SegmentReader, SegmentSource, read_segment_options
 from kalda.storage.checkpoints import write_offsets
 from kalda.testing import Cluster
 
@@ -214,6 +214,13 @@ def test_the_longest_replica_is_read_and_marked_directories_are_not(tmp_path: Pa
     assert len(rows(both, replicas="all")) == 30
 
 
+def test_a_timestamp_that_spark_does_not_have_is_null(tmp_path: Path) -> None:
+    times_ms = [1_000, 1_700_000_000_000_000_000, -(2**63), 2_000]
+    write(tmp_path, bytes(build_batch([(time_ms, None, b"%d" % n, ()) for n, time_ms in enumerate(times_ms)])))
+    found = [None if row["timestamp"] is None else row["timestamp"].timestamp() for row in rows(tmp_path)]
+    assert (found, offsets(rows(tmp_path))) == ([1, None, None, 2], [0, 1, 2, 3])
+
+
 def test_records_before_the_log_start_offset_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, batch(0) + batch(10))
     from kalda.base.ids import TopicPartition
@@ -231,12 +238,20 @@ def test_a_swap_file_replaces_the_segments_within_it(tmp_path: Path) -> None:
     assert offsets(rows(tmp_path)) == [5, 6, 7, 15, 16, 17, *range(20, 30)]
 
 
+def test_several_paths() -> None:
+    for options in ({"path": "/a, /b"}, {"paths": "/a,/b"}, {"paths": '["/a", "/b"]'}, {"paths": "/a", "path": "/b"}):
+        assert read_segment_options(options).paths == ("/a", "/b")
+
+
 def test_wrong_options_are_one_sentence(tmp_path: Path) -> None:
     for options, words in (
         ({}, "path = None: a log directory"),
         ({"path": "x", "view": "y"}, "view = 'y': records, batches"),
         ({"path": "x", "viwe": "y"}, "there is no such option"),
         ({"path": "x", "maxSplitBytes": "0"}, "a whole number from 1"),
+        ({"path": "x", "maxSplitBytes": "²"}, "a whole number from 1"),
+        ({"paths": "[1]"}, "paths with commas between are expected, or a JSON list"),
+        ({"paths": '["/a"'}, "paths with commas between are expected, or a JSON list"),
     ):
         with pytest.raises(OptionError, match=words):
             SegmentSource(dict(options)).schema()

@@ -70,7 +70,8 @@ def test_a_slice_of_a_batch_has_the_checksum_of_its_rows() -> None:
 def test_names_of_transactions_and_groups() -> None:
     identity = Identity("q", 3, 7)
     assert (identity.transactional_id, identity.group) == ("kalda-spark-q-3", "kalda-spark-q-3")
-    assert batches_group_of("q") == "kalda-spark-q"
+    assert batches_group_of("q") == "kalda-spark-q-tasks"
+    assert batches_group_of("q-3") != identity.group  # one query named "q", another one "q-3"
 
 
 def test_transactions_may_stay_open_as_long_as_brokers_allow() -> None:
@@ -86,6 +87,7 @@ def test_transactions_may_stay_open_as_long_as_brokers_allow() -> None:
     ("given", "words"),
     [
         ({"kalda__exactly__once__name": "x"}, "it has no effect without kalda.exactly.once=true"),
+        ({"kalda__exactly__once__check": "false"}, "it has no effect without kalda.exactly.once=true"),
         ({"kalda__exactly__once": "true", "kalda__exactly__once__batch": "3"}, "numbers its batches itself"),
         ({"kalda__exactly__once": "yes"}, "true or false is expected"),
         ({"kalda__exactly__once": "true", "kafka__enable__idempotence": "false"}, "also enabling idempotence"),
@@ -96,6 +98,14 @@ def test_what_a_streaming_sink_refuses(given: dict[str, str], words: str) -> Non
     with pytest.raises(OptionError) as caught:
         write_options(options(**given), VALUE, is_streaming=True)
     assert words in str(caught.value)
+
+
+def test_a_batch_with_a_number_needs_a_name() -> None:
+    given = options(kalda__exactly__once="true", kalda__exactly__once__batch="3")
+    with pytest.raises(OptionError, match=r"set kalda\.exactly\.once\.name too"):
+        write_options(given, VALUE, is_streaming=False)
+    named = write_options(given | options(kalda__exactly__once__name="n"), VALUE, is_streaming=False)
+    assert (named.name, named.batch) == ("n", 3)
 
 
 def test_types_of_columns() -> None:
