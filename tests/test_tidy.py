@@ -159,6 +159,18 @@ def test_every_floor_is_on_the_map() -> None:
     expect_none([f"{path} is in ARCHITECTURE.md only" for path in paths if not (ROOT / path).exists()])
 
 
+def test_benchmarks_are_listed_and_have_a_quick_run() -> None:
+    """`make bench BENCH_ARGS=--quick` runs all of them, and stops at one that refuses the option."""
+    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "bench" / "README.md").read_text(encoding="utf-8")))
+    found = []
+    for path in sorted((ROOT / "bench").glob("*.py")):
+        if path.name not in listed:
+            found.append(f"{path.name} is not in bench/README.md")
+        if '"--quick"' not in path.read_text(encoding="utf-8"):
+            found.append(f"{path.name} has no --quick")
+    expect_none(found)
+
+
 def test_nothing_is_left_for_later() -> None:
     found = []
     texts = [*sources("src", "tests", "bench", "examples"), *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / ".ci" / "run"]

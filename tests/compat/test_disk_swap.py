@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafkaNode, KafkaTools
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
 
@@ -41,6 +42,12 @@ from kalda.protocol.messages.security import (
 )
 
 pytestmark = pytest.mark.compat
+
+_COORDINATOR_STARTS = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+)
 
 TURNS = int(os.environ.get("KALDA_SWAP_TURNS", "1"))
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -102,6 +109,19 @@ def read(address: str, topic: str) -> list[Row]:
         rows.append((message.key(), message.value(), tuple(message.headers() or ())))
     consumer.close()
     return rows
+
+
+def commit_once_coordinated(consumer: Consumer, offset: TopicPartition) -> None:
+    """Commit, again while a broker that has just started does not coordinate the group yet: librdkafka does not."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            consumer.commit(offsets=[offset], asynchronous=False)
+        except KafkaException as failure:
+            if failure.args[0].code() not in _COORDINATOR_STARTS or time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 class Visitor:
@@ -229,7 +249,7 @@ class Visitor:
         for group in (self.name, "both"):
             consumer = Consumer({"bootstrap.servers": self.node.address, "group.id": group})
             offset = 10 * self.known.visits
-            consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+            commit_once_coordinated(consumer, TopicPartition(topic, 0, offset))
             consumer.close()
             self.known.offsets[group, topic] = offset
 
