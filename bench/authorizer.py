@@ -1,6 +1,6 @@
 """What an authorizer costs a node for a request, without ACLs and with 10,000.
 
-    python bench/authorizer.py [--rounds 50]
+    python bench/authorizer.py [--quick] [--rounds 50]
 
 Two nodes differ by more than an authorizer costs, and so do two minutes of one machine. So one node in this process has
 its authorizer put in and taken out again, twice in each round, in alternating order. What counts is the CPU of the
@@ -119,7 +119,10 @@ def measure(node: Toggled, orders: Any, kind: str, rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--quick", action="store_true", help="two rounds")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 2
     for name in ("kalda", "kafka.authorizer.logger"):
         logging.getLogger(name).setLevel(logging.INFO)
     for count in (0, 10_000):

@@ -7,7 +7,7 @@ runs it: on all cores (`local[*]`), in the background class. Apache Kafka is bes
 works on the same cores as the nodes and the clients, so the times are also taken while it makes as many rows without a
 node: what the load does to the cores, and not to the node.
 
-    python bench/bulk_loads.py [--alone] [--foreground] [--rows 10000000] [--seconds 10] [--rounds 2]
+    python bench/bulk_loads.py [--quick] [--alone] [--foreground] [--rows 10000000] [--seconds 10] [--rounds 2]
 
 `--foreground` is that of `kalda pipeline load`: Spark has the priority of the nodes and the clients.
 """
@@ -139,7 +139,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="one round of three seconds, over a tenth of the rows")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds, options.rows = 1, 3.0, 1_000_000
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the nodes end with this process
     rows = rounded(options.rows)
     nodes = [Node(each) for each in systems("1G", alone=options.alone)]

@@ -1,6 +1,6 @@
 """Clients beside each other at one Kalda node: records produced a second, round trips, CPU a record, resident memory.
 
-    .venv/bin/python bench/clients.py [--count N] [--size BYTES] [--batch BYTES] [--only NAME ...] [--json]
+    .venv/bin/python bench/clients.py [--quick] [--count N] [--size BYTES] [--batch BYTES] [--only NAME ...] [--json]
 
 Every client is a process of its own, and they take turns, `--rounds` times; figures are medians. All of them ask for
 the acknowledgement of all replicas, linger for 5 ms, and gather batches of `--batch` bytes (Kafka's default; 1000000 is
@@ -250,7 +250,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", choices=WORKS)
     parser.add_argument("--servers")
+    parser.add_argument("--quick", action="store_true", help="one round of a tenth of the records")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.count = 1, 100_000
     if arguments.work:
         work = WORKS[arguments.work]
         figures = work(arguments.servers, arguments.count, b"x" * arguments.size, arguments.batch)

@@ -1,6 +1,6 @@
 """Kalda's consumer beside confluent-kafka, aiokafka and kafka-python: one node, one topic, one partition.
 
-    python bench/consumers.py [--records 1000000] [--size 100] [--rounds 3] [--only NAME ...]
+    python bench/consumers.py [--quick] [--records 1000000] [--size 100] [--rounds 3] [--only NAME ...]
 
 Every client runs in a process of its own, in turn with the others, on the cores that the node uses too. Rates are of
 records that were returned to Python; each record's value is read. The last column is the CPU time of the client.
@@ -182,9 +182,12 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=list(_CLIENTS))
+    parser.add_argument("--only", nargs="*", choices=list(_CLIENTS), default=list(_CLIENTS), metavar="NAME")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="one round of a tenth of the records")
     given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.records = 1, 100_000
     if given.measure:
         _measure(given.measure[0], int(given.measure[1]), given.records)
         return

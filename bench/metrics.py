@@ -1,6 +1,6 @@
 """What metrics cost a request: one node, whose requests are measured and not measured in turn while one client sends.
 
-    python bench/metrics.py [--rounds 15] [--requests 40000]
+    python bench/metrics.py [--quick] [--rounds 15] [--requests 40000]
 
 It is the same process with and without, since two processes of the same program differ by up to a tenth. The node runs
 in the process of this script, and its metrics are read every five seconds. Printed are the medians of the ratios of
@@ -78,7 +78,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--requests", type=int, default=40_000)
+    parser.add_argument("--quick", action="store_true", help="three rounds of half the requests")
     given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.requests = 3, 20_000
     (port,) = free_ports(1)
     over = threading.Event()
     with Cluster(config={"kalda.metrics.listener": f"127.0.0.1:{port}"}) as cluster:

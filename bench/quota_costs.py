@@ -1,6 +1,6 @@
 """What quotas cost a request: one node, whose quotas are set and removed in turn while one client sends.
 
-    python bench/quota_costs.py [--rounds 40] [--requests 5000] [--levels one|eight|beside|time]
+    python bench/quota_costs.py [--quick] [--rounds 40] [--requests 5000] [--levels one|eight|beside|time]
 
     one      a byte rate of the default client id
     eight    byte rates at all eight levels of entities, and for 100,000 other users and client ids
@@ -125,7 +125,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--requests", type=int, default=5_000)
     parser.add_argument("--levels", choices=list(LEVELS), default="one")
+    parser.add_argument("--quick", action="store_true", help="four rounds")
     given = parser.parse_args()
+    if given.quick:
+        given.rounds = 4
     node = Node(KALDA)
     try:
         node.start()

@@ -1,6 +1,6 @@
 """Whether clients with a quota get the rate of that quota: real clients, one node, three times its windows.
 
-    python bench/quotas.py [--seconds 33] [--rates 1,5,20] [--clients librdkafka,librdkafka-64k,kafka-python,...]
+    python bench/quotas.py [--quick] [--seconds 33] [--rates 1,5,20] [--clients librdkafka,kafka-python,...]
                            [--only produce|consume] [--system kalda|kafka|both]
 
 Each client produces, or consumes, as fast as it can under `producer_byte_rate` or `consumer_byte_rate` of its client
@@ -365,7 +365,10 @@ def main() -> None:
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--only", choices=("produce", "consume"), default="", help="producers or consumers")
     parser.add_argument("--system", choices=("kalda", "kafka", "both"), default="kalda")
+    parser.add_argument("--quick", action="store_true", help="one client, a third of the time")
     given = parser.parse_args()
+    if given.quick:
+        given.seconds, given.clients = 11.0, "librdkafka-64k"
     rates = [float(rate) for rate in given.rates.split(",")]
     peer = None if given.system == "kalda" else apache_kafka("1G")
     nodes = [Node(system) for system in (KALDA if given.system != "kafka" else None, peer) if system is not None]

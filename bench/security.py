@@ -1,6 +1,6 @@
 """What security costs: TLS and logins, beside Apache Kafka; and what slow handshakes cost others.
 
-    python bench/security.py [--rounds 3] [--only tls,handshakes,logins,slow] [--alone]
+    python bench/security.py [--quick] [--rounds 3] [--only tls,handshakes,logins,slow] [--alone]
 
 - tls: librdkafka produces and consumes 1 KB over TLS
 - handshakes: `openssl s_time`, two at once, a new session each time
@@ -198,7 +198,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="tls,handshakes,logins,slow")
     parser.add_argument("--alone", action="store_true", help="without Apache Kafka")
+    parser.add_argument("--quick", action="store_true", help="one round")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 1
     chosen = arguments.only.split(",")
     directory = SecureNode.certificates = Path(tempfile.mkdtemp(prefix="bench-security-"))
     make_certificates(directory)

@@ -17,7 +17,7 @@ other client waited.
 | `fetch-follower` | as `fetch`, with the id of a broker |
 | `metadata`, `configs` | send 100 requests whose answers are large, and read nothing |
 
-    python bench/slow_peers.py [--connections 200] [--seconds 10] [--only announce trickle]
+    python bench/slow_peers.py [--quick] [--connections 200] [--seconds 10] [--only announce trickle]
 """
 
 from __future__ import annotations
@@ -263,7 +263,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--only", nargs="*", default=list(_ROWS), choices=list(_ROWS))
     parser.add_argument("--ping", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="20 connections, two seconds")
     options = parser.parse_args()
+    if options.quick:
+        options.connections, options.seconds = 20, 2.0
     if options.ping:
         _ping(options.ping)
         return

@@ -9,7 +9,7 @@ megabyte, and the bytes of the answer besides. The ratio is what the worst reque
 code that is loaded, and steps of other work, take some megabytes whatever is sent. Each request gets a fresh node that
 has answered a small one of that API: memory that was freed and kept for the next request would hide its growth.
 
-    python bench/stalls.py [--items 200000] [--only PRODUCE] [--listener broker]
+    python bench/stalls.py [--quick] [--items 200000] [--only PRODUCE] [--listener broker]
 
 With `--heavy`, the requests that are heavy because of what the node holds: 15,000 partitions, 10,000 groups and ACLs,
 20,000 quotas, 100,000 transactional ids.
@@ -54,6 +54,8 @@ from kalda.protocol.notation import Request, Response
 from kalda.records.builder import build_batch
 
 _ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
+_HIDDEN = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
+"""Served by brokers, but announced only where metrics of clients are asked for."""
 _LARGEST_BATCH = 1_000_000
 _WINDOW = 200
 _ALLOWED_BYTES = 4_000_000
@@ -83,8 +85,9 @@ class Measured(NamedTuple):
 
 def version_with_names(request: Request, connection: BlockingConnection) -> int:
     """The highest version in which topics are named."""
-    highest = choose_version(request, None, connection.versions)
-    return min(highest, _LAST_WITH_NAMES.get(ApiKey(request.API_KEY), highest))
+    key = ApiKey(request.API_KEY)
+    highest = API[key].highest if key in _HIDDEN else choose_version(request, None, connection.versions)
+    return min(highest, _LAST_WITH_NAMES.get(key, highest))
 
 
 def measure(port: int, pid: int, request: Request) -> Measured:
@@ -135,7 +138,7 @@ def honest(done: Measured) -> int:
 
 
 def announced(port: int) -> Iterator[tuple[ApiKey, int]]:
-    """The APIs of a listener, and the highest version of each."""
+    """The APIs that a listener announces, and the highest version of each."""
     with BlockingConnection("127.0.0.1", port) as connection:
         assert connection.versions is not None
         for key, (_, highest) in sorted(connection.versions.items()):
@@ -181,6 +184,8 @@ def measure_worst(listener: str, items: Sequence[int], only: Sequence[str]) -> N
     """Print what the worst requests of a listener's APIs do."""
     with a_node() as (node, _):
         apis = list(announced(node.port if listener == "broker" else node.controller_port))
+    if listener == "broker":
+        apis += [(key, API[key].highest) for key in _HIDDEN]
     for key, version in apis:
         if only and key.name not in only:
             continue
@@ -237,13 +242,16 @@ def measure_largest(only: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, nargs="*", default=[9_900, 80_000, 200_000])
+    parser.add_argument("--items", type=int, nargs="*", default=[9_900, 19_900, 80_000, 200_000])
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--listener", nargs="*", default=["broker", "controller"])
     parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
     parser.add_argument("--honest", action="store_true", help="memory beside that of honest requests")
     parser.add_argument("--largest", action="store_true", help="requests of 95 MB")
+    parser.add_argument("--quick", action="store_true", help="9,900 items only")
     options = parser.parse_args()
+    if options.quick:
+        options.items = [9_900]
     for is_chosen, measures in (
         (options.heavy, measure_heavy),
         (options.honest, measure_honest),

@@ -1,6 +1,6 @@
 """What a well-behaved client notices of one that storms, with quotas on: the p99 of its round trips.
 
-    python bench/storms.py [--seconds 10] [--rounds 3] [--only KIND] [--alone]
+    python bench/storms.py [--quick] [--seconds 10] [--rounds 3] [--only KIND] [--alone]
 
     throttled     produces as fast as it can, and ignores the pauses that it is given
     connections   opens 10,000 connections at once
@@ -224,7 +224,10 @@ def main() -> None:
     parser.add_argument("--only", choices=kinds)
     parser.add_argument("--storm", choices=kinds, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="one round of two seconds")
     given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.seconds = 1, 2.0
     allow_sockets()
     if given.storm:
         storm(given.storm, given.port, given.seconds)
