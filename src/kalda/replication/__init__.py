@@ -23,6 +23,7 @@ is a machine; followers, ISR, sessions and counters are stores.
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227)
 - `produce`: the produce path: append, wait for the in-sync replicas
+- `refused_batches`: batches that follow a refused one are refused until it has come again
 - `verification`: transactions are verified with their coordinators before their first append
 - `markers`: the markers that end transactions
 - `counters`: what replicas count, under Kafka's metric names

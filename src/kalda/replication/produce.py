@@ -171,6 +171,8 @@ class Produce:
                     ErrorCode.INVALID_RECORD, f"Produce request for {topic}-{data.index} has no record batch"
                 )
             assert isinstance(records, _WRITABLE), "a frame is writable memory"
+            if self._manager.refused.notes:
+                self._manager.refused.check(partition, records, self._now_ms)
             if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & self._judged:
                 guard = self._judge(partition, records) if deferred is None or not deferred.is_verified else None
                 if guard is not None:
@@ -191,6 +193,7 @@ class Produce:
         except ApiError as error:
             if partition is not None:
                 self._manager.counters.on_refused(partition.topic_counters, error, len(data.records or b""))
+            self._manager.refused.note(topic, data.index, data.records, error, self._now_ms)
             self.refuse(answer, data.index, error, partition)
             return
         except InspectionUnfinished as unfinished:
@@ -448,7 +451,9 @@ def run(
         is_refused = refuses_internal_topics and name in INTERNAL_TOPICS
         for data in partitions:
             if not name:
-                produce.refuse(answer, data.index, ApiError(unnamed))
+                error = ApiError(unnamed)
+                manager.refused.note(topic.topic_id, data.index, data.records, error, now_ms)
+                produce.refuse(answer, data.index, error)
             elif is_refused:
                 produce.refuse_internal(name, answer, data.index)
             else:

@@ -18,6 +18,7 @@ from kalda.base.steps import Spread, StepRunner, by_timers
 from kalda.replication.counters import ReplicaCounters, make_gauges
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.partition import NO_LEADER, Partition
+from kalda.replication.refused_batches import RefusedBatches
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
 from kalda.storage.recent_appends import RecentAppends
@@ -77,6 +78,7 @@ class ReplicaManager:
         """Answers fetches whose wait is over; the costs are partitions."""
         self.fetch_max_bytes = fetch_max_bytes
         self._recent = RecentAppends()
+        self.refused = RefusedBatches()
         self.following = following
         self.throttle: ReplicaThrottle | None = None
         """The rate at which throttled replicas are sent to followers; None: there is none."""
