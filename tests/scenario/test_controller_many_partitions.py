@@ -53,9 +53,12 @@ def test_a_broker_that_is_registered_anew_at_once_is_cleaned_up_after_in_several
 def test_a_broker_of_10200_partitions_leaves(elr: bool) -> None:
     """It stops in a controlled way, and is unregistered."""
     world = a_large_world(elr, [0, 1])
-    world.heartbeat(0, want_shut_down=True)
-    world.heartbeat(1)
-    assert world.heartbeat(0, want_shut_down=True).should_shut_down
+    heartbeats = 1
+    while not world.heartbeat(0, want_shut_down=True).should_shut_down:
+        world.poll_until(world.now_ms + 10, 10)
+        world.heartbeat(1)
+        heartbeats += 1
+    assert heartbeats == 11, "1,000 partitions in each event"
     world.request("unregister_broker", UnregisterBrokerRequest(broker_id=0))
     assert 0 not in world.active.cluster.brokers
     assert state(world.replayed()) == state(world.active)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kalda.controller import departures
 from kalda.controller.quorum_controller import QuorumController
 from kalda.controller.stalls import Stalls
 from kalda.sim.bugs import raise_once
@@ -25,6 +26,13 @@ STALL_S = 12
 @pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_a_storm_around_controllers(seed: int, weather: Callable[[int], Any]) -> None:
     recover(weather(seed))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_a_storm_around_controllers_that_take_many_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker is taken out of one partition in each event, so heartbeats and failures come in between."""
+    monkeypatch.setattr(departures, "PARTITIONS_A_STEP", 1)
+    recover(storm(seed))
 
 
 def controller_of(cluster: SimCluster, node_id: int) -> QuorumController:

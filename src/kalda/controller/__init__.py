@@ -19,6 +19,7 @@ request. Brokers read decisions from the log.
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories
+- `departures.py`: the same in several events, for a broker of many partitions that leaves
 - `topics.py`, `placement.py`: creating, growing and removing topics; placing replicas
 - `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: other requests that change partitions
 - `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; types and defaults of keys

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.controller.cluster import ClusterControl
+from kalda.controller.departures import Departures
 from kalda.controller.features import FeatureControl
 from kalda.controller.heartbeats import BrokerControlState
 from kalda.controller.partition_index import TopicIdPartition
@@ -36,6 +37,7 @@ class BrokerChangeControl:
         self._state = state
         self._features = features
         self._cluster = cluster
+        self.departures = Departures(state, cluster, lambda: features.is_elr_enabled)
 
     def heartbeat(
         self, request: BrokerHeartbeatRequest
@@ -47,7 +49,9 @@ class BrokerChangeControl:
         heartbeats = self._cluster.heartbeats
         registration_offset = self._cluster.registration_offset(broker_id)
         current, following = heartbeats.next_state(
-            request, registration_offset, lambda: self._state.index.leads_any(broker_id)
+            request,
+            registration_offset,
+            lambda: self._state.index.leads_any(broker_id) or self.departures.is_under_way(broker_id),
         )
         version = self._features.metadata_version
         offline = request.offline_log_dirs if version.is_directory_assignment_supported else []
@@ -82,7 +86,7 @@ class BrokerChangeControl:
         if registration.fenced:
             return []
         broker_id = registration.id
-        records = self._state.leader_and_isr_updates(self._state.index.with_in_isr(broker_id), removed=broker_id)
+        records = self._state.leader_and_isr_updates(self.departures.partitions_of(broker_id), removed=broker_id)
         records.append(_change(registration, fenced=_FENCE))
         return records
 
@@ -145,9 +149,7 @@ class BrokerChangeControl:
         records = []
         if not registration.in_controlled_shutdown:
             records.append(_change(registration, version=1, in_controlled_shutdown=_IN_CONTROLLED_SHUTDOWN))
-        broker_id = registration.id
-        records += self._state.leader_and_isr_updates(self._state.index.with_in_isr(broker_id), removed=broker_id)
-        return records
+        return records + self.departures.begin_shutdown(registration.id)
 
     def _directories_offline(self, registration: BrokerRegistration, newly: Sequence[Uuid]) -> list[VersionedRecord]:
         records: list[VersionedRecord] = []

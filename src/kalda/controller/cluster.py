@@ -78,6 +78,8 @@ class ClusterControl:
         self.timed_out_sessions = 0
         """sessions that have ended by time while this controller was active"""
         self.unclean_holds = UncleanHolds()
+        self.leaving: dict[int, int] = {}
+        """By id, the epochs of brokers that are being fenced (`departures.py`): soft state, as the holds."""
 
     # Being the active controller
 
@@ -127,9 +129,15 @@ class ClusterControl:
         return self._registration_offsets[broker_id]
 
     def is_active(self, broker_id: int) -> bool:
-        """Whether the broker may be in an ISR and lead: registered, not fenced, not in a controlled shutdown."""
+        """Whether the broker may be in an ISR and lead: registered, not fenced, nor about to be, not in a controlled
+        shutdown."""
         registration = self.brokers.get(broker_id)
-        return registration is not None and not registration.fenced and not registration.in_controlled_shutdown
+        return (
+            registration is not None
+            and not registration.fenced
+            and not registration.in_controlled_shutdown
+            and self.leaving.get(broker_id) != registration.epoch
+        )
 
     def has_online_directory(self, broker_id: int, directory: Uuid | None) -> bool:
         """Whether a replica in that directory can be served. An unassigned directory counts as online: a broker without

@@ -93,6 +93,10 @@ class BrokerHeartbeats:
         """End the session now: a new incarnation can register without waiting for the timeout."""
         self._contacts.pop((broker_id, epoch), None)
 
+    def has_session(self, broker_id: int, epoch: int) -> bool:
+        """Whether its session was not ended, even where its time is over."""
+        return (broker_id, epoch) in self._contacts
+
     def has_valid_session(self, broker_id: int, epoch: int, now_ms: int) -> bool:
         contact_ms = self._contacts.get((broker_id, epoch))
         return contact_ms is not None and now_ms <= contact_ms + self._session_timeout_ms
@@ -127,6 +131,12 @@ class BrokerHeartbeats:
         """The broker's leaderships were moved away by records that end at `offset`. The first such offset counts."""
         broker = self._brokers.get(broker_id)
         if broker is not None and not broker.fenced and broker.shutdown_offset == NO_OFFSET:
+            broker.shutdown_offset = offset
+
+    def raise_shutdown_offset(self, broker_id: int, offset: int) -> None:
+        """More of its leaderships were moved away, by records that end at `offset`."""
+        broker = self._brokers.get(broker_id)
+        if broker is not None and broker.state is BrokerControlState.CONTROLLED_SHUTDOWN:
             broker.shutdown_offset = offset
 
     @property

@@ -27,6 +27,7 @@ from kalda.protocol.record_framing import VersionedRecord
 
 log = logging.getLogger(__name__)
 
+FENCE_STALE, CONTINUE_SHUTDOWN = "maybeFenceStaleBroker", "continueControlledShutdown"
 _SAMPLES_PER_SESSION = 8
 
 Write = Callable[[str, Callable[[], list[VersionedRecord]]], bool]
@@ -42,6 +43,7 @@ class BrokerLiveness:
         broker_changes: BrokerChangeControl,
         elections: ElectionControl,
         write: Write,
+        next_write_offset: Callable[[], int | None],
         *,
         session_timeout_ms: int,
         inter_broker_listener_name: str,
@@ -51,9 +53,13 @@ class BrokerLiveness:
         self._broker_changes = broker_changes
         self._elections = elections
         self._write = write
+        self._next_write_offset = next_write_offset
         self._session_timeout_ms = session_timeout_ms
         self._inter_broker_listener_name = inter_broker_listener_name
         self._probes_brokers = probes_brokers
+        self._departures = broker_changes.departures
+        self._dead: dict[int, int] = {}
+        """By id, the epochs of dead brokers that `fence_one_stale` fences as they have many partitions."""
         self._suspects: Suspects | None = None
         """None while this controller is not active, and where it probes no brokers."""
         self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
@@ -77,6 +83,8 @@ class BrokerLiveness:
     def deactivate(self) -> None:
         self._stalls.expect(None)
         self._suspects = None
+        self._dead.clear()
+        self._departures.clear()
         self._cluster.deactivate()
 
     def expect_poll(self, deadline_ms: int) -> None:
@@ -100,23 +108,66 @@ class BrokerLiveness:
     def on_heartbeat(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A heartbeat was received."""
         self._cluster.heartbeats.contact(broker_id, broker_epoch, now_ms)
+        self._dead.pop(broker_id, None)
+        self._departures.end_fencing(broker_id)
         if self._suspects is not None:
             self._suspects.on_heartbeat(broker_id, broker_epoch)
 
     # Sessions that have ended
 
     def fence_one_stale(self, now_ms: int) -> bool:
-        """Fence the broker whose session has ended first. Whether there was one, and so may be another: that is the
-        task of the next run, after the requests that have arrived meanwhile."""
+        """Fence the broker whose session has ended first, or a dead one; one of many partitions in several runs.
+        Whether there was one, and so may be more to do: that is the task of the next run, after the requests that have
+        arrived meanwhile."""
         heartbeats = self._cluster.heartbeats
+        dead = next(iter(self._dead.items()), None)
+        if dead is not None:
+            return self._fence_some("fenceDeadBroker", self._broker_changes.fence_dead, *dead)
         expired = heartbeats.oldest_expired(now_ms)
         if expired is None:
             return False
-        if not self._write("maybeFenceStaleBroker", lambda: self._broker_changes.fence_stale(*expired)):
+        if not self._fence_some(FENCE_STALE, self._broker_changes.fence_stale, *expired):
             return False
-        heartbeats.end_session(*expired)
-        self._cluster.timed_out_sessions += 1
+        self._cluster.timed_out_sessions += not heartbeats.has_session(*expired)
         return True
+
+    def _fence_some(
+        self, event: str, fence: Callable[[int, int], list[VersionedRecord]], broker_id: int, epoch: int
+    ) -> bool:
+        """The next event by which the broker is fenced. Whether its records were written."""
+        departures = self._departures
+        registration = self._cluster.brokers.get(broker_id)
+        is_present = registration is not None and registration.epoch == epoch and not registration.fenced
+        if is_present and departures.begin_fencing(broker_id, epoch):
+            if not self._write(event, lambda: departures.records(broker_id)):
+                return False
+            departures.advance(broker_id)
+            return True
+        if not self._write(event, lambda: fence(broker_id, epoch)):
+            return False
+        self._cluster.heartbeats.end_session(broker_id, epoch)
+        self._dead.pop(broker_id, None)
+        departures.end_fencing(broker_id)
+        return True
+
+    def continue_shutdown(self, _now_ms: int) -> bool:
+        """Take a broker that stops out of some more ISRs. Whether there may be more to do."""
+        departures = self._departures
+        broker_id = departures.next_stopping()
+        if broker_id is None:
+            return False
+        if not self._write(CONTINUE_SHUTDOWN, lambda: departures.records(broker_id)):
+            return False
+        departures.advance(broker_id)
+        next_write = self._next_write_offset()
+        if next_write is not None:
+            self._cluster.heartbeats.raise_shutdown_offset(broker_id, next_write - 1)
+        return True
+
+    @property
+    def is_fencing_dead(self) -> bool:
+        """Whether `fence_one_stale` has a dead broker to fence, whose session has not ended."""
+        return bool(self._dead)
 
     def elect_after_hold(self, now_ms: int) -> bool:
         """Hold the unclean elections for which a hold has ended. Whether there may be more."""
@@ -188,7 +239,11 @@ class BrokerLiveness:
             epoch,
             "has stopped" if has_stopped else "is dead",
         )
-        heartbeats = self._cluster.heartbeats
-        if self._write("fenceDeadBroker", lambda: self._broker_changes.fence_dead(broker_id, epoch)):
-            heartbeats.end_session(broker_id, epoch)
+        is_present = broker is not None and broker.epoch == epoch and not broker.fenced
+        if is_present and self._departures.begin_fencing(broker_id, epoch):
+            self._cluster.hold_unclean_elections(broker_id, epoch)
+            self._dead[broker_id] = epoch
+        if broker_id in self._dead or self._fence_some(
+            "fenceDeadBroker", self._broker_changes.fence_dead, broker_id, epoch
+        ):
             suspects.on_fenced(broker_id, epoch)

@@ -45,6 +45,11 @@ class PeriodicTasks:
     def deactivate(self) -> None:
         self._due_ms = {}
 
+    def hasten(self, name: str, due_ms: int) -> None:
+        """The task has something to do: it is due at `due_ms` at the latest."""
+        if name in self._due_ms:
+            self._due_ms[name] = min(self._due_ms[name], due_ms)
+
     def poll(self, now_ms: int) -> int | None:
         """Run one step of each task that is due. Returns when the next one is due, None while inactive."""
         for task in self._tasks:

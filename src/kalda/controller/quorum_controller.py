@@ -46,9 +46,9 @@ from kalda.controller.elections import ElectionControl
 from kalda.controller.event_times import EventTimes
 from kalda.controller.faults import Faults
 from kalda.controller.features import FeatureControl, KraftVersionControl
-from kalda.controller.liveness import BrokerLiveness
+from kalda.controller.liveness import CONTINUE_SHUTDOWN, FENCE_STALE, BrokerLiveness
 from kalda.controller.partitions import PartitionControl
-from kalda.controller.periodic import PeriodicTask, PeriodicTasks
+from kalda.controller.periodic import RERUN_MS, PeriodicTask, PeriodicTasks
 from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
@@ -268,6 +268,7 @@ class QuorumController:
             self.broker_changes,
             self.elections,
             self._write_records,
+            lambda: self.runtime.offsets.next_write_offset,
             session_timeout_ms=config.broker_session_timeout_ms,
             inter_broker_listener_name=config.inter_broker_listener_name,
             probes_brokers=config.dead_process_detection_enable,
@@ -440,6 +441,8 @@ class QuorumController:
         """The outcome of a probe; `refused` where every address refused the connection."""
         with self._failing_over("probed"):
             self._liveness.on_probed(probe, refused)
+            if self._liveness.is_fencing_dead:
+                self._periodic.hasten(FENCE_STALE, 0)
 
     # Periodic tasks
 
@@ -458,7 +461,8 @@ class QuorumController:
 
     def _periodic_tasks(self) -> PeriodicTasks:
         config, tasks, sample_ms = self.config, PeriodicTasks(), self._liveness.sample_ms
-        tasks.add(PeriodicTask("maybeFenceStaleBroker", sample_ms, self._liveness.fence_one_stale))
+        tasks.add(PeriodicTask(FENCE_STALE, sample_ms, self._liveness.fence_one_stale))
+        tasks.add(PeriodicTask(CONTINUE_SHUTDOWN, sample_ms, self._liveness.continue_shutdown))
         tasks.add(PeriodicTask("electUncleanAfterSession", sample_ms, self._liveness.elect_after_hold))
         tasks.add(
             PeriodicTask(
@@ -671,6 +675,8 @@ class QuorumController:
         next_write = self.runtime.offsets.next_write_offset
         if is_shutting_down and pending.error is None and next_write is not None:
             self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
+            if self.broker_changes.departures.is_under_way(request.broker_id):
+                self._periodic.hasten(CONTINUE_SHUTDOWN, now_ms + RERUN_MS)
         return pending
 
     def handle_unregister_broker(
