@@ -151,3 +151,23 @@ def test_notes_are_bounded() -> None:
     notes = world.replicas.refused.notes
     assert len(notes) == refused_batches.MAX_NOTES
     assert min(producer for _, _, producer in notes) == 5
+
+
+@pytest.mark.parametrize("passed_ms", [refused_batches.MAX_MS, -1])
+def test_old_notes_cost_nothing(passed_ms: int) -> None:
+    """Any batch drops them, also where the clock was set back."""
+    world = World()
+    world.assign("a", assigned=FOLLOWS)
+    world.assign("b")
+    for producer in range(3):
+        send(world, 0, producer=producer)
+    assert len(world.replicas.refused.notes) == 3
+    world.now_ms += passed_ms
+    assert send(world, -1, producer=-1, epoch=-1, name="b") is OK
+    assert not world.replicas.refused.notes
+
+
+def test_a_name_that_no_topic_can_have_is_not_kept() -> None:
+    world = World()
+    assert send(world, 0, name="n" * 30_000) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert not world.replicas.refused.notes

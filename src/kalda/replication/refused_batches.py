@@ -9,7 +9,8 @@ Kafka appends them, whatever their sequence, and refuses the first one when it c
 So what follows a refused batch is refused with the same error until that batch has come again, for at most `MAX_MS`:
 as if the broker had begun to lead a moment later, which is an answer that every client must be ready for.
 
-`notes` is empty nearly always, and the produce path checks that it is before anything else.
+`notes` is empty nearly always, and the produce path checks that it is before anything else. So notes whose time is over
+are dropped by the next batch that comes, of whatever producer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.topic_names import MAX_LENGTH
 from kalda.records.batch import HEADER_SIZE, MAX_INT32
 from kalda.replication.partition import Partition
 
@@ -57,15 +59,17 @@ class RefusedBatches:
 
     def __init__(self) -> None:
         self.notes: OrderedDict[_Key, _Note] = OrderedDict()
-        """By the topic's name, or its id where the name was not known yet; partition; producer id."""
+        """By the topic's name, or its id where the name was not known yet; partition; producer id. The oldest ones come
+        first."""
 
     def note(self, topic: str | Uuid, index: int, records: object, error: ApiError, now_ms: int) -> None:
         """Records were refused. Nothing where no later batch depends on them."""
         if error.code not in RETRIED or not isinstance(records, memoryview | bytearray) or not _is_batch(records):
             return
         producer_id, epoch, sequence = _producer(records, _PRODUCER_AT)
-        if producer_id < 0 or sequence < 0:
+        if producer_id < 0 or sequence < 0 or len(topic) > MAX_LENGTH:
             return
+        self._drop_old(now_ms)
         key = topic, index, producer_id
         found = self.notes.get(key)
         if found is not None and (epoch < found.epoch or (epoch == found.epoch and _follows(sequence, found.sequence))):
@@ -77,6 +81,7 @@ class RefusedBatches:
 
     def check(self, partition: Partition, records: memoryview | bytearray, now_ms: int) -> None:
         """Raise where the records follow a refused batch that has not come again."""
+        self._drop_old(now_ms)
         if not _is_batch(records):
             return
         producer_id, epoch, sequence = _producer(records, _PRODUCER_AT)
@@ -87,10 +92,18 @@ class RefusedBatches:
             found = self.notes.get(key)
             if found is None:
                 continue
-            if not 0 <= now_ms - found.noted_ms < MAX_MS or _has_come(partition, producer_id, found):
+            if _has_come(partition, producer_id, found):
                 del self.notes[key]
             elif epoch == found.epoch and _follows(sequence, found.sequence):
                 raise ApiError(found.code, "an earlier batch of this producer was refused, and has not come again")
+
+    def _drop_old(self, now_ms: int) -> None:
+        notes = self.notes
+        while notes:
+            key, oldest = next(iter(notes.items()))
+            if 0 <= now_ms - oldest.noted_ms < MAX_MS:
+                return
+            del notes[key]  # also where the clock was set back
 
 
 def _is_batch(records: memoryview | bytearray) -> bool:
