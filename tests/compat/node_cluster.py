@@ -11,6 +11,7 @@ from typing import Any, Self
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import CLUSTER_ID, SERVES, LoneNode
 
+from kalda.base.errors import ApiError
 from kalda.cli.storage import storage
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -40,11 +41,19 @@ class ClusterNode(LoneNode):
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--ignore-formatted", *arguments]
         storage.main(command, standalone_mode=False)
 
-    def leader_in_metadata(self, topic: str, index: int) -> int | None:
-        """The leader of a partition in this node's metadata."""
+    def partitions_in_metadata(self, topic: str) -> dict[int, tuple[int, int, tuple[int, ...]]]:
+        """Leader, leader epoch and ISR of the topic's partitions in this node's metadata, by partition."""
         with self.client() as client:
             received = client.request(MetadataRequest(topics=[MetadataRequestTopic(name=topic)])).topics[0]
-        return next((each.leader_id for each in received.partitions if each.partition_index == index), None)
+        return {
+            each.partition_index: (each.leader_id, each.leader_epoch, tuple(sorted(each.isr_nodes)))
+            for each in received.partitions
+        }
+
+    def leader_in_metadata(self, topic: str, index: int) -> int | None:
+        """The leader of a partition in this node's metadata."""
+        found = self.partitions_in_metadata(topic).get(index)
+        return None if found is None else found[0]
 
 
 class NodeCluster:
@@ -135,11 +144,16 @@ class NodeCluster:
         return found[0]
 
     def wait_in_sync(self, topic: str, partitions: int) -> None:
-        """Wait until every replica is in the ISR."""
+        """Wait until every replica is in the ISR, in the metadata of every node. One that was cut off may still have
+        that of before, in which it leads and all are in sync."""
 
         def is_whole() -> bool:
-            received = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
-            return len(received) == partitions and all(len(each.isrs) == len(self.nodes) for each in received.values())
+            try:
+                first, *others = (node.partitions_in_metadata(topic) for node in self.nodes.values())
+            except (ApiError, OSError):
+                return False  # a node does not serve yet
+            whole = len(first) == partitions and all(len(isr) == len(self.nodes) for _, _, isr in first.values())
+            return whole and all(each == first for each in others)
 
         wait_until(is_whole, f"every replica of {topic} is in sync")
 
