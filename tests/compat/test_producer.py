@@ -18,7 +18,7 @@ from apache_kafka import ApacheKafkaNode
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
-from node_cluster import NodeCluster
+from node_cluster import NodeCluster, wait_until
 
 from kalda import Producer
 from kalda.aio import Producer as AsyncProducer
@@ -68,6 +68,7 @@ def server(request: pytest.FixtureRequest) -> LoneNode:
 def create(server: LoneNode, topic: str, partitions: int = 2) -> None:
     admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(TIMEOUT_S)
+    server.wait_led(topic, partitions)
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
@@ -81,7 +82,8 @@ def test_every_acknowledgement_and_codec(server: LoneNode, fresh: Callable[[str]
     offsets = [future.result(0).offset for future in futures]
     assert offsets == ([-1] * 2_000 if acks == "0" else [number // 2 for number in range(2_000)])
     expected = [[b"value %d" % number for number in range(index, 2_000, 2)] for index in (0, 1)]
-    assert read(server.address, topic, 2) == expected
+    # Without acknowledgements a broker may have records still to append when the producer has sent all.
+    wait_until(lambda: read(server.address, topic, 2) == expected, "every record is in the topic, in its order")
 
 
 def test_the_asyncio_producer(server: LoneNode, fresh: Callable[[str], str]) -> None:

@@ -28,6 +28,7 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMe
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
@@ -337,7 +338,8 @@ class Producer(ProducerCalls):
     async def transaction(self) -> AsyncIterator[None]:
         """A transaction that is committed at the end of the block, and aborted where that raises. Where the commit is
         cancelled, or takes too long, `commit_transaction` may be called again. Where the transaction cannot be aborted,
-        a note of the block's exception says so."""
+        a note of the block's exception says so; but where that was one of the transaction and the abort's is fatal, as
+        `ProducerFencedError`, the latter is raised."""
         transactions = self._transactions()
         if not transactions.is_initialized:
             await self.init_transactions()
@@ -350,6 +352,8 @@ class Producer(ProducerCalls):
                 try:
                     await self.abort_transaction()
                 except (ApiError, TimeoutError, ProducerClosed) as failure:
+                    if isinstance(error, AbortableTransactionError) and isinstance(failure, FatalTransactionError):
+                        raise failure from error
                     error.add_note(f"The transaction was not aborted: {failure}")
             raise
 

@@ -42,6 +42,7 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.metadata import Partition
 from kalda.client.producer_calls import ProducerCalls
@@ -450,7 +451,8 @@ class Producer(ProducerCalls):
     def transaction(self) -> Iterator[None]:
         """A transaction that is committed at the end of the block, and aborted where that raises. The first one also
         initializes the producer. Where the commit is interrupted, or takes too long, `commit_transaction` may be called
-        again. Where the transaction cannot be aborted, a note of the block's exception says so."""
+        again. Where the transaction cannot be aborted, a note of the block's exception says so; but where that was one
+        of the transaction and the abort's is fatal, as `ProducerFencedError`, the latter is raised."""
         transactions = self._transactions()
         if not transactions.is_initialized:
             self.init_transactions()
@@ -463,6 +465,8 @@ class Producer(ProducerCalls):
                 try:
                     self.abort_transaction()
                 except (ApiError, TimeoutError, ProducerClosed) as failure:
+                    if isinstance(error, AbortableTransactionError) and isinstance(failure, FatalTransactionError):
+                        raise failure from error
                     error.add_note(f"The transaction was not aborted: {failure}")
             raise
 

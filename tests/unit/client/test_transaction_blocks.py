@@ -12,9 +12,13 @@ from scripted_broker import ScriptedBroker
 import kalda.aio
 from kalda import Producer
 from kalda.base.errors import ErrorCode
+from kalda.client.core.transaction_errors import AbortableTransactionError, ProducerFencedError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.groups import FindCoordinatorResponse
 from kalda.protocol.messages.transactions import EndTxnResponse, InitProducerIdResponse
+
+REFUSED = AbortableTransactionError(ErrorCode.INVALID_PRODUCER_EPOCH, "records are refused")
+FENCED = ProducerFencedError(ErrorCode.PRODUCER_FENCED, "there is a newer producer")
 
 
 @pytest.fixture
@@ -64,9 +68,20 @@ def test_where_the_abort_fails_too_the_blocks_exception_is_raised(broker: Script
     producer.close(timeout=0)
 
 
+def test_a_fenced_producer_says_so(broker: ScriptedBroker) -> None:
+    """The first sign is that records are refused; that there is a newer producer is known when the abort is."""
+    producer: Any = Producer(config(broker))
+    producer._wait_for_transaction = failing("aborted", FENCED, producer._wait_for_transaction)
+    with pytest.raises(ProducerFencedError) as caught, producer.transaction():
+        raise REFUSED
+    assert caught.value.__cause__ is REFUSED
+    producer.close(timeout=0)
+
+
 @pytest.mark.parametrize(
     ("what", "of_block", "of_wait", "raised"),
     [
+        ("aborted", REFUSED, FENCED, ProducerFencedError),
         ("committed", None, asyncio.CancelledError(), asyncio.CancelledError),
         ("committed", None, TimeoutError("in time"), TimeoutError),
         ("aborted", KeyError("mine"), TimeoutError("too late"), KeyError),
