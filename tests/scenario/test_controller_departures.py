@@ -60,6 +60,15 @@ def refuse_connections(world: World) -> None:
     poll(world)
 
 
+def check_it_is_fenced_in_the_end(world: World) -> None:
+    for _ in range(60):
+        poll(world, 500)
+        for broker_id in (1, 2):
+            world.heartbeat(broker_id)
+    assert world.active.cluster.brokers[0].fenced
+    assert with_0(world) == (0, 0)
+
+
 LEAVES = pytest.mark.parametrize("leave", [lose_session, refuse_connections])
 
 
@@ -112,6 +121,32 @@ def test_a_heartbeat_ends_that_and_the_broker_stays(leave: Callable[[World], Non
     assert not world.active.cluster.brokers[0].fenced
 
 
+@pytest.mark.parametrize("elr", [False, True])
+@LEAVES
+def test_no_partition_loses_its_only_leader_before_the_last_event(leave: Callable[[World], None], elr: bool) -> None:
+    """The broker may stay, and would not be elected again: only one that is unfenced is."""
+    world = a_world(elr)
+    world.create_topic("alone", {at: [0] for at in range(3 * STEP)})
+    world.create_topic("apart", {at: [0, 1] for at in range(3 * STEP)})
+    for at in range(3 * STEP):
+        world.alter_partition("apart", at, [0])
+    mine = [("alone", at) for at in range(3 * STEP)] + [("apart", at) for at in range(3 * STEP)]
+    leave(world)
+    for _ in range(PARTITIONS // STEP - 2):
+        poll(world)
+        assert not world.active.cluster.brokers[0].fenced
+        assert {world.partition(*each).leader for each in mine} == {0}
+    world.now_ms += 1
+    world.heartbeat(0)
+    for _ in range(20):
+        poll(world)
+    assert {world.partition(*each).leader for each in mine} == {0}
+    check_it_is_fenced_in_the_end(world)
+    assert {world.partition(*each).leader for each in mine} == {-1}
+    assert not world.heartbeat(0).is_fenced
+    assert {world.partition(*each).leader for each in mine} == {0}
+
+
 def test_requests_are_handled_in_between() -> None:
     world = a_world()
     lose_session(world)
@@ -134,12 +169,7 @@ def test_records_that_the_log_refuses_are_written_later(leave: Callable[[World],
         for broker_id in (1, 2):
             world.heartbeat(broker_id)
     assert with_0(world) == before
-    for _ in range(60):
-        poll(world, 500)
-        for broker_id in (1, 2):
-            world.heartbeat(broker_id)
-    assert world.active.cluster.brokers[0].fenced
-    assert with_0(world) == (0, 0)
+    check_it_is_fenced_in_the_end(world)
 
 
 @LEAVES
@@ -149,12 +179,7 @@ def test_the_next_controller_goes_on(leave: Callable[[World], None]) -> None:
     world.elect(2)
     assert state(world.replayed()) == state(world.active)
     assert not world.active.cluster.brokers[0].fenced
-    for _ in range(60):
-        poll(world, 500)
-        for broker_id in (1, 2):
-            world.heartbeat(broker_id)
-    assert world.active.cluster.brokers[0].fenced
-    assert with_0(world) == (0, 0)
+    check_it_is_fenced_in_the_end(world)
 
 
 @pytest.mark.parametrize("elr", [False, True])

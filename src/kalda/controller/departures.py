@@ -5,7 +5,9 @@ second where they are 30,000. So an event takes it out of the ISRs of at most `P
 first, and requests are handled between two events.
 
 - A broker whose session has ended, or whose process is dead, is fenced by the last event. Before that it counts as
-  inactive (`ClusterControl.leaving`): it is not elected, and gets into no ISR. A heartbeat ends that, and it stays.
+  inactive (`ClusterControl.leaving`): it is not elected, and gets into no ISR. A heartbeat ends that, and it stays. So
+  no partition loses its only leader before the last event: one is elected again when the broker is unfenced, and where
+  it was never fenced that does not happen.
 - A controlled shutdown begins with the record that says so. The broker may stop after the last event.
 
 After each event the metadata is such that any controller can go on from it: to the next one the broker has a new
@@ -19,6 +21,8 @@ from collections.abc import Callable
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
+from kalda.metadata.partition import NO_LEADER
+from kalda.protocol.messages.metadata_records import PartitionChangeRecord
 from kalda.protocol.record_framing import VersionedRecord
 
 PARTITIONS_A_STEP = 1_000
@@ -65,7 +69,8 @@ class Departures:
         """The broker is to be fenced. Whether `records` are to be written before that, now or after earlier ones."""
         if self._cluster.leaving.get(broker_id) == epoch:
             return self.is_under_way(broker_id)
-        partitions = self.partitions_of(broker_id)
+        registrations = self._state.partitions
+        partitions = [at for at in self.partitions_of(broker_id) if len(registrations[at].isr) > 1]
         if len(partitions) <= PARTITIONS_A_STEP:
             return False
         self._cluster.leaving[broker_id] = epoch
@@ -115,7 +120,10 @@ class Departures:
             for at in reversed(self._left[broker_id][-PARTITIONS_A_STEP:])
             if at in partitions and broker_id in partitions[at].isr
         ]
-        return self._state.leader_and_isr_updates(its, removed=broker_id)
+        records = self._state.leader_and_isr_updates(its, removed=broker_id)
+        if broker_id in self._cluster.leaving:
+            records = [each for each in records if not _leaves_no_leader(each)]
+        return records
 
     def advance(self, broker_id: int) -> None:
         """The records were written."""
@@ -124,3 +132,8 @@ class Departures:
             del left[-PARTITIONS_A_STEP:]
             if not left:
                 del self._left[broker_id]
+
+
+def _leaves_no_leader(versioned: VersionedRecord) -> bool:
+    record = versioned.record
+    return isinstance(record, PartitionChangeRecord) and record.leader == NO_LEADER
