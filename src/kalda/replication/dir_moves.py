@@ -29,6 +29,7 @@ from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.base.turn import Turn
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.throttle import RETRY_MS
 from kalda.storage.future_logs import may_move
 from kalda.storage.job import Job
 from kalda.storage.log import Log
@@ -119,8 +120,7 @@ class DirMoves:
         self._assign = assign
         self._at_a_time = max(1, at_a_time)
         """How many jobs run at a time."""
-        self.bytes_per_second: int | None = None
-        """`replica.alter.log.dirs.io.max.bytes.per.second`; None: no limit."""
+        self._bytes_per_second: int | None = None
         self.rate = SimpleRate(windows or MetricConfig(1_000, 11))
         """Bytes a second that were copied."""
         self._moves: dict[TopicPartition, _Move] = {}
@@ -128,8 +128,6 @@ class DirMoves:
         """Moves that take their next step in the next turn."""
         self._turn = Turn(self._work)
         self._jobs_running = 0
-        self._paused_until_ms = 0
-        """No step is taken before this time, so that the rate stays below the limit."""
         self._timer: Timer | None = None
         self._closed = False
 
@@ -137,6 +135,17 @@ class DirMoves:
         return len(self._moves)
 
     # -- orders
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """`replica.alter.log.dirs.io.max.bytes.per.second`; None: no limit. Another limit holds from now on, also for
+        moves that wait."""
+        return self._bytes_per_second
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, limit: int | None) -> None:
+        self._bytes_per_second = limit
+        self._turn.run()
 
     def alter(self, topic_partition: TopicPartition, path: str) -> None:
         """Move the partition's replica to the log directory `path`. A replica that this broker does not have yet is
@@ -225,12 +234,14 @@ class DirMoves:
             return
         now_ms = self._now_ms()
         for _ in range(len(self._ready)):
-            if not self._ready or self._jobs_running >= self._at_a_time or now_ms < self._paused_until_ms:
+            if not self._ready or self._jobs_running >= self._at_a_time or self._excess_ms(now_ms):
                 break
             self._step(self._ready.popleft())
         if self._moves and self._timer is None:
-            # Also for moves that wait for the controller: the replica may leave, or a disk fail, meanwhile.
-            self._timer = self._timers.call_later_ms(max(_PAUSE_MS, self._paused_until_ms - now_ms), self._on_timer)
+            # Also for moves that wait for the controller or their rate: the replica may leave, or a disk fail,
+            # meanwhile.
+            pause_ms = max(_PAUSE_MS, min(self._excess_ms(now_ms), RETRY_MS))
+            self._timer = self._timers.call_later_ms(pause_ms, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -413,14 +424,14 @@ class DirMoves:
             start_within(future, records, epoch, error)
         move.failures = 0
         self._copy_watermarks(move.partition.log, future)
-        now_ms = self._now_ms()
-        self.rate.record(info.size_bytes, now_ms)
-        if self.bytes_per_second is not None:
-            self._paused_until_ms = now_ms + self._excess_ms(max(1, self.bytes_per_second), now_ms)
+        self.rate.record(info.size_bytes, self._now_ms())
 
-    def _excess_ms(self, bound: int, now_ms: int) -> int:
-        """After so long without a copied byte the rate is at the bound again, as a throttled client's."""
-        observed = self.rate.measure(now_ms)
+    def _excess_ms(self, now_ms: int) -> int:
+        """After so long without a copied byte the rate is at the limit again, as a throttled client's. No step is taken
+        before."""
+        if self._bytes_per_second is None:
+            return 0
+        bound, observed = max(1, self._bytes_per_second), self.rate.measure(now_ms)
         return max(0, ceil((observed - bound) / bound * self.rate.window_size_ms(now_ms)))
 
     def _try_tail(self, move: _Move) -> None:

@@ -427,6 +427,42 @@ def test_moves_keep_to_their_rate(world: World, seconds: int) -> None:
     assert world.now_ms - began <= size / bound * 1_000 + 100
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+def test_a_limit_that_is_raised_or_removed_ends_the_wait(world: World, limit: int | None) -> None:
+    """At one byte a second the wait for the first piece is some twelve days."""
+    world.moves.bytes_per_second = 1
+    partition = world.lead()
+    write(partition, 20_000)
+    world.moves.alter(TP, "/d1")
+    world.advance(3_600_000)
+    assert not world.reported
+    world.moves.bytes_per_second = limit
+    world.advance(100)
+    assert world.reported
+
+
+def test_a_lower_limit_holds_for_moves_under_way(world: World) -> None:
+    partition = world.lead()
+    write(partition, 20_000)
+    world.moves.bytes_per_second = 2 << 20
+    world.moves.alter(TP, "/d1")
+    world.advance(20)
+    world.moves.bytes_per_second = 1
+    world.advance(60_000)
+    assert not world.reported
+
+
+def test_a_disk_that_fails_ends_a_move_that_waits_for_its_rate(world: World) -> None:
+    world.moves.bytes_per_second = 1
+    write(world.lead(), 20_000)
+    world.moves.alter(TP, "/d1")
+    world.advance(20)
+    assert len(world.moves) == 1
+    world.logs.dirs.fail(world.logs.dirs[1], OSError(5, "broken"))
+    world.advance(200)
+    assert not world.moves
+
+
 def test_flushed_topics_are_committed_after_the_move_only_when_synced() -> None:
     world = World(LogConfig(segment_bytes=4_000, flush_messages=1))
     partition = world.lead()
