@@ -53,12 +53,16 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestTopics,
 )
 from kalda.protocol.messages.topics import (
+    AlterPartitionReassignmentsRequest,
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
 )
 
 pytestmark = pytest.mark.compat
@@ -348,5 +352,29 @@ def test_commits(both: Both, fresh: Fresh) -> None:
             partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 9)]
             deleted = [OffsetDeleteRequestTopic(name=each, partitions=partitions) for each in (name, "nope")]
             asker.ask(OffsetDeleteRequest(group_id=asked, topics=deleted), 0, asked)
+
+    both(scenario)
+
+
+def test_messages_of_answers_without_an_error(both: Both, fresh: Fresh) -> None:
+    """Whether a text is null, empty or there. Clients differ in what they make of the three."""
+    name = fresh("same")
+
+    def scenario(asker: Asker) -> None:
+        asker.make(name)
+        for replicas in (None, [], [9]):
+            targets = [ReassignablePartition(partition_index=0, replicas=replicas)]
+            topics = [ReassignableTopic(name=name, partitions=targets)]
+            asker.ask(AlterPartitionReassignmentsRequest(topics=topics), label=replicas)
+        asker.ask(AlterPartitionReassignmentsRequest(topics=[]), label="nothing")
+        asker.ask(ListPartitionReassignmentsRequest(topics=None))
+        for version in range(1, 7):
+            for key_type in (3, -1):
+                keys = {"key": "k"} if version < 4 else {"coordinator_keys": ["k"]}
+                asker.ask(FindCoordinatorRequest(**keys, key_type=key_type), version, key_type)
+        ready_for_groups(asker)
+        for version in range(7):
+            keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g"]}
+            asker.ask(FindCoordinatorRequest(**keys), version)
 
     both(scenario)

@@ -60,7 +60,7 @@ def delete_acls_in_steps(
                 removed.update(dict.fromkeys(acl_id for acl_id, _ in found))
                 check_removals(len(removed))
                 result = DeleteAclsFilterResult(
-                    error_code=ErrorCode.NONE, matching_acls=[_matching_acl(None, *acl) for _, acl in found]
+                    error_message=None, matching_acls=[_matching_acl(None, *acl) for _, acl in found]
                 )
             encoded = known[key] = yield from _encoded(encoder, result)
         items.pieces.append(encoded)

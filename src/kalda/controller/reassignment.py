@@ -52,7 +52,7 @@ class ReassignmentControl:
         records: list[VersionedRecord] = []
         allow_factor_change = request.allow_replication_factor_change
         response = AlterPartitionReassignmentsResponse(
-            allow_replication_factor_change=allow_factor_change, error_message=None
+            allow_replication_factor_change=allow_factor_change, error_message=None if request.topics else ""
         )
         for topic in request.topics:
             answers = []

@@ -247,6 +247,7 @@ def error_response(request: Request, error: ErrorCode) -> Response:
     if isinstance(request, f.FetchRequest):
         return f.FetchResponse(error_code=error)
     if isinstance(request, q.DescribeQuorumRequest):
+        assert error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error
         return q.DescribeQuorumResponse(
             topics=[
                 q.DescribeQuorumResponseTopicData(
@@ -255,7 +256,7 @@ def error_response(request: Request, error: ErrorCode) -> Response:
                         q.DescribeQuorumResponsePartitionData(
                             partition_index=partition.partition_index,
                             error_code=error,
-                            error_message=error.name,
+                            error_message="This server does not host this topic-partition.",
                         )
                         for partition in topic.partitions
                     ],

@@ -75,6 +75,8 @@ def test_each_filter_is_answered_with_all_that_it_matches() -> None:
     assert [each.resource_name for each in one.matching_acls] == ["t-3"]
     assert again == one
     assert (refused.error_code, refused.matching_acls) == (ErrorCode.INVALID_REQUEST, [])
+    assert refused.error_message
+    assert (every.error_message, one.matching_acls[0].error_message) == (None, None), "null, not an empty text"
     assert gone == list(held), "each once"
 
 

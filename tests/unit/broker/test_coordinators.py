@@ -127,5 +127,7 @@ def test_a_key_is_found_at_the_leader_of_its_partition_in_the_topic_of_its_type(
 def test_a_coordinator_that_is_not_there_is_not_served(key_type: int) -> None:
     cluster = Cluster()
     cluster.add("__share_group_state", 5)
-    assert find(cluster, key_type, "a") == [("INVALID_REQUEST", -1)]
+    with pytest.raises(ApiError) as refused:
+        find(cluster, key_type, "a")
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
     assert cluster.created == []

@@ -487,7 +487,7 @@ class MetadataHandlers:
         first = found[0]
         return FindCoordinatorResponse(
             error_code=first.error_code,
-            error_message=first.error_message or "NONE",
+            error_message="The coordinator is not available." if first.error_code else "NONE",
             node_id=first.node_id,
             host=first.host,
             port=first.port,
@@ -496,19 +496,17 @@ class MetadataHandlers:
     def _find(self, context: RequestContext, key_type: int, key: str) -> Coordinator:
         name = self._coordinator_topic(key_type)
         if name is None:
-            return _no_coordinator(
-                key, ErrorCode.INVALID_REQUEST, f"Coordinators of type {key_type} are not served by this broker"
-            )
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Coordinators of type {key_type} are not served by this broker")
         topic = self._cache.topic(name)
         if topic is None:
             self._auto_topics.create([name])
-            return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
+            return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         partition = topic.partitions.get(coordinator_partition(key, len(topic.partitions)))
         for broker in self._cache.alive_brokers(context.listener_name):
             if partition is not None and broker.id == partition.leader:
                 endpoint = broker.listeners[context.listener_name]
-                return Coordinator(key=key, node_id=broker.id, host=endpoint.host, port=endpoint.port, error_message="")
-        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator is not available.")
+                return Coordinator(key=key, node_id=broker.id, host=endpoint.host, port=endpoint.port)
+        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 def _describable(
@@ -544,7 +542,7 @@ def _may_find(caller: Caller, request: FindCoordinatorRequest) -> ApiError | Non
     return None if need is None or need.holds(caller, request.key) else ApiError(need.error)
 
 
-def _no_coordinator(key: str, code: ErrorCode, message: str | None) -> Coordinator:
+def _no_coordinator(key: str, code: ErrorCode, message: str | None = "") -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
 
 
