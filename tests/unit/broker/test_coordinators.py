@@ -10,7 +10,7 @@ from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
 from coordinator_world import CountingShard, counter_batch
 
 from kalda.base.configs.server import ServerConfig
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.coordinators import Coordinators
