@@ -9,6 +9,7 @@ from replication_world import LAG_MAX_MS, Broker, World
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.storage.retention import delete_segments
+from kalda.storage.truncating import truncate_to
 
 
 def ends(world: World) -> list[tuple[int, int]]:
@@ -243,6 +244,23 @@ def test_a_log_start_within_a_batch_copies_the_whole_batch() -> None:
     world.restart(2)
     world.run(1_000)
     assert (world[2].log.log_start_offset, world[2].log.log_end_offset) == (2, 6)
+
+
+def test_a_follower_that_was_cut_back_into_a_batch_of_its_leader_comes_back() -> None:
+    world = World(size=2)
+    world[1].write("abcdef")
+    world.run(1_000)
+    world.kill(2)
+    world.elect(1, (1,))
+    world[1].partition.delete_records(2)
+    world[1].write("gh")
+    world.restart(2)
+    broker = world[2]
+    truncate_to(broker.log, 2)
+    assert (broker.log.log_start_offset, broker.log.log_end_offset) == (0, 2)
+    world.run(1_000)
+    assert (broker.log.log_start_offset, broker.log.log_end_offset) == (2, 8)
+    assert world.lines[-1] == "the ISR is [1, 2]"
 
 
 def test_a_follower_ahead_of_an_unclean_leader_is_truncated() -> None:

@@ -37,9 +37,9 @@ from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 from kalda.storage.reading import start_reads
 from kalda.storage.truncating import (
+    append_fetched,
     begin_truncation,
     start_truncations,
-    start_within,
     truncate_fully_and_start_at,
 )
 from kalda.storage.values import FetchInfo, UnexpectedAppendOffset
@@ -414,14 +414,7 @@ class DirMoves:
         future = move.future
         if not info.size_bytes:
             return
-        records, epoch = info.records, move.partition.leader_epoch
-        try:
-            future.append_as_follower(records, epoch)
-        except UnexpectedAppendOffset as error:
-            end = future.log_end_offset
-            if not (future.log_start_offset == end and error.first_offset < end <= error.last_offset):
-                raise
-            start_within(future, records, epoch, error)
+        append_fetched(future, info.records, move.partition.leader_epoch)
         move.failures = 0
         self._copy_watermarks(move.partition.log, future)
         self.rate.record(info.size_bytes, self._now_ms())

@@ -38,8 +38,8 @@ from kalda.storage.log import Log
 from kalda.storage.producer_state import Verification
 from kalda.storage.reading import ColdRead
 from kalda.storage.recent_appends import RecentAppends
-from kalda.storage.truncating import start_within
-from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
+from kalda.storage.truncating import append_fetched
+from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
 if TYPE_CHECKING:
     from kalda.replication.waiting import Waiter
@@ -508,7 +508,7 @@ class Partition:
         log = self.log
         size = 0
         if len(records):
-            size = self._append_fetched(records, leader_epoch)
+            size = append_fetched(log, records, leader_epoch).size_bytes
             self._counters.replication_bytes_in.value += size
             if self._broker_id in self.adding_replicas:
                 self._counters.reassignment_bytes_in.value += size
@@ -522,16 +522,6 @@ class Partition:
         if leader_log_start > log.log_start_offset:
             log.advance_log_start_offset(min(leader_log_start, log.high_watermark))
         return size
-
-    def _append_fetched(self, records: Buffer, leader_epoch: int) -> int:
-        log = self.log
-        try:
-            return log.append_as_follower(records, leader_epoch).size_bytes
-        except UnexpectedAppendOffset as error:
-            end = log.log_end_offset
-            if log.log_start_offset == end and error.first_offset < end <= error.last_offset:
-                return start_within(log, records, leader_epoch, error).size_bytes
-            raise
 
     @property
     def may_fetch(self) -> bool:

@@ -150,13 +150,32 @@ def begin_anew_at(log: Log, offset: int, log_start_offset: int | None = None) ->
     return Truncation(log, offset, _steps_to_empty(log, offset, start))
 
 
-def start_within(log: Log, records: Buffer, leader_epoch: int, first: UnexpectedAppendOffset) -> AppendInfo:
-    """Append the first batch of `records` to an empty log that starts within that batch, as the batch's first records
-    were deleted in the leader. What follows the batch has not been checked, and is to be fetched again."""
-    start = log.log_end_offset
-    truncate_fully_and_start_at(log, first.first_offset)
+def append_fetched(log: Log, records: Buffer, leader_epoch: int) -> AppendInfo:
+    """`Log.append_as_follower`, also where the log ends within the first batch.
+
+    It does where it was emptied or cut back to the leader's log start, and that is within a batch: the records before
+    it were deleted in the leader. The log is cut back to where the batch begins, and the batch is appended; log start
+    and high watermark stay. What follows the batch has not been checked, and is to be fetched again.
+    """
+    try:
+        return log.append_as_follower(records, leader_epoch)
+    except UnexpectedAppendOffset as error:
+        if not error.first_offset < log.log_end_offset <= error.last_offset:
+            raise
+        first_offset = error.first_offset
+    start, high_watermark = log.log_start_offset, log.high_watermark
+    log_.info(
+        "%s ends at %d, within a batch of its leader: it is cut back to %d, where that begins",
+        log.topic_partition,
+        log.log_end_offset,
+        first_offset,
+    )
+    if first_offset <= start:
+        truncate_fully_and_start_at(log, first_offset)
+    else:
+        truncate_to(log, first_offset)
     info = log.append_as_follower(memoryview(records)[: read_header(records).size_bytes], leader_epoch)
-    log.update_high_watermark(start)
+    log.update_high_watermark(high_watermark)
     log.advance_log_start_offset(start)
     return info._replace(log_start_offset=start)
 

@@ -24,7 +24,7 @@ from kalda.storage.log import Log
 from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import max_timestamp_job, timestamp_job
-from kalda.storage.truncating import start_within, truncate_fully_and_start_at, truncate_to
+from kalda.storage.truncating import append_fetched, truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 
 TP = TopicPartition("t", 0)
@@ -452,12 +452,51 @@ def test_a_log_that_starts_within_a_batch_never_ends_before_its_start(disk: SimD
     sent = bytearray(leader.read(0, 1 << 20, 10, True).records)
     sent[-1] ^= 1  # the second batch is damaged
     follower = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=3)
-    with pytest.raises(UnexpectedAppendOffset) as raised:
+    with pytest.raises(UnexpectedAppendOffset):
         follower.append_as_follower(sent, 0)
-    start_within(follower, sent, 0, raised.value)
+    append_fetched(follower, sent, 0)
     assert (follower.log_start_offset, follower.log_end_offset) == (3, 5)
     with pytest.raises(CorruptRecord):
         follower.append_as_follower(sent[len(sent) // 2 :], 0)
+
+
+@pytest.mark.parametrize("log_start", [0, 1, 5, 6, 7])
+def test_a_log_that_was_cut_back_into_a_batch_of_its_leader_gets_the_whole_batch(disk: SimDisk, log_start: int) -> None:
+    """The leader's log starts within that batch, and so do its leader epochs, by which the follower was cut back."""
+    leader = open_log(disk)
+    for count in (5, 5, 1):
+        append(leader, count)
+    follower = Log.open(
+        disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=log_start
+    )
+    if log_start < 5:
+        truncate_fully_and_start_at(follower, 0)
+        follower.append_as_follower(leader.read(0, 1 << 20, 10).records, 0)
+        follower.update_high_watermark(7)
+        follower.advance_log_start_offset(log_start)
+        truncate_to(follower, 7)
+    else:
+        truncate_fully_and_start_at(follower, 7, log_start)
+        follower.update_high_watermark(7)
+    assert (follower.log_start_offset, follower.high_watermark, follower.log_end_offset) == (log_start, 7, 7)
+    sent = leader.read(7, 1 << 20, 11, True).records
+    append_fetched(follower, sent, 0)
+    assert (follower.log_start_offset, follower.high_watermark, follower.log_end_offset) == (log_start, 7, 10)
+    append_fetched(follower, leader.read(10, 1 << 20, 11, True).records, 0)
+    assert follower.read(log_start, 1 << 20, 11).records == leader.read(log_start, 1 << 20, 11).records
+    follower.close()
+    again = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True)
+    assert again.log_end_offset == 11
+
+
+def test_a_batch_that_ends_before_the_log_does_is_refused(disk: SimDisk) -> None:
+    leader = open_log(disk)
+    append(leader, 5)
+    follower = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True)
+    sent = leader.read(0, 1 << 20, 5).records
+    append_fetched(follower, sent, 0)
+    with pytest.raises(UnexpectedAppendOffset):
+        append_fetched(follower, sent, 0)
 
 
 def test_the_topic_id_is_kept(disk: SimDisk) -> None:

@@ -17,8 +17,7 @@ from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.offsets import LogOffsets
 from kalda.storage.retention import delete_old_segments
-from kalda.storage.truncating import start_within, truncate_fully_and_start_at, truncate_to
-from kalda.storage.values import UnexpectedAppendOffset
+from kalda.storage.truncating import append_fetched, truncate_fully_and_start_at, truncate_to
 
 NOW_MS = 1_700_000_000_000
 
@@ -119,7 +118,7 @@ def test_a_log_that_starts_within_a_batch_is_in_order_throughout() -> None:
     hooks = Watching()
     _, log = open_log(hooks)
     truncate_fully_and_start_at(log, 12)
-    info = start_within(log, batch(5, 10), 0, UnexpectedAppendOffset("", 10, 14))
+    info = append_fetched(log, batch(5, 10), 0)
     assert "log start" in hooks.calls
     assert (info.first_offset, info.last_offset, info.log_start_offset) == (10, 14, 12)
     assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (12, 12, 15)
