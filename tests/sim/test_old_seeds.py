@@ -61,6 +61,12 @@ SEEDS = {
         810007, 3, FOURTH, loads=CLEANED
     ),
     "a clean stop with a failed disk lost the state of producers": Plan(351, 3, FIRST, loads=()),
+    "a log that was emptied at the end of its move was compared with its copy, and the node ended": Plan(
+        91300014, 3, FOURTH, loads=CLEANED
+    ),
+    "a follower was cut back into a batch of its leader, which it refused for good": Plan(
+        91300093, 3, FOURTH, loads=CLEANED
+    ),
 }
 
 

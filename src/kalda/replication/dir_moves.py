@@ -295,6 +295,9 @@ class DirMoves:
             return
         if move.state is _State.HOLDING and self._now_ms() - move.held_since_ms > _LONGEST_HOLD_MS:
             self._release(move)
+        if move.partition.log.truncation is not None:
+            self._retry_later(move)  # what the copy is compared with is being changed
+            return
         try:
             if not self._cut_to_match(move):
                 return
@@ -360,7 +363,7 @@ class DirMoves:
     def _copy(self, move: _Move) -> None:
         """Copy one piece, read by a job."""
         current, offset = move.partition.log, move.future.log_end_offset
-        end = current.log_end_offset
+        end, changes = current.log_end_offset, current.unsynced.truncations
         read = current.read_later(offset, _BATCH_BYTES, end, True)
         self._jobs_running += 1
 
@@ -377,8 +380,11 @@ class DirMoves:
                     raise info
                 if not self._is_under_way(move):
                     self._abandon(move)
-                elif move.future.log_end_offset == offset and info.next_offset <= current.log_end_offset:
+                elif move.future.log_end_offset == offset and current.unsynced.truncations == changes:
                     self._append(move, info)
+                else:
+                    self._continue(move)  # the log is not what was read any more
+                    return
             except (ApiError, UnexpectedAppendOffset, OSError) as failure:
                 self._fail(move, failure)
                 self._turn.run()

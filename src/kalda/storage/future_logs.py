@@ -192,7 +192,7 @@ class FutureLogs:
         home, target = self._manager.dir_of(topic_partition), self._home[topic_partition]
         assert current is not None
         assert home is not None
-        current.unblock()
+        assert current.truncation is None, f"{topic_partition} is being truncated"
         assert future.log_end_offset == current.log_end_offset, f"{topic_partition} is not moved whole"
         assert self.is_as_durable(topic_partition), f"{topic_partition} is less durable where it is moved to"
         self.align_epochs(topic_partition)

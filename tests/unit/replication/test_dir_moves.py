@@ -23,8 +23,10 @@ from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
+from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_segments
-from kalda.storage.truncating import truncate_to
+from kalda.storage.truncating import Truncation, begin_anew_at, begin_truncation, truncate_to
+from kalda.storage.values import FetchInfo
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16), "/d2": Uuid(b"c" * 16)}
 TP = TopicPartition("t", 0)
@@ -280,6 +282,61 @@ def test_a_copy_that_is_dropped_while_it_is_truncated_takes_no_disk_offline(worl
     world.advance(100)
     assert all(directory.online for directory in world.logs.dirs)
     assert not world.moves
+
+
+def test_a_piece_that_was_read_while_the_log_was_cut_and_written_anew_is_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read found the old batch at 6 and the new one behind it, each whole, with epochs that look as the log's."""
+    partition = world.lead()
+    write(partition, 10)
+    run = ColdRead.run
+
+    def run_while_the_log_changes(read: ColdRead, min_one: bool = True) -> bool:
+        monkeypatch.setattr(ColdRead, "run", run)
+        before = content(partition.log)
+        world.follow(1)
+        truncate_to(partition.log, 6)
+        partition.log.assign_leader_epoch(1, 6)
+        for _ in range(4):
+            partition.log.append_as_leader(build_batch([(1_000_000, b"k", bytes(100), ())]), 1, 1_000_000)
+        size = len(before) // 10 * 7
+        read._found = FetchInfo(0, 10, before[:size] + content(partition.log)[size:])
+        return True
+
+    monkeypatch.setattr(ColdRead, "run", run_while_the_log_changes)
+    world.moves.alter(TP, "/d1")
+    future = world.logs.futures.get(TP)
+    assert future is not None
+    assert content(future) == content(partition.log)
+
+
+@pytest.mark.parametrize("begin", [begin_anew_at, begin_truncation])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_copy_takes_no_step_while_the_log_is_truncated(
+    world: World, begin: Callable[[Log, int], Truncation | None], steps: int
+) -> None:
+    """Neither before the log ends elsewhere nor after it: the copy would be compared with what the log was."""
+    partition = world.lead()
+    write(partition, 60)
+    world.moves.alter(TP, "/d1")
+    world.hold_jobs = True
+    world.record()
+    assert len(world.waiting) == 1, "the copy is made as durable as the log"
+    world.follow(1)
+    end = 64 if begin is begin_anew_at else 6
+    truncation = begin(partition.log, end)
+    assert truncation is not None
+    for _ in range(steps):
+        truncation.advance()
+    world.hold_jobs = False
+    world.let_jobs_run()
+    world.advance(1_000)
+    assert (world.home, partition.log.truncation) == ("/d0", truncation)
+    truncation.complete()
+    world.advance(100)
+    assert (world.home, partition.log.log_end_offset) == ("/d1", end)
+    assert partition.may_fetch
 
 
 def test_deleted_records_are_not_copied(world: World) -> None:
