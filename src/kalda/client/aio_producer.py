@@ -27,8 +27,8 @@ from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, 
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
-from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
-from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
 from kalda.client.metadata import Partition
@@ -164,16 +164,18 @@ class Producer(ProducerCalls):
         return await self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
 
     async def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
-        self._check_open()
-        io = self._start()
+        record = self._outgoing.intercept(record)
         delivery: Delivery = asyncio.get_running_loop().create_future()
         if on_delivery is not None:
             delivery.add_done_callback(lambda done: _report(done, on_delivery))
-        record = self._outgoing.intercept(record)
         try:
-            await self._append(io, record, delivery)
-        except ApiError as error:
-            self._outgoing.acknowledge(None, error)
+            self._check_open()
+            self._check_transaction()
+            await self._append(self._start(), record, delivery)
+        except BaseException as error:
+            self._on_failed_send(error)
+            if not isinstance(error, ApiError) or is_of_state(error):
+                raise
             _fail(delivery, error)
         return delivery
 
@@ -191,7 +193,6 @@ class Producer(ProducerCalls):
         ticket.callback = delivery
         buffer: bytearray | None = None
         while True:
-            self._check_open()
             now_ms = self._monotonic_ms()
             key, value, tail, _ = prepared
             appended, buffer = accumulator.append(
@@ -224,7 +225,17 @@ class Producer(ProducerCalls):
     ) -> asyncio.Future[list[WrittenBatch]]:
         """Send the rows of a `pyarrow.Table` or `RecordBatch`: as the blocking producer's. Waits for room, and returns
         the future of where the rows are."""
+        try:
+            return await self._send_rows(topic, table, Columns(key, value, timestamp, headers), partition, partition_by)
+        except BaseException as error:
+            self._on_failed_send(error)
+            raise
+
+    async def _send_rows(
+        self, topic: str, table: Any, columns: Columns, partition: int | None, partition_by: str | None
+    ) -> asyncio.Future[list[WrittenBatch]]:
         self._check_open()
+        self._check_transaction()
         io = self._start()
         deadline_ms = self._monotonic_ms() + self._config.max_block_ms
         count = len(await self._wait_for_topic(topic, partition, deadline_ms))
@@ -232,7 +243,7 @@ class Producer(ProducerCalls):
         state = accumulator.topic(topic)
         sent: list[ProducerBatch] = []
         now_ms = int(self._wall_s() * 1000)
-        columns, sticky = Columns(key, value, timestamp, headers), next_sticky(accumulator, state)
+        sticky = next_sticky(accumulator, state)
         for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
             rows = Rows(part, chosen, now_ms, self._config)
             while rows.is_left:
@@ -241,11 +252,7 @@ class Producer(ProducerCalls):
                 if buffer is None:
                     until_ms = self._monotonic_ms() + self._config.max_block_ms
                     buffer = await self._wait_for_buffer(io, size, until_ms)
-                self._check_open()
-                target = next_sticky(accumulator, state) if chosen is None else chosen
-                batch = rows.encode(buffer, topic, target, self._monotonic_ms())
-                accumulator.append_sealed([batch], state, target)
-                sent.append(batch)
+                sent.append(append_next(rows, buffer, accumulator, state, self._monotonic_ms()))
                 io.wake()
                 await asyncio.sleep(0)
         return asyncio.ensure_future(_written(sent))

@@ -5,7 +5,8 @@ queued and nothing in flight, soon after a thread has waited for another one, is
 That does not wait; the response is received by the thread that calls `result`, or by the I/O thread. `send` waits at
 two places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
 `buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
-failed; a record that is malformed (not serializable, a closed producer) raises.
+failed; a record that is malformed (not serializable), or that may not be sent now (the producer is closed, or is
+transactional without an open transaction), raises. After either, an open transaction can only be aborted.
 
 Callbacks run on the thread that does the I/O at that moment: the producer's, or one that waits for a record or in
 `flush`. They are called in the order of the records of a partition, once each. There, `flush` raises, `close` returns
@@ -41,8 +42,8 @@ from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, 
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
-from kalda.client.core.row_batches import Columns, Rows, next_sticky, parts_of
-from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.metadata import Partition
 from kalda.client.producer_calls import ProducerCalls
@@ -230,16 +231,17 @@ class Producer(ProducerCalls):
 
     def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> DeliveryFuture:
         """A record that no open batch takes as it is."""
-        self._check_open()
         outgoing = self._outgoing
         if outgoing.interceptors:
             record = outgoing.intercept(record)
-        callback = callback_for(outgoing, on_delivery)
         try:
-            return self._append(record, callback)
-        except ApiError as error:
-            if outgoing.interceptors:
-                outgoing.acknowledge(None, error)
+            self._check_open()
+            self._check_transaction()
+            return self._append(record, callback_for(outgoing, on_delivery))
+        except BaseException as error:
+            self._on_failed_send(error)
+            if not isinstance(error, ApiError) or is_of_state(error):
+                raise
             if on_delivery is not None:
                 on_delivery(None, error)
             return rejected(error)
@@ -303,23 +305,33 @@ class Producer(ProducerCalls):
         structs of key and value); without a name, the column of that name is used where there is one. All rows go to
         `partition`, or each to the one that the bytes of the column `partition_by`, or of the key, choose. Serializers,
         interceptors and a custom partitioner do not see them. Waits as `send` does, for each batch. Raises `ApiError`
-        and `KeyError`; rows before may have been sent then.
+        and `KeyError`; rows before may have been sent then, and a transaction can only be aborted.
         """
+        try:
+            return self._send_rows(topic, table, Columns(key, value, timestamp, headers), partition, partition_by)
+        except BaseException as error:
+            self._on_failed_send(error)
+            raise
+
+    def _send_rows(
+        self, topic: str, table: Any, columns: Columns, partition: int | None, partition_by: str | None
+    ) -> TableFuture:
         self._check_open()
+        self._check_transaction()
         count = len(self._wait_for_topic(topic, partition, time.monotonic()))
         accumulator = self._core.accumulator
         state = accumulator.topic(topic)
         sent: list[ProducerBatch] = []
         now_ms = int(time.time() * 1000)
-        columns, sticky = Columns(key, value, timestamp, headers), next_sticky(accumulator, state)
+        sticky = next_sticky(accumulator, state)
         for part, chosen in parts_of(table, columns, partition, partition_by, count, sticky):
             rows = Rows(part, chosen, now_ms, self._config)
             while rows.is_left:
-                sent.append(self._append_rows(rows, state, chosen))
+                sent.append(self._append_rows(rows, state))
                 self._thread.wake_by(0)
         return TableFuture(sent, self._thread)
 
-    def _append_rows(self, rows: Rows, topic: TopicState, chosen: int | None) -> ProducerBatch:
+    def _append_rows(self, rows: Rows, topic: TopicState) -> ProducerBatch:
         """Send the next batch of a table's rows. Where a signal handler raises, its memory is given back, or it is
         sent."""
         accumulator, signals = self._core.accumulator, self._thread.signals
@@ -331,10 +343,7 @@ class Producer(ProducerCalls):
                     with accumulator.lock:
                         buffer = self._core.pool.take(size)
                 if buffer is not None:
-                    target = next_sticky(accumulator, topic) if chosen is None else chosen
-                    batch = rows.encode(buffer, topic.name, target, monotonic_ms())
-                    accumulator.append_sealed([batch], topic, target)
-                    return batch
+                    return append_next(rows, buffer, accumulator, topic, monotonic_ms())
             finally:
                 if is_holding:
                     signals.release()

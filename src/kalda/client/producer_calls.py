@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.topic_names import is_topic_name
+from kalda.client.core.outgoing import Outgoing
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
 from kalda.client.core.producing import ProducerCore
 from kalda.client.errors import refused
@@ -22,6 +23,7 @@ class ProducerCalls:
 
     _core: ProducerCore
     _config: ProducerConfig
+    _outgoing: Outgoing
 
     def _now_ms(self) -> int:
         raise NotImplementedError
@@ -96,6 +98,20 @@ class ProducerCalls:
             f"{size} bytes were not free in buffer.memory={self._core.pool.total_bytes} within max.block.ms="
             f"{self._config.max_block_ms}"
         )
+
+    # -- transactions
+
+    def _check_transaction(self) -> None:
+        """Raises `ApiError` where the producer is transactional, and no transaction is open that takes records."""
+        if self._core.transactions is not None:
+            self._core.transactions.check_open()
+
+    def _on_failed_send(self, error: BaseException) -> None:
+        """A record got into no batch. The transaction in which it was sent can only be aborted; interceptors see it."""
+        if self._core.transactions is not None:
+            self._core.transactions.on_send_failed(error)
+        if self._outgoing.interceptors and isinstance(error, Exception):
+            self._outgoing.acknowledge(None, error)
 
     def _transaction_driver(self) -> TransactionDriver:
         """Raises `ApiError` where the producer has no transactions."""

@@ -17,6 +17,7 @@ from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response
+from kalda.protocol.messages.groups import FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     ApiVersion,
     ApiVersionsResponse,
@@ -27,6 +28,13 @@ from kalda.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from kalda.protocol.messages.transactions import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+    EndTxnResponse,
+    InitProducerIdResponse,
+)
 
 Answer = Callable[[Any, int], Any]
 TOPIC_ID = Uuid(bytes(range(16)))
@@ -153,4 +161,42 @@ class AcknowledgingBroker(ScriptedBroker):
     def _produce(self, request: Any, _version: int) -> Any:
         results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
         topic_id = request.topic_data[0].topic_id
-        return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
+        return ProduceResponse(
+            responses=[TopicProduceResponse(name="t", topic_id=topic_id, partition_responses=results)]
+        )
+
+
+class TransactionalBroker(AcknowledgingBroker):
+    """Coordinates transactions too."""
+
+    def __init__(self, version: int = 2) -> None:
+        """`version` is that of transactions."""
+        super().__init__()
+        self.features["transaction.version"] = version
+        self.answers |= {
+            ApiKey.FIND_COORDINATOR: lambda *_: FindCoordinatorResponse(
+                node_id=self.node_id, host="127.0.0.1", port=self.port
+            ),
+            ApiKey.INIT_PRODUCER_ID: lambda *_: InitProducerIdResponse(producer_id=1),
+            ApiKey.ADD_PARTITIONS_TO_TXN: self._add,
+            ApiKey.END_TXN: lambda *_: EndTxnResponse(),
+        }
+
+    @property
+    def outcomes(self) -> list[bool]:
+        """Whether each transaction that ended was to be committed."""
+        return [request.committed for request in self.requests(ApiKey.END_TXN)]
+
+    @staticmethod
+    def _add(request: Any, _version: int) -> AddPartitionsToTxnResponse:
+        return AddPartitionsToTxnResponse(
+            results_by_topic_v3_and_below=[
+                AddPartitionsToTxnTopicResult(
+                    name=topic.name,
+                    results_by_partition=[
+                        AddPartitionsToTxnPartitionResult(partition_index=index) for index in topic.partitions
+                    ],
+                )
+                for topic in request.v3_and_below_topics
+            ]
+        )

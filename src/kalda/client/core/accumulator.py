@@ -218,19 +218,21 @@ class Accumulator:
         """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used.
 
         Returns whether it was appended, and the buffer where it was not used. Not appended: a new batch needs a buffer,
-        which the pool has not at this moment.
+        which the pool has not at this moment. Raises where no record is taken; the buffer is given back then.
         """
         size = RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         with self.lock:
-            if self.is_closed:
-                raise ProducerClosed("the producer is closed: no record can be sent")
             sticky: Sticky | None = None
             if partition is None:
                 sticky, queue = self._sticky_queue(topic)
             else:
                 queue = self._queue(topic, partition)
-            if self.numbering is not None:
-                self.numbering.admit(queue.topic_partition)
+            try:
+                self._admit(queue)
+            except BaseException:
+                if buffer is not None:
+                    self.pool.give_back(buffer)
+                raise
             last = queue.batches[-1] if queue.batches else None
             ticket.timestamp = timestamp_ms
             if last is None or not self._put(last, timestamp_ms, key, value, tail, ticket):
@@ -247,6 +249,13 @@ class Accumulator:
             if last.is_open and partition is None and sticky is not None:
                 self._set_sticky(topic, sticky, last)
             return True, buffer
+
+    def _admit(self, queue: PartitionQueue) -> None:
+        """Raises where no record is taken now."""
+        if self.is_closed:
+            raise ProducerClosed("the producer is closed: no record can be sent")
+        if self.numbering is not None:
+            self.numbering.admit(queue.topic_partition)
 
     @staticmethod
     def _put(
@@ -281,11 +290,8 @@ class Accumulator:
     def append_sealed(self, batches: Sequence[ProducerBatch], topic: TopicState, partition: int) -> None:
         """Queue batches that are complete, behind those of the partition."""
         with self.lock:
-            if self.is_closed:
-                raise ProducerClosed("the producer is closed: no record can be sent")
             queue = self._queue(topic, partition)
-            if self.numbering is not None:
-                self.numbering.admit(queue.topic_partition)
+            self._admit(queue)
             if queue.batches:
                 queue.batches[-1].is_open = False
             for batch in batches:

@@ -78,6 +78,21 @@ class Rows:
         return batch
 
 
+def append_next(
+    rows: Rows, buffer: bytearray, accumulator: Accumulator, topic: TopicState, now_ms: int
+) -> ProducerBatch:
+    """Queue the next batch of rows, in `buffer` of the pool, which has it again where this raises."""
+    try:
+        target = next_sticky(accumulator, topic) if rows.partition is None else rows.partition
+        batch = rows.encode(buffer, topic.name, target, now_ms)
+        accumulator.append_sealed([batch], topic, target)
+    except BaseException:
+        with accumulator.lock:
+            accumulator.pool.give_back(buffer)
+        raise
+    return batch
+
+
 def parts_of(
     table: Any, columns: Columns, partition: int | None, partition_by: str | None, partitions: int, sticky: int
 ) -> Iterator[tuple[Any, int | None]]:

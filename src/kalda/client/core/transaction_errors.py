@@ -38,6 +38,13 @@ _MISCONFIGURED = frozenset(
 )
 
 
+def is_of_state(error: ApiError) -> bool:
+    """Whether the error says that the producer's state allows no record: no transaction is open, or it has failed."""
+    return error.code is ErrorCode.INVALID_TXN_STATE or isinstance(
+        error, AbortableTransactionError | FatalTransactionError
+    )
+
+
 def fatal(code: ErrorCode, message: str) -> FatalTransactionError:
     """The fatal error of a code."""
     if code in FENCED:

@@ -177,6 +177,10 @@ class TransactionManager:
         self._move(State.IN_TRANSACTION, "begin a transaction")
         self.is_v2 = self._version >= _TRANSACTIONS_V2
 
+    def check_open(self) -> None:
+        """Raises where no transaction is open that takes records."""
+        self._expect_transaction("send")
+
     def add_partition(self, partition: TopicPartition) -> None:
         """Make a partition part of the transaction; batches may be sent when it `is_writable`."""
         self._expect_transaction("send")
@@ -266,8 +270,16 @@ class TransactionManager:
         if code in _FATAL_FOR_BATCHES:
             self._fail(fatal(code, message))
             return
+        if code.retriable or code is ErrorCode.INVALID_TXN_STATE:
+            # An application that sees a code which may pass repeats the call, and its records would be written twice.
+            code, message = ErrorCode.TRANSACTION_ABORTABLE, f"{message} ({code.name})"
         self._bump_required = self._bump_required or not self.is_v2
         self._fail(AbortableTransactionError(code, message))
+
+    def on_send_failed(self, code: ErrorCode, message: str) -> None:
+        """A record of the open transaction got into no batch: a commit would leave it out."""
+        if self.state is State.IN_TRANSACTION:
+            self.on_batch_failed(code, f"a record could not be sent: {message}")
 
     def next_request(self, now_ms: int, *, has_batches: bool = False) -> Outgoing | None:
         """The next request, if it is time for one. `has_batches`: some batches have no outcome yet, so the transaction

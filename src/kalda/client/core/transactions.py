@@ -197,6 +197,20 @@ class TransactionDriver:
         with self._lock:
             self.manager.check()
 
+    def check_open(self) -> None:
+        """Raises `ApiError` where no transaction is open that takes records."""
+        with self._lock:
+            self.manager.check_open()
+
+    def on_send_failed(self, error: BaseException) -> None:
+        """A record got into no batch: the transaction, where one is open, can only be aborted."""
+        with self._lock:
+            if isinstance(error, ApiError):
+                self.manager.on_send_failed(error.code, error.message)
+            else:
+                self.manager.on_send_failed(ErrorCode.TRANSACTION_ABORTABLE, str(error) or type(error).__name__)
+        self._accumulator.close_open()
+
     # -- on the I/O thread
 
     def on_batch_failed(self, batch: ProducerBatch, error: ApiError) -> None:
