@@ -6,9 +6,9 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole
-from kalda.raft.replica import Replica
+from kalda.raft.replica import MAX_CALLED_EPOCH, Replica
 from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
-from kalda.raft.values import Destination, ReplicaKey
+from kalda.raft.values import MAX_EPOCH, Destination, ReplicaKey
 
 RETRY_BACKOFF_BASE_MS = 100
 EARLY_ELECTION_STAGGER_MS = 50
@@ -213,7 +213,7 @@ def _refusal(replica: Replica, cluster_id: str | None, node_id: int, epoch: int)
         return ErrorCode.INCONSISTENT_CLUSTER_ID
     if epoch < replica.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    if node_id < 0:
+    if node_id < 0 or not replica.adopts_epoch(epoch, MAX_CALLED_EPOCH):
         return ErrorCode.INVALID_REQUEST
     return None
 
@@ -256,8 +256,10 @@ def send_begin_epoch(replica: Replica, role: LeaderRole, now: int) -> None:
 def drive_resigned(replica: Replica, role: Resigned, now: int) -> None:
     if role.deadline <= now:
         # It can neither follow nor vote in the epoch that it has led.
-        replica.become_unattached(role.epoch + 1, now)
-        return
+        if role.epoch < MAX_EPOCH:
+            replica.become_unattached(role.epoch + 1, now)
+            return
+        role.deadline = now + replica.config.election_timeout_ms
     send_end_epoch(replica, now)
 
 

@@ -19,7 +19,7 @@ from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
 from kalda.raft.log_state import LogState
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.replica import Replica
+from kalda.raft.replica import MAX_REPLIED_EPOCH, Replica
 from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
 from kalda.raft.voters import VoterHistory
 
@@ -172,6 +172,8 @@ class RaftMachine(Replica):
     def _on_reply_header(self, header: rpc.ReplyHeader, now: int) -> HeaderOutcome:
         """Every reply has the epoch and the leader of the replica that sent it."""
         error, epoch, leader_id, endpoints = header
+        if not self.adopts_epoch(epoch, MAX_REPLIED_EPOCH):
+            return HeaderOutcome.BACK_OFF
         has_no_leader = self.leader_id is None or isinstance(self.role, Unattached)
         if epoch > self.epoch or (epoch == self.epoch and leader_id is not None and has_no_leader):
             self.maybe_follow(leader_id, epoch, endpoints, now)

@@ -30,8 +30,13 @@ from kalda.raft.log_state import LogState
 from kalda.raft.outbox import Outbox
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Ballot, Candidate, Follower, Prospective, Resigned, Role, Unattached
-from kalda.raft.values import Destination, Endpoint, ReplicaKey
+from kalda.raft.values import MAX_EPOCH, Destination, Endpoint, ReplicaKey
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
+
+MAX_CALLED_EPOCH = 1 << 30
+MAX_REPLIED_EPOCH = MAX_EPOCH - (1 << 20)
+EPOCHS_AHEAD = 1_000
+"""How far past these limits, or past its own epoch, a replica adopts one."""
 
 
 class Replica:
@@ -146,6 +151,13 @@ class Replica:
         """A call may leave its cluster out."""
         return cluster_id is not None and self.config.cluster_id is not None and cluster_id != self.config.cluster_id
 
+    def adopts_epoch(self, epoch: int, limit: int) -> bool:
+        """Whether another replica may raise the epoch to `epoch`. One message with the last epoch would end all
+        elections, for good. So calls, which any node with the right to the cluster may send, leave half of the epochs
+        to elections. Replies, which the voters' own addresses send, may go further: a replica that was down while
+        others passed the limit learns their epoch so."""
+        return epoch <= max(self.epoch, limit) + EPOCHS_AHEAD
+
     def leader_refusal(self, cluster_id: str | None, epoch: int) -> ErrorCode | None:
         """Why this replica cannot answer a call that only the leader of `epoch` answers."""
         if self.is_wrong_cluster(cluster_id):
@@ -251,8 +263,12 @@ class Replica:
         self._set_role(Prospective(role.epoch, leader_id, endpoints, role.voted, self._ballot(), deadline, retries))
 
     def become_candidate(self, now: int, retries: int) -> None:
+        """Where the epochs are used up, the replica stays in the last one without a leader."""
         assert self.is_voter, "only a voter stands for election"
         epoch = self.role.epoch + 1
+        if epoch > MAX_EPOCH:
+            self.become_unattached(self.role.epoch, now, None, self.role.voted)
+            return
         deadline = now + self.random_election_timeout_ms()
         self._set_role(Candidate(epoch, self.local, self._ballot(), deadline, retries))
 

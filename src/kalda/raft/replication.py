@@ -19,7 +19,7 @@ from kalda.raft.leader import LeaderRole, ParkedFetch
 from kalda.raft.log_state import Diverging, SnapshotRequired, Valid
 from kalda.raft.replica import Replica
 from kalda.raft.roles import Follower
-from kalda.raft.values import OffsetAndEpoch
+from kalda.raft.values import MAX_OFFSET, OffsetAndEpoch
 
 MAX_PARKED_FETCHES = 10_000
 
@@ -223,8 +223,10 @@ def on_fetch_reply(replica: Replica, reply: rpc.FetchReply, call: rpc.FetchCall,
         _truncate(replica, reply.diverging)
         return True
     if reply.snapshot is not None:
-        if reply.snapshot.offset < replica.high_watermark or reply.snapshot.epoch < 0:
-            return False  # installing it would undo what is committed
+        if not (
+            replica.high_watermark <= reply.snapshot.offset <= MAX_OFFSET and 0 <= reply.snapshot.epoch <= role.epoch
+        ):
+            return False  # installing it would undo what is committed, or leave the log no room
         role.snapshot, role.snapshot_position = reply.snapshot, 0
         return True
     if not _append_fetched(replica, role, reply):

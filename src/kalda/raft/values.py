@@ -32,6 +32,11 @@ class OffsetAndEpoch(NamedTuple):
 
 BOOTSTRAP_SNAPSHOT = OffsetAndEpoch(0, 0)
 
+MAX_EPOCH = (1 << 31) - 1
+"""The last epoch that messages and `quorum-state` can hold: no election follows it."""
+MAX_OFFSET = 1 << 62
+"""The highest offset at which a fetched snapshot may end: the log that continues it has room for as many records."""
+
 
 class Endpoint(NamedTuple):
     """A named listener of a node."""
