@@ -1,8 +1,10 @@
-"""Exceptions that nobody foresaw: the active controller gives up its leadership, or the node stops; it never goes on
-with half of its work."""
+"""Exceptions that nobody foresaw: before there are records they change nothing, and the controller goes on; afterwards
+the node stops."""
 
 from __future__ import annotations
 
+import operator
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.suspects import Probe
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
-from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from kalda.protocol.messages.metadata_records import NoOpRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
 from kalda.protocol.messages.topics import CreateTopicsRequest, ListPartitionReassignmentsRequest
 from kalda.statemachine.runtime import ReplayFault
 
@@ -34,43 +36,77 @@ def a_world(*brokers: int, **settings: Any) -> World:
     return world
 
 
-def assert_failed_over(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    former = world.controllers[1]
-    assert not former.is_active
-    assert world.log.resigned == [world.log.leader_epoch]
-    assert former.faults.count == 1
+def assert_goes_on(world: World, caplog: pytest.LogCaptureFixture, kind: type[Exception] = Bug) -> None:
+    active = world.controllers[1]
+    assert active.is_active
+    assert world.log.resigned == []
+    assert active.faults.count == 1
     assert world.fatal_faults == []
     (fault,) = [record for record in caplog.records if "non-fatal fault" in record.getMessage()]
-    assert "Renouncing leadership and reverting to the last committed offset" in fault.getMessage()
+    assert "has changed nothing" in fault.getMessage()
     assert fault.exc_info is not None
-    assert fault.exc_info[0] is Bug
+    assert fault.exc_info[0] is kind
 
 
-def test_a_request_that_fails_unforeseen_ends_the_leadership(
+@pytest.mark.parametrize("kind", [Bug, OverflowError, RecursionError, MemoryError, re.error, AssertionError])
+def test_a_request_that_fails_unforeseen_changes_nothing_and_the_controller_goes_on(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    world.auto_commit = False
+    parked = world.send("create_topics", CREATE)
+    before, end = state(world.active), world.log.log_end_offset
+
+    def fail(*_: Any) -> Any:
+        raise kind("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.active.alter_partitions, "alter", fail)
+        failed = world.active.handle_alter_partition(None, Caller(), world.now_ms)  # type: ignore[arg-type]
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert isinstance(failed.error.__cause__, kind)
+    assert (state(world.active), world.log.log_end_offset) == (before, end)
+    assert_goes_on(world, caplog, kind)
+    assert not parked.done
+    world.commit()
+    assert parked.error is None
+    assert state(world.controllers[1]) == state(world.controllers[2]) == state(world.replayed())
+    world.auto_commit = True
+    assert world.create_topic("u", {0: [0]}).error_code == ErrorCode.NONE
+
+
+def test_a_record_that_cannot_be_encoded_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = a_world(0)
     before = state(world.active)
-    world.auto_commit = False
-    parked = world.send("create_topics", CREATE)
     with monkeypatch.context() as patch:
-        patch.setattr(world.active.alter_partitions, "alter", raise_bug)
-        failed = world.active.handle_alter_partition(None, Caller(), world.now_ms)  # type: ignore[arg-type]
+        patch.setattr(world.log, "prepare_append", raise_bug)
+        failed = world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
     assert failed.error is not None
     assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert parked.error is not None
-    assert parked.error.code is ErrorCode.NOT_CONTROLLER
-    assert_failed_over(world, caplog)
+    assert state(world.active) == before
+    assert_goes_on(world, caplog)
+    assert world.create_topic("t", {0: [0]}).error_code == ErrorCode.NONE
+
+
+def test_a_batch_that_cannot_be_appended_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are applied already."""
+    world = a_world(0)
+    before = state(world.active)
+    monkeypatch.setattr(world.log, "schedule_append", raise_bug)
+    world.active.runtime._schedule = world.log.schedule_append
+    failed = world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
+    assert failed.error is not None
+    (fault,) = world.fatal_faults
+    assert isinstance(fault, ReplayFault)
+    assert "cannot be appended" in str(fault)
+    assert not world.controllers[1].is_active
     assert state(world.controllers[1]) == before
-    world.commit()  # the record of the parked request was appended, and may be committed all the same
-    assert "t" in world.controllers[1].partitions.topic_ids
-    assert state(world.controllers[1]) == state(world.controllers[2]) == state(world.replayed())
-    world.auto_commit = True
-    world.elect(1)
-    assert world.create_topic("u", {0: [0]}).error_code == ErrorCode.NONE
 
 
-def test_a_read_that_fails_unforeseen_ends_the_leadership(
+def test_a_read_that_fails_unforeseen_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = a_world(0)
@@ -79,34 +115,36 @@ def test_a_read_that_fails_unforeseen_ends_the_leadership(
     failed = world.active.handle_list_partition_reassignments(request, Caller(), world.now_ms)
     assert failed.error is not None
     assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert_failed_over(world, caplog)
+    assert_goes_on(world, caplog)
 
 
-def test_a_periodic_task_that_fails_ends_the_leadership(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("part", "method", "after_ms"), [("elections", "balance", 1_000), ("cluster.heartbeats", "oldest_expired", 1_200)]
+)
+def test_a_periodic_task_that_fails_runs_again(
+    part: str, method: str, after_ms: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """In an event, and outside of one. The other tasks run in the same call."""
     world = a_world(0, leader_imbalance_check_interval_ms=1_000, metadata_max_idle_interval_ms=500)
-    former = world.active
+    active, due_ms = world.active, world.now_ms + after_ms
     with monkeypatch.context() as patch:
-        patch.setattr(former.elections, "balance", raise_bug)
-        assert former.poll(world.now_ms + 1_000) is None, "there is no further deadline"
-    assert_failed_over(world, caplog)
-    world.elect(1)
-    former.poll(world.now_ms)
-    assert world.written_by(lambda: former.poll(world.now_ms + 500)), "the tasks run again"
+        patch.setattr(operator.attrgetter(part)(active), method, raise_bug)
+        written = world.written_by(lambda: active.poll(due_ms))
+    assert [type(record) for record in written] == [NoOpRecord]
+    assert_goes_on(world, caplog)
+    again: list[int] = []
+
+    def run(*_: Any) -> Any:
+        again.append(1)
+        return ([], False) if method == "balance" else None
+
+    monkeypatch.setattr(operator.attrgetter(part)(active), method, run)
+    assert active.poll(due_ms + 1_200) is not None
+    assert again
 
 
-def test_a_task_outside_of_an_event_that_fails_ends_the_leadership_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = a_world(0)
-    monkeypatch.setattr(world.active.cluster.heartbeats, "oldest_expired", raise_bug)
-    assert world.active.poll(world.now_ms + 1_200) is None
-    assert_failed_over(world, caplog)
-
-
-@pytest.mark.parametrize("method", ["on_probed", "probes_due", "on_disconnected"])
-def test_the_detection_of_dead_brokers_that_fails_ends_the_leadership(
+@pytest.mark.parametrize("method", ["on_probed", "probes_due", "on_disconnected", "observe_time"])
+def test_the_detection_of_dead_brokers_that_fails_does_not_end_the_leadership(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = a_world(0)
@@ -115,9 +153,26 @@ def test_the_detection_of_dead_brokers_that_fails_ends_the_leadership(
         world.active.on_probed(Probe(0, 1, ()), True)
     elif method == "probes_due":
         assert world.active.probes_due(world.now_ms) == []
+    elif method == "observe_time":
+        assert world.active.poll(world.now_ms) == world.now_ms + 1_000
     else:
         world.active.on_broker_disconnected(0, 1, world.now_ms)
-    assert_failed_over(world, caplog)
+    assert_goes_on(world, caplog)
+
+
+def test_faults_in_a_loop_are_counted_and_not_logged_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(0)
+    monkeypatch.setattr(world.active.topics, "create", raise_bug)
+    for _ in range(5):
+        world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
+    world.elapsed_ms += 1_000
+    world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
+    faults = [record.getMessage() for record in caplog.records if "non-fatal fault" in record.getMessage()]
+    assert len(faults) == 2
+    assert faults[1].endswith("(4 more since the last line)")
+    assert world.active.faults.count == 6
 
 
 def test_a_record_that_cannot_be_applied_is_not_written_and_stops_the_node() -> None:
@@ -191,10 +246,10 @@ def test_an_activation_that_the_log_refuses_ends_the_leadership() -> None:
 
 
 def test_a_leadership_that_cannot_be_given_up_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = a_world(0)
+    world = World(lead=False)
+    world.log.refuse = ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
     monkeypatch.setattr(world.log, "resign", raise_bug)
-    monkeypatch.setattr(world.active.topics, "create", lambda *_: 1 // 0)
-    world.active.handle_create_topics(CREATE, Caller(), world.now_ms)
+    world.elect(1)
     assert [type(fault) for fault in world.fatal_faults] == [Bug]
 
 

@@ -4,8 +4,8 @@ A task runs when it is due, and then again one period later; `RERUN_MS` later wh
 to do, so that requests are handled in between. Only the active controller runs tasks, and only after its activation
 records are applied.
 
-Invariant: the next run of a task is set before it runs. A task that raises delays neither the others nor itself for
-ever.
+Invariant: the next run of a task is set before it runs. A task that raises delays neither the others nor itself: it
+runs again one period later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ RERUN_MS = 10
 class PeriodicTasks:
     """Tasks, and when each is due."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
+        """`on_failure(name, error)`: a task has raised."""
+        self._on_failure = on_failure
         self._tasks: list[PeriodicTask] = []
         self._due_ms: dict[str, int] = {}
         """by name of the task; empty while this controller is not active"""
@@ -56,7 +58,11 @@ class PeriodicTasks:
             if self._due_ms.get(task.name, now_ms + 1) > now_ms:
                 continue
             self._due_ms[task.name] = now_ms + task.period_ms
-            more = task.run(now_ms)
+            try:
+                more = task.run(now_ms)
+            except Exception as error:
+                self._on_failure(task.name, error)
+                continue
             if more and task.name in self._due_ms:  # otherwise this controller lost its leadership in this step
                 self._due_ms[task.name] = now_ms + min(RERUN_MS, task.period_ms)
         return min(self._due_ms.values(), default=None)

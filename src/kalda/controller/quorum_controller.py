@@ -4,11 +4,11 @@ The leader of the metadata log is the active controller. A request to it gives r
 once, and the response is sent when they are committed. Standbys apply committed records. So a new active controller
 loads nothing: it has the same state already, and starts writing at the end of the log.
 
-A request, a step of a periodic task and the outcome of a probe are *events*. An event that raises anything but an
-`ApiError` ends the leadership: its request fails with UNKNOWN_SERVER_ERROR, the state is reverted to what is committed,
-and another controller takes over, or this one in a new epoch where it is alone. Where a record cannot be applied, the
-node stops. So no method but those that the quorum calls lets an exception out, and no leader is left that does a part
-of its work.
+A request, a step of a periodic task and the outcome of a probe are *events*. An event that raises before it has records
+has changed nothing: its request fails with UNKNOWN_SERVER_ERROR, a task runs again one period later, and the leadership
+goes on. Otherwise one request that the program did not foresee would leave the cluster without a controller, again and
+again. Where a record cannot be applied or appended, the node stops. So no method but those that the quorum calls lets
+an exception out.
 
 The managers decide what one request does. This class connects them:
 
@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kalda.base.configs.resources import ConfigResourceType
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.controller.acls import AclControl
@@ -122,6 +121,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _RECORDS_A_STEP = 1_000
+_POLL_RETRY_MS = 1_000
+"""When to poll again after a failure outside of the tasks."""
 
 
 class QuorumClient(Protocol):
@@ -198,7 +199,7 @@ class QuorumController:
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
         self._elapsed_ms = elapsed_ms
-        self.faults = Faults(on_fatal)
+        self.faults = Faults(on_fatal, elapsed_ms)
         self.event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
@@ -394,8 +395,7 @@ class QuorumController:
     # Faults
 
     def _fail_over(self, event: str, error: Exception) -> None:
-        """An event failed with an unforeseen exception: the soft state of this controller may be wrong. Give up the
-        leadership."""
+        """The records of its activation cannot be written. Give up the leadership."""
         self.faults.non_fatal(
             f"{event}: event failed with {type(error).__name__} at epoch {self.runtime.claimed_epoch}. Renouncing "
             f"leadership and reverting to the last committed offset {self.runtime.offsets.last_committed_offset}.",
@@ -413,33 +413,23 @@ class QuorumController:
         finally:
             self.faults.fatal(f"{event}: {fault}: {fault.__cause__!r}", fault)
 
-    @contextmanager
-    def _failing_over(self, event: str) -> Iterator[None]:
-        """What is raised inside ends the leadership, or stops the node, and goes no further."""
-        try:
-            yield
-        except ReplayFault as fault:
-            self._stop_node(event, fault)
-        except Exception as error:
-            self._fail_over(event, error)
-
     # Brokers that may be dead
 
     def on_broker_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A connection broke on which the broker had sent heartbeats in this epoch."""
-        with self._failing_over("brokerDisconnected"):
+        with self.faults.contained("brokerDisconnected"):
             self._liveness.on_disconnected(broker_id, broker_epoch, now_ms)
 
     def probes_due(self, now_ms: int) -> list[Probe]:
         """The probes to make now. For each of them `on_probed` must be called."""
         probes: list[Probe] = []
-        with self._failing_over("probesDue"):
+        with self.faults.contained("probesDue"):
             probes += self._liveness.probes_due(now_ms)
         return probes
 
     def on_probed(self, probe: Probe, refused: bool) -> None:
         """The outcome of a probe; `refused` where every address refused the connection."""
-        with self._failing_over("probed"):
+        with self.faults.contained("probed"):
             self._liveness.on_probed(probe, refused)
             if self._liveness.is_fencing_dead:
                 self._periodic.hasten(FENCE_STALE, 0)
@@ -448,8 +438,8 @@ class QuorumController:
 
     def poll(self, now_ms: int) -> int | None:
         """Run the tasks that are due. Returns when to poll again, None while this controller is not active."""
-        deadline_ms: int | None = None
-        with self._failing_over("poll"):
+        deadline_ms: int | None = now_ms + _POLL_RETRY_MS
+        with self.faults.contained("poll"):
             self._observe_time(now_ms)
             deadline_ms = self._periodic.poll(now_ms)
             probe_deadline_ms = self._liveness.probe_deadline_ms
@@ -460,7 +450,7 @@ class QuorumController:
         return deadline_ms if self.is_active else None
 
     def _periodic_tasks(self) -> PeriodicTasks:
-        config, tasks, sample_ms = self.config, PeriodicTasks(), self._liveness.sample_ms
+        config, tasks, sample_ms = self.config, PeriodicTasks(self.faults.on_failure), self._liveness.sample_ms
         tasks.add(PeriodicTask(FENCE_STALE, sample_ms, self._liveness.fence_one_stale))
         tasks.add(PeriodicTask(CONTINUE_SHUTDOWN, sample_ms, self._liveness.continue_shutdown))
         tasks.add(PeriodicTask("electUncleanAfterSession", sample_ms, self._liveness.elect_after_hold))
@@ -759,9 +749,14 @@ class QuorumController:
         if not self.is_active:
             return _failed(self._wrong_controller())
         began_ms = self._elapsed_ms()
-        pending: Pending[R] = _failed(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
-        with self._failing_over(event):
+        try:
             pending = run()
+        except ReplayFault as fault:
+            pending = _failed(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
+            self._stop_node(event, fault)
+        except Exception as error:
+            pending = _failed(as_api_error(error))
+            self.faults.on_failure(event, error)
         self.event_times.observe(event, self._elapsed_ms() - began_ms)
         return pending
 

@@ -12,7 +12,8 @@ The next handler sees the state with the uncommitted records applied, so writes 
 leadership is lost between 4 and 5, the state is reverted to what is committed and the parked answers fail: the client
 sends its request to the new leader, and never sees a write that did not last.
 
-A batch that the log refuses changes nothing and fails that write alone. A replay that fails is a fault of the program:
+A handler that raises, and a batch that the log refuses or that cannot be encoded, change nothing and fail that write
+alone. A replay that fails is a fault of the program:
 every node would fail at that record, and no node could read the log any more. So it happens before the batch is
 scheduled: the state is reverted to that before the batch, nothing of the batch is written, and `ReplayFault` leaves the
 runtime. Of a result that is cut into several batches, those that were scheduled before stay: state and log agree.
@@ -65,7 +66,8 @@ class Prepared(NamedTuple):
 
 
 class ReplayFault(Exception):
-    """A record cannot be applied. The message names it and its offset; `__cause__` is what the replay has raised."""
+    """A record cannot be applied, or a batch that was prepared and applied cannot be appended. The message names it and
+    its offset; `__cause__` is what was raised."""
 
 
 class ReplicatedRuntime(Generic[Rec]):
@@ -138,8 +140,9 @@ class ReplicatedRuntime(Generic[Rec]):
         """Run `operation` on the live state, apply and append its records, answer when they are committed.
 
         An `ApiError` out of the operation or the log fails the answer. Raises `ReplayFault`, and what else the
-        operation raises. Without records the answer still waits for
-        the writes before it, since the state that it was computed from may be reverted."""
+        operation or `prepare` raises: of the batch at which they do, nothing is in the state or the log. Without
+        records the answer still waits for the writes before it, since the state that it was computed from may be
+        reverted."""
         pending: Pending[R] = Pending()
         if self._claimed_epoch is None:
             pending.fail(self._wrong_leader())
@@ -219,12 +222,19 @@ class ReplicatedRuntime(Generic[Rec]):
         assert before is not None, "while this node leads there is a snapshot of everything appended"
         try:
             self._apply(records, first_offset)
+            self._append(first_offset)
         except ReplayFault:
             self.registry.revert_to(before)
             raise
-        if self._schedule is not None:
-            self._schedule()
         self.offsets.on_append(first_offset, len(records), commit_offset)
+
+    def _append(self, first_offset: int) -> None:
+        if self._schedule is None:
+            return
+        try:
+            self._schedule()
+        except Exception as error:
+            raise ReplayFault(f"the batch at offset {first_offset} cannot be appended") from error
 
     def _apply(self, records: Sequence[Rec], first_offset: int) -> None:
         replay, offset = self._replay, first_offset
