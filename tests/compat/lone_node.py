@@ -58,6 +58,8 @@ class LoneNode:
             "log.retention.ms": -1,  # tests write records of years ago, and a check of retention would delete them
             **(settings or {}),
         }
+        self.open_files: int | None = None
+        """The limit of open files of the next process; None for that of the tests."""
         self.process: subprocess.Popen[str] | None = None
         self.lines: list[str] = []
         self._heard = threading.Condition()
@@ -94,7 +96,10 @@ class LoneNode:
 
     def command(self) -> list[str]:
         """The command that runs it."""
-        return [sys.executable, "-m", "kalda.cli.main", "server", str(self.file)]
+        command = [sys.executable, "-m", "kalda.cli.main", "server", str(self.file)]
+        if self.open_files is not None:
+            return ["sh", "-c", f'ulimit -n {self.open_files} && exec "$@"', "sh", *command]
+        return command
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the process, and do not wait for it."""

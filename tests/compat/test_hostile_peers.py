@@ -11,11 +11,15 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from lone_node import LoneNode
 
+from kalda import Producer
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.topics import NewTopic, create_topics
+from kalda.client.cluster import ClusterClient
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
@@ -347,3 +351,22 @@ def test_an_unknown_version_is_answered_with_the_supported_ones(target: LoneNode
 def test_a_request_of_an_unknown_version_is_refused(target: LoneNode) -> None:
     with target.client() as client, pytest.raises(ApiError):
         client.request(MetadataRequest(), 99)
+
+
+def test_a_flood_leaves_descriptors_to_new_topics(tmp_path: Path) -> None:
+    """A node of 300 descriptors, whose clients and brokers share a listener, and 600 connections that send nothing."""
+    with LoneNode(tmp_path) as node:
+        node.format()
+        node.open_files = 300
+        node.start()
+        with contextlib.ExitStack() as held:
+            for _ in range(600):
+                peer = held.enter_context(socket.socket())
+                peer.setblocking(False)
+                peer.connect_ex(("127.0.0.1", node.port))
+            with ClusterClient(node.address) as client:
+                create_topics(client, [NewTopic("t", 8, 1)])
+                producer = held.enter_context(Producer(bootstrap_servers=node.address))
+                for partition in range(8):
+                    producer.send("t", b"x", partition=partition).result(60)
+        assert not node.says("no file descriptor is left")

@@ -15,7 +15,7 @@ from kalda.base.stats import MetricConfig
 from kalda.network.connection import Answer, Buffer, Connection
 from kalda.network.free_ports import free_ports
 from kalda.network.limits import Limits, NodeLimits
-from kalda.network.server import Server
+from kalda.network.server import Peers, Server
 
 
 def has_ipv6() -> bool:
@@ -174,7 +174,7 @@ def test_a_broker_connects_to_a_full_node() -> None:
     async def scenario() -> None:
         server = Server(HandClock(), NodeLimits(max_connections=1))
         clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
-        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, protected=True)
+        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, peers=Peers.BROKERS)
         client = await dial(clients.port)
         await ask(client, b"12345678")
         broker = await dial(brokers.port)
@@ -189,7 +189,7 @@ def test_a_broker_does_not_wait_behind_clients_that_wait() -> None:
     async def scenario() -> None:
         server = Server(HandClock(), NodeLimits(max_connections=1))
         clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=2))
-        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, Limits(backlog=2), protected=True)
+        brokers = await server.listen("REPLICATION", "127.0.0.1", 0, echo, Limits(backlog=2), peers=Peers.BROKERS)
         client = await dial(clients.port)
         await ask(client, b"12345678")
         held = [await dial(clients.port) for _ in range(2)]
@@ -408,7 +408,7 @@ def test_connections_leave_descriptors_to_files() -> None:
     async def scenario() -> None:
         server = Server(HandClock())
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
-        inner = await server.listen("INNER", "127.0.0.1", 0, echo, protected=True)
+        inner = await server.listen("INNER", "127.0.0.1", 0, echo, peers=Peers.BROKERS)
         first = await dial(listener.port)
         assert await ask(first, b"12345678") == b"re:12345678"
         server.update_limits(NodeLimits(descriptors=1))
@@ -500,6 +500,46 @@ def test_a_connection_that_ends_over_budget_is_not_held() -> None:
     run(scenario)
 
 
+def test_silent_connections_give_their_descriptors_to_others() -> None:
+    """A flood of connections that send nothing keeps no client out: one that is refused finds room when it connects
+    again. Connections with requests stay."""
+
+    async def scenario() -> None:
+        server = Server(HandClock())
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
+        first, silent = await dial(listener.port), await dial(listener.port)
+        assert await ask(first, b"12345678") == b"re:12345678"
+        await until(lambda: server.describe()["admitted"] == 2)
+        server.update_limits(NodeLimits(descriptors=1))
+        refused = await dial(listener.port)
+        assert await refused[0].read() == b""
+        assert await silent[0].read() == b""
+        refused = await dial(listener.port)
+        assert await refused[0].read() == b""
+        assert await ask(first, b"12345678") == b"re:12345678"
+        await server.stop()
+
+    run(scenario)
+
+
+def test_connections_of_controllers_are_counted_apart() -> None:
+    async def scenario() -> None:
+        server = Server(HandClock(), NodeLimits(max_connections=1, max_connections_per_ip=1))
+        clients = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, peers=Peers.BROKERS)
+        nodes = await server.listen("CONTROLLER", "127.0.0.1", 0, echo, peers=Peers.CONTROLLERS)
+        client, node = await dial(clients.port), await dial(nodes.port)
+        for streams in (node, client):
+            assert await ask(streams, b"12345678") == b"re:12345678"
+        waiting = [await dial(listener.port) for listener in (clients, nodes)]
+        await until(lambda: server.describe()["waiting"] == len(waiting))
+        client[1].close()
+        assert await ask(waiting[0], b"12345678") == b"re:12345678"
+        assert server.describe()["waiting"] == 1
+        await server.stop()
+
+    run(scenario)
+
+
 def test_a_protected_listener_has_its_own_memory_for_requests() -> None:
     """A client whose requests use up the memory of its listener keeps no other broker waiting."""
 
@@ -507,7 +547,7 @@ def test_a_protected_listener_has_its_own_memory_for_requests() -> None:
         limits = NodeLimits(queued_max_request_bytes=100_000)
         server = Server(HandClock(), limits)
         outside = await server.listen("OUTSIDE", "127.0.0.1", 0, echo)
-        inside = await server.listen("INSIDE", "127.0.0.1", 0, echo, protected=True)
+        inside = await server.listen("INSIDE", "127.0.0.1", 0, echo, peers=Peers.BROKERS)
         for listener, others in ((outside, inside), (inside, outside)):
             streams = [await dial(listener.port) for _ in range(3)]
             for _, writer in streams:

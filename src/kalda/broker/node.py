@@ -43,8 +43,8 @@ from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
 from kalda.network.connection import Connection, FrameHandler
-from kalda.network.limits import Limits, NodeLimits
-from kalda.network.server import Server
+from kalda.network.limits import Limits, NodeLimits, by_address
+from kalda.network.server import Peers, Server
 from kalda.protocol.messages.brokers import (
     BrokerRegistrationRequestFeature,
     BrokerRegistrationRequestListener,
@@ -321,7 +321,8 @@ class Node:
     async def _bind(self) -> None:
         """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
-        server = self._server = Server(self._clock, NodeLimits.of(config), self._host.busy_ns)
+        limits = NodeLimits.of(config, by_address(config.connections_per_ip_overrides()))
+        server = self._server = Server(self._clock, limits, self._host.busy_ns)
         self.sensors.add_source(server.measured)
         assert self._quotas is not None, "made before the server"
         self._quotas.managers.on_ip_rate = server.set_ip_rate
@@ -332,7 +333,7 @@ class Node:
                 assert self._security is not None, "made where a listener needs it"
                 security = self._security.of_listener(endpoint)
             is_controller = endpoint.listener in config.controller_listener_names
-            protected = is_controller or endpoint.listener == config.inter_broker_listener_name
+            is_inter_broker = endpoint.listener == config.inter_broker_listener_name
             listener = await self._server.listen(
                 endpoint.listener,
                 endpoint.host or None,
@@ -341,7 +342,7 @@ class Node:
                 Limits.of(config, endpoint.listener),
                 security_protocol=endpoint.security_protocol,
                 security=security,
-                protected=protected,
+                peers=Peers.CONTROLLERS if is_controller else Peers.BROKERS if is_inter_broker else Peers.CLIENTS,
                 on_close=self._on_controller_connection_closed if is_controller else None,
                 accepts=is_controller,
             )

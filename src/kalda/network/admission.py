@@ -1,13 +1,19 @@
-"""Which connections are accepted: limits on counts of the node, a listener and an address, and on creation rates.
+"""Which connections of one role's listeners are accepted: limits on counts and on rates of creation.
 
-Pure: the caller passes the time. As in Kafka, a connection from an address over its limit is refused at once; where
-the node or the listener is full, or its rate is used up, a new connection waits (KIP-306, KIP-402, KIP-612), and the
-ones behind it on its listener wait too, as those behind Kafka's blocked acceptor. One that its address's rate does not
-allow is refused then, and counts for no rate. The inter-broker listener is protected: when the node is full, its new
-connection is admitted and the least recently active connection of another listener is closed, so that clients cannot
-block replication. Nor does the rate of the node hold for it.
+Pure: the caller passes the time. The listeners of brokers are counted apart from those of controllers, as each role of
+a Kafka node has a socket server of its own. A new connection meets three conditions in Kafka's order:
 
-Invariant: the node's count is the sum of the listeners', and no listener has more than its own maximum.
+1. a slot: where the role or the listener is full, or its rate is used up, the connection waits (KIP-306, KIP-402), and
+   the ones behind it on its listener wait too, as those behind Kafka's blocked acceptor;
+2. the rate of its address (KIP-612): it is refused where that is used up, and counts for no rate;
+3. the count of its address: it is refused where that has its maximum.
+
+The inter-broker listener is protected where its role has other listeners: the limits of the role do not hold for it.
+When the role is full, the least recently active connection of another listener is closed for its new one, so that
+clients cannot block replication. A listener that is the only one of its role has the role's limits.
+
+Invariant: the role's count is the sum of the listeners' and of the addresses', and no listener has more than its own
+maximum.
 """
 
 from __future__ import annotations
@@ -34,10 +40,12 @@ class Verdict(Enum):
     ADMITTED = "admitted"
     WAIT = "wait"
     """For `wait_ms`, or where that is 0 until another connection ends."""
-    REFUSED = "refused"
-    """Its address has used up its rate; `wait_ms` is the time for which its end may be put off."""
+    OVER_ADDRESS_RATE = "over the rate of its address"
+    """Refused; `wait_ms` is the time for which its end may be put off."""
+    OVER_ADDRESS_COUNT = "over the maximum of its address"
+    """Refused; `maximum` is that of its address."""
     EVICT = "evict"
-    """Admitted over the node's limit: a connection of an unprotected listener has to be closed."""
+    """Admitted over the role's limit: a connection of an unprotected listener has to be closed."""
 
 
 class Decision(NamedTuple):
@@ -45,20 +53,21 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     wait_ms: int = 0
+    maximum: int = UNLIMITED
 
 
 class _Listener:
-    __slots__ = ("count", "ip_throttle_time", "limits", "passes_at_ms", "protected", "rate", "throttle_time")
+    __slots__ = ("count", "ip_throttle_time", "is_inter_broker", "limits", "passes_at_ms", "rate", "throttle_time")
 
-    def __init__(self, limits: Limits, protected: bool, config: MetricConfig) -> None:
+    def __init__(self, limits: Limits, is_inter_broker: bool, config: MetricConfig) -> None:
         self.limits = limits
-        self.protected = protected
+        self.is_inter_broker = is_inter_broker
         self.count = 0
         self.rate = ConnectionRate(limits.max_creation_rate, config)
         self.passes_at_ms: int | None = None
         """When the rates admit the connection that comes next: it is recorded already. None: none is."""
         self.throttle_time = Avg()
-        """Of connections that waited for a rate of the node or of the listener."""
+        """Of connections that waited for a rate of the role or of the listener."""
         self.ip_throttle_time = Avg()
         """Of connections that were refused by the rate of their address."""
 
@@ -71,7 +80,7 @@ class Admission:
         self._rate = ConnectionRate(limits.max_creation_rate, limits.rate_config)
         self._listeners: dict[str, _Listener] = {}
         self._by_address: dict[str, int] = {}
-        """Connections by peer address, those that wait for admission included."""
+        """Admitted connections by peer address."""
         self.count = 0
         """Admitted connections."""
         self._default_ip_rate: float = UNLIMITED
@@ -80,9 +89,9 @@ class Admission:
         self._ip_rates: dict[str, ConnectionRate] = {}
         """What each address has used, where it has a limit; in order of their last use."""
 
-    def add_listener(self, name: str, limits: Limits, protected: bool) -> None:
-        """Start to count a listener's connections. `protected`: the inter-broker listener."""
-        self._listeners[name] = _Listener(limits, protected, self._limits.rate_config)
+    def add_listener(self, name: str, limits: Limits, *, is_inter_broker: bool = False) -> None:
+        """Start to count a listener's connections."""
+        self._listeners[name] = _Listener(limits, is_inter_broker, self._limits.rate_config)
 
     def update(self, limits: NodeLimits) -> int:
         """Apply new limits from dynamic configuration; what was recorded of rates stays. Returns how many connections
@@ -112,27 +121,8 @@ class Admission:
             used.bound = self._ip_limits.get(known, self._default_ip_rate)
 
     def is_protected(self, listener: str) -> bool:
-        """True for the inter-broker listener."""
-        return self._listeners[listener].protected
-
-    def arrive(self, address: str) -> int | None:
-        """Count a connection of `address`, and return None; or, where it would exceed the address's limit, do not
-        count it and return this limit."""
-        count = self._by_address.get(address, 0)
-        overrides = self._limits.max_connections_per_ip_overrides
-        limit = overrides.get(address, self._limits.max_connections_per_ip)
-        if count >= limit:
-            return limit
-        self._by_address[address] = count + 1
-        return None
-
-    def leave(self, address: str) -> None:
-        """Undo `arrive` when the connection has ended."""
-        count = self._by_address[address] - 1
-        if count:
-            self._by_address[address] = count
-        else:
-            del self._by_address[address]
+        """Whether it is the inter-broker listener, and clients have others."""
+        return self._listeners[listener].is_inter_broker and len(self._listeners) > 1
 
     def admit(self, listener: str, address: str, now_ms: int) -> Decision:
         """Decide whether the connection of this listener that comes next is served; count it if so.
@@ -141,29 +131,34 @@ class Admission:
         about the same connection, or about the one behind it if it has ended.
         """
         at = self._listeners[listener]
+        is_protected = self.is_protected(listener)
         if at.passes_at_ms is None:
             wait_ms = at.rate.record(now_ms)
-            if not at.protected:
+            if not is_protected:
                 wait_ms = max(wait_ms, self._rate.record(now_ms))
             if wait_ms:
                 at.throttle_time.record(wait_ms, now_ms)
             at.passes_at_ms = now_ms + wait_ms
         if now_ms < at.passes_at_ms:
             return Decision(Verdict.WAIT, at.passes_at_ms - now_ms)
-        if at.count >= at.limits.max_connections:
-            return Decision(Verdict.WAIT)
-        full = self.count >= self._limits.max_connections
-        if full and (not at.protected or at.count >= self.count):
+        is_full = self.count >= self._limits.max_connections
+        if at.count >= at.limits.max_connections or (is_full and not is_protected):
             return Decision(Verdict.WAIT)
         at.passes_at_ms = None
-        refused_ms = self._record_ip(at, address, now_ms)
+        refused_ms = self._record_ip(listener, address, now_ms)
         if refused_ms:
-            return Decision(Verdict.REFUSED, refused_ms)
+            return Decision(Verdict.OVER_ADDRESS_RATE, refused_ms)
+        of_address = self._by_address.get(address, 0)
+        overrides = self._limits.max_connections_per_ip_overrides
+        maximum = overrides.get(address, self._limits.max_connections_per_ip)
+        if of_address >= maximum:
+            return Decision(Verdict.OVER_ADDRESS_COUNT, maximum=maximum)
+        self._by_address[address] = of_address + 1
         at.count += 1
         self.count += 1
-        return Decision(Verdict.EVICT if full else Verdict.ADMITTED)
+        return Decision(Verdict.EVICT if is_full else Verdict.ADMITTED)
 
-    def _record_ip(self, at: _Listener, address: str, now_ms: int) -> int:
+    def _record_ip(self, listener: str, address: str, now_ms: int) -> int:
         """Record a connection of an address. Returns for how long it should have waited, where the address has used up
         its rate: the connection is not served, and so not counted in any rate."""
         limit = self._ip_limits.get(address, self._default_ip_rate)
@@ -176,9 +171,10 @@ class Admission:
         self._ip_rates[address] = rate
         wait_ms = rate.record(now_ms)
         if wait_ms:
+            at = self._listeners[listener]
             rate.unrecord(now_ms)
             at.rate.unrecord(now_ms)
-            if not at.protected:
+            if not self.is_protected(listener):
                 self._rate.unrecord(now_ms)
             at.ip_throttle_time.record(wait_ms, now_ms)
         return wait_ms
@@ -203,8 +199,11 @@ class Admission:
         for address, rate in list(self._ip_rates.items()):
             yield SensorName(_GROUP, "connection-accept-rate", (("ip", address),)), rate.rate
 
-    def release(self, listener: str) -> None:
-        """Undo an `admit` that did not return `WAIT`."""
+    def release(self, listener: str, address: str) -> None:
+        """Undo an `admit` that returned `ADMITTED` or `EVICT`: the connection has ended."""
         self._listeners[listener].count -= 1
         self.count -= 1
         assert self._listeners[listener].count >= 0, "more connections were released than admitted"
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]

@@ -1,13 +1,16 @@
 """Limits on peers: sizes, counts, rates and times, with Kafka's defaults.
 
-Values only. A field's docstring names the config key that it comes from; fields without one are constants.
+Values only, and the look-up of names of hosts in them. A field's docstring names the config key that it comes from;
+fields without one are constants.
 """
 
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from types import MappingProxyType
 
 from kalda.base.configs.server import ServerConfig
@@ -65,33 +68,28 @@ class Limits:
     backlog: int = 50
     """socket.listen.backlog.size; also how many connections may wait for admission"""
     max_connections: int = UNLIMITED
-    """listener.name.X.max.connections"""
+    """max.connections"""
     max_creation_rate: int = UNLIMITED
-    """listener.name.X.max.connection.creation.rate"""
+    """max.connection.creation.rate"""
 
     @classmethod
     def of(cls, config: ServerConfig, listener: str) -> Limits:
-        """The limits of a listener in a node's configuration."""
-
-        def own(name: str) -> int:
-            """A limit that only `listener.name.X.` sets. The key without this prefix limits all listeners together."""
-            override = f"listener.name.{listener.lower()}.{name}"
-            return int(config[override]) if config.is_set(override) else UNLIMITED
-
+        """The limits of a listener in a node's configuration. As in Kafka, each listener has the limits on connections
+        that `listener.name.X.` sets, else those that limit all listeners of its role together."""
         return cls(
             max_request_bytes=config.for_listener(listener, "socket.request.max.bytes"),
             idle_ms=config.for_listener(listener, "connections.max.idle.ms"),
             send_buffer_bytes=config.for_listener(listener, "socket.send.buffer.bytes"),
             receive_buffer_bytes=config.for_listener(listener, "socket.receive.buffer.bytes"),
             backlog=config.for_listener(listener, "socket.listen.backlog.size"),
-            max_connections=own("max.connections"),
-            max_creation_rate=own("max.connection.creation.rate"),
+            max_connections=config.for_listener(listener, "max.connections"),
+            max_creation_rate=config.for_listener(listener, "max.connection.creation.rate"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Limits of all listeners together."""
+    """Limits of all listeners of a role together, and of the node."""
 
     max_connections: int = UNLIMITED
     """max.connections"""
@@ -114,15 +112,36 @@ class NodeLimits:
     descriptors: int = field(default_factory=descriptors_for_connections)
 
     @classmethod
-    def of(cls, config: ServerConfig) -> NodeLimits:
-        """The limits of a node in its configuration."""
+    def of(cls, config: ServerConfig, overrides: Mapping[str, int]) -> NodeLimits:
+        """The limits of a node in its configuration. `overrides`: `max.connections.per.ip.overrides` by address."""
         return cls(
             max_connections=config["max.connections"],
             max_connections_per_ip=config["max.connections.per.ip"],
-            max_connections_per_ip_overrides=MappingProxyType(config.connections_per_ip_overrides()),
+            max_connections_per_ip_overrides=MappingProxyType(dict(overrides)),
             max_creation_rate=config["max.connection.creation.rate"],
             rate_config=MetricConfig(config["quota.window.size.seconds"] * 1000, config["quota.window.num"]),
             queued_max_request_bytes=config["queued.max.request.bytes"],
             max_logins=config["kalda.max.unauthenticated.connections"],
             login_timeout_ms=config["kalda.authentication.timeout.ms"],
         )
+
+
+def by_address(overrides: Mapping[str, int]) -> dict[str, int]:
+    """`max.connections.per.ip.overrides`, which may name hosts, by all addresses of each. Raises `ValueError` for a
+    name without one. Looks names up, which may block."""
+    return {address: count for host, count in overrides.items() for address in _addresses(host)}
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(ip_address(host.strip("[]")))}
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"max.connections.per.ip.overrides: the host {host} has no address ({error}). Correct its name, or write an"
+            " address."
+        ) from error
+    return {str(name[0]) for _, _, _, _, name in found}

@@ -1,6 +1,6 @@
 """Listeners, their connections, and the sweep that closes inactive ones.
 
-A `Server` owns the node's listeners and what they share: admission, the read arena, the memory for requests and
+A `Server` owns the node's listeners and what they share: admission by role, the read arena, the memory for requests and
 answers, one sweep timer. There is no timer per connection or per request: every few seconds the sweep closes the
 connections that were idle for too long, that have sent only part of a frame, or that do not read their last answers.
 
@@ -21,11 +21,12 @@ import ssl
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.clock import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
-from kalda.network.admission import Admission, Verdict
+from kalda.network.admission import Admission, Decision, Verdict
 from kalda.network.answer_memory import AnswerMemory
 from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
@@ -60,6 +61,16 @@ class Security(Protocol):
         ...
 
 
+class Peers(Enum):
+    """What connects to a listener."""
+
+    CLIENTS = "clients"
+    BROKERS = "brokers"
+    """And clients, where they have no listener of their own."""
+    CONTROLLERS = "controllers"
+    """And brokers, which send requests to the active controller."""
+
+
 class Listener:
     """One bound endpoint, and the functions of the server that its connections call."""
 
@@ -72,9 +83,10 @@ class Listener:
         security_protocol: str,
         on_close: Callable[[Connection], None] | None,
         security: Security | None,
-        protected: bool,
+        peers: Peers,
     ) -> None:
         self.name = name
+        self.peers = peers
         self.handler = handler
         """Answers the frames of the connections that are made from now on."""
         self.limits = limits
@@ -94,9 +106,9 @@ class Listener:
         self._sockets: asyncio.Server | None = None
         self.call_soon = server.loop.call_soon
         self.now_ms = server.now_ms
-        self.memory = server.new_memory() if protected else server.memory
-        """For requests: clients must not use up that of a protected listener."""
-        self.answers = server.new_answer_memory() if protected else server.answers
+        self.memory = server.memory if peers is Peers.CLIENTS else server.new_memory()
+        """For requests: clients must not use up that of nodes."""
+        self.answers = server.answers if peers is Peers.CLIENTS else server.new_answer_memory()
 
     async def open(self, host: str | None, port: int, accepts: bool) -> None:
         """Bind; then accept connections, or refuse them until `accept`. Port 0 chooses a free port, and sets
@@ -201,11 +213,13 @@ class Server:
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}
         self.now_ms = clock.mono_ms
-        self._limits = limits or NodeLimits()
+        self.limits = limits or NodeLimits()
+        """The ones in effect."""
         self.memory = self.new_memory()
-        """Of requests on listeners that are not protected."""
+        """Of requests on listeners of clients."""
         self.answers = self.new_answer_memory()
-        self._admission = Admission(self._limits)
+        self._admissions = {is_controllers: Admission(self.limits) for is_controllers in (False, True)}
+        """Of the listeners of brokers and clients, and of those of controllers."""
         self._waiting: dict[str, deque[Connection]] = {}
         """By listener: connections that wait for admission, in order of arrival."""
         self._retry: asyncio.TimerHandle | None = None
@@ -233,16 +247,16 @@ class Server:
         *,
         security_protocol: str = "PLAINTEXT",
         security: Security | None = None,
-        protected: bool = False,
+        peers: Peers = Peers.CLIENTS,
         on_close: Callable[[Connection], None] | None = None,
         accepts: bool = True,
     ) -> Listener:
-        """Open a listener. `protected`: the inter-broker one, see `admission`. With `accepts=False` the port is bound,
-        but connections are refused until `Listener.accept`. Raises `OSError`."""
+        """Open a listener. With `accepts=False` the port is bound, but connections are refused until
+        `Listener.accept`. Raises `OSError`."""
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
-        listener = Listener(self, name, handler, limits, security_protocol, on_close, security, protected)
-        self._admission.add_listener(name, limits, protected)
+        listener = Listener(self, name, handler, limits, security_protocol, on_close, security, peers)
+        self._admission(listener).add_listener(name, limits, is_inter_broker=peers is Peers.BROKERS)
         self._waiting[name] = deque()
         await listener.open(host, port, accepts)
         self.listeners[name] = listener
@@ -252,21 +266,27 @@ class Server:
 
     def update_limits(self, limits: NodeLimits) -> None:
         """Apply new limits of the node from dynamic configuration."""
-        self._limits = limits
+        self.limits = limits
         for each in self._memories():
             each.update(limits.queued_max_request_bytes)
-        for _ in range(self._admission.update(limits)):
-            self._evict("max.connections was reduced")
+        for is_controllers, admission in self._admissions.items():
+            for _ in range(admission.update(limits)):
+                self._evict_of_role(is_controllers, "max.connections was reduced")
         self._admit_waiting()
 
     def set_ip_rate(self, address: str | None, rate: float | None) -> None:
         """`connection_creation_rate` of an address, None for the default of all; a rate None removes it."""
-        self._admission.set_ip_rate(address, rate)
+        for admission in self._admissions.values():
+            admission.set_ip_rate(address, rate)
         self._admit_waiting()
 
     def measured(self) -> Iterable[tuple[SensorName, Measurable]]:
         """Sensors of connections, a source for `Sensors.add_source`."""
-        yield from self._admission.measured()
+        named: dict[SensorName, Measurable] = {}
+        for is_controllers in sorted({listener.peers is Peers.CONTROLLERS for listener in self.listeners.values()}):
+            # Of a node of both roles, the rates of all and of an address are those of the broker's role.
+            named = {**dict(self._admissions[is_controllers].measured()), **named}
+        yield from named.items()
         listeners = [(name, each.counts) for name, each in self.listeners.items()]
         yield from count_sensors(listeners, list(self.connections.values()))
         memories = self._memories()
@@ -281,7 +301,7 @@ class Server:
         """Apply new limits of one listener. They apply to open connections too, except sizes, which apply to new
         ones."""
         self.listeners[name].limits = limits
-        self._admission.update_listener(name, limits)
+        self._admission(self.listeners[name]).update_listener(name, limits)
         self._admit_waiting()
 
     async def stop(self, deadline_ms: int = 5_000) -> None:
@@ -304,11 +324,19 @@ class Server:
 
     def new_memory(self) -> RequestMemory:
         """As `queued.max.request.bytes` allows."""
-        return RequestMemory(self._limits.queued_max_request_bytes, self._call_later_ms)
+        return RequestMemory(self.limits.queued_max_request_bytes, self._call_later_ms)
 
     def new_answer_memory(self) -> AnswerMemory:
         """For answers that are not read."""
-        return AnswerMemory(self._limits.max_unread_bytes, self.now_ms, self._call_later_ms)
+        return AnswerMemory(self.limits.max_unread_bytes, self.now_ms, self._call_later_ms)
+
+    def _admission(self, listener: Listener) -> Admission:
+        """Of the role that the listener belongs to."""
+        return self._admissions[listener.peers is Peers.CONTROLLERS]
+
+    def _is_reserved(self, listener: Listener) -> bool:
+        """Whether only nodes connect to it: clients have other listeners."""
+        return listener.peers is Peers.CONTROLLERS or self._admission(listener).is_protected(listener.name)
 
     def _memories(self) -> set[RequestMemory]:
         return {listener.memory for listener in self.listeners.values()}
@@ -334,14 +362,8 @@ class Server:
     def connected(self, connection: Connection, descriptor: int = -1) -> None:
         """Admit a new connection, let it wait, or refuse it. `descriptor`: of its socket; the system gives out the
         lowest that is free."""
-        if descriptor >= self._limits.descriptors:
-            if not self._admission.is_protected(connection.listener_name):
-                self._refuse(connection, f"{descriptor} descriptors are open, the rest are left for files")
-                return
-            self._evict(f"{descriptor} descriptors are open, and another broker connects")
-        limit = self._admission.arrive(connection.peer_host)
-        if limit is not None:
-            self._refuse(connection, f"its address has {limit} connections, the maximum")
+        if descriptor >= self.limits.descriptors and not self._make_room(connection, descriptor):
+            self._refuse(connection, f"{descriptor} descriptors are open, the rest are left for files")
             return
         self.connections[connection.id] = connection
         self.listeners[connection.listener_name].counts.created += 1
@@ -362,11 +384,11 @@ class Server:
         if self.connections.pop(connection.id, None) is None:
             return
         self.listeners[connection.listener_name].counts.closed += 1
-        self._admission.leave(connection.peer_host)
         self.listeners[connection.listener_name].memory.forget(connection)
         self._logins.pop(connection, None)
         if connection.admitted:
-            self._admission.release(connection.listener_name)
+            listener = self.listeners[connection.listener_name]
+            self._admission(listener).release(listener.name, connection.peer_host)
         else:
             with contextlib.suppress(ValueError):
                 self._waiting[connection.listener_name].remove(connection)
@@ -411,33 +433,42 @@ class Server:
             return True
 
     def _try_admit(self, connection: Connection) -> bool:
-        decision = self._admission.admit(connection.listener_name, connection.peer_host, self.now_ms())
-        if decision.verdict is Verdict.REFUSED:
-            self._refuse_later(connection, decision.wait_ms)
-            return True
-        if decision.verdict is Verdict.WAIT:
-            if decision.wait_ms:
-                self._retry_in(decision.wait_ms)
-            return False
+        listener = self.listeners[connection.listener_name]
+        admission = self._admission(listener)
+        match admission.admit(listener.name, connection.peer_host, self.now_ms()):
+            case Decision(Verdict.WAIT, wait_ms):
+                if wait_ms:
+                    self._retry_in(wait_ms)
+                return False
+            case Decision(Verdict.OVER_ADDRESS_RATE, wait_ms):
+                self._refuse_later(connection, wait_ms)
+                return True
+            case Decision(Verdict.OVER_ADDRESS_COUNT, maximum=maximum):
+                self._refuse(connection, f"its address has {maximum} connections, the maximum")
+                return True
+            case Decision(verdict):
+                is_full = verdict is Verdict.EVICT
         try:
             connection.admit()
         finally:
             if not connection.admitted:
-                self._admission.release(connection.listener_name)
-        if self.listeners[connection.listener_name].security is not None:
+                admission.release(listener.name, connection.peer_host)
+        if listener.security is not None:
             self._begin_login(connection)
-        if decision.verdict is Verdict.EVICT:
-            self._evict("max.connections is reached, and another broker connects")
+        if is_full:
+            self._evict_of_role(
+                listener.peers is Peers.CONTROLLERS, "max.connections is reached, and another broker connects"
+            )
         return True
 
     def _begin_login(self, connection: Connection) -> None:
         """Count a login. Where there are too many, the oldest is closed: a client that logs in is done within
         milliseconds, so that is one that does not."""
         self._logins[connection] = self.now_ms()
-        if len(self._logins) > self._limits.max_logins:
+        if len(self._logins) > self.limits.max_logins:
             oldest = next(iter(self._logins))
             self.complaints(
-                self.now_ms(), "closing %s: %d connections have not authenticated", oldest, self._limits.max_logins
+                self.now_ms(), "closing %s: %d connections have not authenticated", oldest, self.limits.max_logins
             )
             self.login_ended(oldest)
             oldest.abort()
@@ -454,14 +485,42 @@ class Server:
             self._handshakes = Handshakes(self.loop)
         return self._handshakes
 
-    def _evict(self, why: str) -> None:
-        """Close the least recently active connection of a listener that is not protected."""
+    def _make_room(self, connection: Connection, descriptor: int) -> bool:
+        """Abort a connection that has sent no request, or one of a client where a node connects. Whether `connection`
+        is served: only that of a node is, as only below the limit does the number of a descriptor show how many are
+        open. Another peer finds the room when it connects again; without it, a flood of silent connections would keep
+        all others out."""
+
+        def is_of_node(each: Connection) -> bool:
+            return self._is_reserved(self.listeners[each.listener_name])
+
+        of_node = is_of_node(connection)
+        oldest = self._least_active(
+            lambda other: not other.requests or (of_node and not is_of_node(other)),
+            f"{descriptor} descriptors are open, and another peer connects",
+        )
+        if oldest is not None:
+            oldest.abort()  # a close waits until the output has been read, and keeps the descriptor until then
+        return of_node and oldest is not None
+
+    def _evict_of_role(self, is_controllers: bool, why: str) -> None:
+        """Close a connection of a listener of this role that is not protected."""
+        admission = self._admissions[is_controllers]
+
+        def is_eligible(connection: Connection) -> bool:
+            listener = self.listeners[connection.listener_name]
+            return self._admission(listener) is admission and not admission.is_protected(listener.name)
+
+        oldest = self._least_active(is_eligible, why)
+        if oldest is not None:
+            oldest.close()
+
+    def _least_active(self, is_eligible: Callable[[Connection], bool], why: str) -> Connection | None:
+        """The least recently active one of the eligible connections, which the caller closes."""
         candidates = (
             connection
             for connection in self.connections.values()
-            if connection.admitted
-            and not connection.closed
-            and not self._admission.is_protected(connection.listener_name)
+            if connection.admitted and not connection.closed and is_eligible(connection)
         )
         oldest = min(candidates, key=lambda connection: (connection.active_ms, connection.id), default=None)
         if oldest is not None:
@@ -471,7 +530,7 @@ class Server:
                 oldest,
                 why,
             )
-            oldest.close()
+        return oldest
 
     def _retry_in(self, wait_ms: int) -> None:
         at_s = self.loop.time() + wait_ms / 1000
@@ -507,7 +566,7 @@ class Server:
                 if limit > 0:
                     shortest = min(shortest, limit // 10)
             if listener.security is not None:
-                shortest = min(shortest, self._limits.login_timeout_ms // 10)
+                shortest = min(shortest, self.limits.login_timeout_ms // 10)
         self._sweeper = self.loop.call_later(max(_SWEEP_MIN_MS, shortest) / 1000, self._sweep)
 
     def _sweep(self) -> None:
@@ -521,7 +580,7 @@ class Server:
         self._schedule_sweep()
 
     def _sweep_logins(self, now_ms: int) -> None:
-        timeout_ms = self._limits.login_timeout_ms
+        timeout_ms = self.limits.login_timeout_ms
         while self._logins:
             oldest, since_ms = next(iter(self._logins.items()))
             if now_ms - since_ms < timeout_ms:
@@ -544,7 +603,7 @@ class Server:
         """Counts for metrics."""
         return {
             "connections": len(self.connections),
-            "admitted": self._admission.count,
+            "admitted": sum(admission.count for admission in self._admissions.values()),
             "waiting": sum(map(len, self._waiting.values())),
             "queued_bytes": sum(each.queued_bytes for each in self._memories()),
             "arriving_bytes": sum(each.arriving_bytes for each in self._memories()),

@@ -210,7 +210,7 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
 
         def in_effect() -> list[object]:
             return [
-                server._limits.max_connections,
+                server.limits.max_connections,
                 server.listeners["PLAINTEXT"].limits.max_connections,
                 modules["ReplicationModule"]._fetchers._fetchers._config.fetchers_a_leader,
                 modules["LogDirsModule"]._moves.bytes_per_second,

@@ -1,4 +1,4 @@
-"""Admission: counts of the node, the listener, the address; rates; the protected listener."""
+"""Admission: counts of the role, the listener, the address; rates; the protected listener."""
 
 from __future__ import annotations
 
@@ -8,17 +8,53 @@ from kalda.network.limits import Limits, NodeLimits
 
 def two_listeners(node: NodeLimits, client: Limits | None = None) -> Admission:
     admission = Admission(node)
-    admission.add_listener("CLIENT", client or Limits(), protected=False)
-    admission.add_listener("INTERNAL", Limits(), protected=True)
+    admission.add_listener("CLIENT", client or Limits())
+    admission.add_listener("INTERNAL", Limits(), is_inter_broker=True)
+    return admission
+
+
+def one_listener(node: NodeLimits) -> Admission:
+    """As of a node whose clients use the inter-broker listener."""
+    admission = Admission(node)
+    admission.add_listener("PLAINTEXT", Limits(), is_inter_broker=True)
     return admission
 
 
 def test_an_address_has_its_own_limit() -> None:
     admission = two_listeners(NodeLimits(max_connections_per_ip=2, max_connections_per_ip_overrides={"10.0.0.9": 1}))
-    assert [admission.arrive("10.0.0.1") for _ in range(3)] == [None, None, 2]
-    assert [admission.arrive("10.0.0.9") for _ in range(2)] == [None, 1]
-    admission.leave("10.0.0.1")
-    assert admission.arrive("10.0.0.1") is None
+    admitted, refused = Decision(Verdict.ADMITTED), Verdict.OVER_ADDRESS_COUNT
+    assert [admission.admit("CLIENT", "10.0.0.1", 0) for _ in range(3)] == [
+        admitted,
+        admitted,
+        Decision(refused, maximum=2),
+    ]
+    assert [admission.admit("CLIENT", "10.0.0.9", 0) for _ in range(2)] == [admitted, Decision(refused, maximum=1)]
+    assert admission.count == 3
+    admission.release("CLIENT", "10.0.0.1")
+    assert admission.admit("INTERNAL", "10.0.0.1", 0) == admitted
+    assert admission.admit("INTERNAL", "10.0.0.1", 0) == Decision(refused, maximum=2), "on all listeners together"
+
+
+def test_the_only_listener_of_a_role_is_not_protected() -> None:
+    admission = one_listener(NodeLimits(max_connections=3))
+    assert admit_until_waiting(admission, 0, "PLAINTEXT") == 3
+    assert admission.admit("PLAINTEXT", "a", 0) == Decision(Verdict.WAIT)
+    admission = one_listener(NodeLimits(max_creation_rate=2))
+    assert admit_until_waiting(admission, 0, "PLAINTEXT") == 20
+    assert admission.admit("PLAINTEXT", "a", 0).wait_ms == 500
+
+
+def test_a_slot_comes_before_the_rate_of_an_address_and_that_before_its_count() -> None:
+    admission = one_listener(NodeLimits(max_connections=1, max_connections_per_ip=0))
+    admission.set_ip_rate("10.0.0.1", 1)
+    for _ in range(10):
+        assert admission.admit("PLAINTEXT", "10.0.0.1", 0) == Decision(Verdict.OVER_ADDRESS_COUNT, maximum=0)
+    assert admission.admit("PLAINTEXT", "10.0.0.1", 0).verdict is Verdict.OVER_ADDRESS_RATE
+    admission.update(NodeLimits(max_connections=1, max_connections_per_ip_overrides={"10.0.0.1": 0}))
+    assert admission.admit("PLAINTEXT", "10.0.0.2", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("PLAINTEXT", "10.0.0.1", 0) == Decision(Verdict.WAIT)
+    admission.release("PLAINTEXT", "10.0.0.2")
+    assert admission.admit("PLAINTEXT", "10.0.0.1", 0).verdict is Verdict.OVER_ADDRESS_RATE
 
 
 def test_on_a_full_node_clients_wait_and_replicas_evict_clients() -> None:
@@ -27,15 +63,18 @@ def test_on_a_full_node_clients_wait_and_replicas_evict_clients() -> None:
     assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
     assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT)
     assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.EVICT
-    admission.release("CLIENT")
+    admission.release("CLIENT", "a")
     assert admission.admit("CLIENT", "a", 0) == Decision(Verdict.WAIT)
-    admission.release("CLIENT")
+    admission.release("CLIENT", "a")
     assert admission.admit("CLIENT", "a", 0).verdict is Verdict.ADMITTED
 
 
-def test_replicas_do_not_evict_each_other() -> None:
+def test_a_full_node_admits_replicas_where_they_have_all_connections() -> None:
+    """As in Kafka: the listener's own limit is the only one for them."""
     admission = two_listeners(NodeLimits(max_connections=1))
     assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.ADMITTED
+    assert admission.admit("INTERNAL", "a", 0).verdict is Verdict.EVICT
+    admission.update_listener("INTERNAL", Limits(max_connections=2))
     assert admission.admit("INTERNAL", "a", 0) == Decision(Verdict.WAIT)
 
 
@@ -88,7 +127,7 @@ def test_an_address_over_its_rate_is_refused_and_counts_for_no_rate() -> None:
     admission.set_ip_rate("10.0.0.1", 1)
     assert admit_until_waiting(admission, 0) == 10
     refused = admission.admit("CLIENT", "10.0.0.1", 0)
-    assert refused.verdict is Verdict.REFUSED
+    assert refused.verdict is Verdict.OVER_ADDRESS_RATE
     assert 0 < refused.wait_ms <= 1_000
     assert admit_until_waiting(admission, 0, address="10.0.0.2") == 10, "the refused ones left the node's rate alone"
     admission.set_ip_rate("10.0.0.1", None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import select
+import socket
 import time
 from collections.abc import Iterator
 from os import utime
@@ -22,8 +25,9 @@ from kalda.client.admin.quotas import Filter, Match, alter_quotas, describe_quot
 from kalda.client.cluster import ClusterClient
 from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
+from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
-from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.records.builder import build_batch
@@ -213,7 +217,7 @@ def test_a_dynamic_rate_of_connections_of_an_address(cluster: Cluster) -> None:
     with ClusterClient(cluster.bootstrap_servers) as admin:
         node = cluster.nodes[1]
         assert node._server is not None
-        limits = node._server._admission._ip_limits
+        limits = node._server._admissions[False]._ip_limits
         alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": 5.0})
         until(lambda: limits.get("10.9.8.7") == 5.0)
         alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": None})
@@ -282,3 +286,51 @@ def test_a_class_that_cannot_be_used_stops_the_start(tmp_path: Path, monkeypatch
     ):
         with pytest.raises(StartError, match=why):
             Cluster(config={"client.quota.callback.class": path}).start()
+
+
+def limited_to(cluster: Cluster, limit: int) -> bool:
+    """Whether of `limit` + 5 connections at the same time as many as `limit` are served. Others wait, or are closed."""
+    node = cluster.nodes[1]
+    assert node._server is not None
+    admission = node._server._admissions[False]
+    host, _, port = cluster.bootstrap_servers.partition(":")
+    body = b"".join(encode_request(ApiVersionsRequest(), 3, 1, "test"))
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_connection((host, int(port)))) for _ in range(limit + 5)]
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.sendall(len(body).to_bytes(4, "big") + body)
+        heard = 0
+        while heard < limit:
+            for each in select.select(sockets, [], [], DEADLINE_S)[0]:
+                sockets.remove(each)
+                with contextlib.suppress(OSError):
+                    heard += bool(each.recv(1))
+        is_limited = admission.count == limit
+    until(lambda: admission.count == 0)
+    return is_limited
+
+
+@pytest.mark.parametrize(
+    "limit", ["max.connections", "max.connections.per.ip", "listener.name.plaintext.max.connections"]
+)
+def test_a_node_with_one_listener_for_clients_limits_their_connections(limit: str) -> None:
+    """The node's own connections, to its controller, do not count."""
+    with Cluster(config={limit: 10}) as cluster:
+        assert limited_to(cluster, 10)
+
+
+def test_overrides_of_connections_name_hosts(tmp_path: Path) -> None:
+    with Cluster(config={"max.connections.per.ip.overrides": "localhost:4"}) as cluster:
+        assert limited_to(cluster, 4)
+        with ClusterClient(cluster.bootstrap_servers) as admin:
+            set_configs(
+                admin, Resource(ConfigResourceType.BROKER, ""), {"max.connections.per.ip.overrides": "localhost:6"}
+            )
+            node = cluster.nodes[1]
+            assert node._server is not None
+            server = node._server
+            until(lambda: server.limits.max_connections_per_ip_overrides.get("127.0.0.1") == 6)
+        assert limited_to(cluster, 6)
+    with pytest.raises(StartError, match=r"the host nowhere\.invalid has no address"):
+        Cluster(config={"max.connections.per.ip.overrides": "nowhere.invalid:4"}).start()

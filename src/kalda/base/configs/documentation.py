@@ -171,7 +171,7 @@ BROKER: dict[str, str] = {
     "max.connection.creation.rate": "Connections that may be opened a second.",
     "max.connections": "Connections that may be open at a time.",
     "max.connections.per.ip": "Connections that one address may have open at a time.",
-    "max.connections.per.ip.overrides": "Other limits for single addresses, as address:count.",
+    "max.connections.per.ip.overrides": "Other limits for single addresses and hosts, as address:count or host:count.",
     "max.incremental.fetch.session.cache.slots": "Incremental fetch sessions that are kept.",
     "max.request.partition.size.limit": "Partitions that one DescribeTopicPartitions response may list.",
     "message.max.bytes": "Largest record batch that is accepted, after compression.",

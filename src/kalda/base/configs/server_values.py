@@ -242,7 +242,7 @@ class ServerValues:
     # -- limits of connections
 
     def connections_per_ip_overrides(self) -> dict[str, int]:
-        """`max.connections.per.ip.overrides` by address. Raises `InvalidConfig`."""
+        """`max.connections.per.ip.overrides` by address or name of a host. Raises `InvalidConfig`."""
         overrides: dict[str, int] = {}
         for entry in str(self._values["max.connections.per.ip.overrides"]).split(","):
             if not entry.strip():
