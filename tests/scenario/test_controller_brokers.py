@@ -204,6 +204,21 @@ def test_controlled_shutdown() -> None:
     assert world.active.cluster.brokers[0].fenced
 
 
+def test_a_broker_gets_no_new_replica_while_it_shuts_down_and_does_when_it_has_stopped() -> None:
+    """As in a rolling restart: topics with as many replicas as brokers can be created while one of them is away."""
+    world = World()
+    world.start_brokers(0, 1)
+    world.create_topic("t", {0: [0, 1]})
+    world.heartbeat(1, current_metadata_offset=world.log.log_end_offset - 1)
+    world.heartbeat(0, want_shut_down=True)
+    assert world.create_topic("u", partitions=1, factor=2).error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    world.heartbeat(1)
+    assert world.heartbeat(0, want_shut_down=True).should_shut_down
+    assert world.create_topic("u", partitions=1, factor=2).error_code == ErrorCode.NONE
+    assert sorted(world.partition("u").replicas) == [0, 1]
+    assert world.partition("u").isr == (1,)
+
+
 def test_a_broker_that_leads_no_partition_may_shut_down_at_once() -> None:
     world = World()
     world.start_brokers(0)

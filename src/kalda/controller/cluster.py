@@ -160,9 +160,11 @@ class ClusterControl:
         return directories[0] if len(directories) == 1 else DIRECTORY_UNASSIGNED
 
     def usable_brokers(self) -> Iterator[UsableBroker]:
-        """Brokers on which new replicas may be placed."""
+        """Brokers on which new replicas may be placed: fenced ones too. One that shuts down is not among them until it
+        is fenced, then it has stopped, and is expected back."""
         for broker_id, registration in self.brokers.items():
-            if not registration.in_controlled_shutdown and registration.has_uncordoned_dirs:
+            shuts_down = registration.in_controlled_shutdown and not registration.fenced
+            if not shuts_down and registration.has_uncordoned_dirs:
                 yield UsableBroker(broker_id, registration.rack, registration.fenced)
 
     # Requests
