@@ -11,14 +11,15 @@ In two cases responses differ from the image, each for a short time, for clients
   the dead leader keeps it for long. librdkafka asks again after 0.1 s in the one case, after 1 s in the other.
 - A broker that was fenced stays in the *list of brokers* for a while, though it leads nothing. A client whose broker
   leaves the list in the same response that moves its partitions may drop the partitions with the broker, and add them
-  again with its next Metadata request, a second later: librdkafka does. A broker that shuts down in a controlled way
-  leaves the list at once: its partitions have moved before, and a client that still listed it would wait longer with
-  every attempt to connect, and miss its return.
+  again with its next Metadata request, a second later: librdkafka does. A broker that led nothing leaves the list at
+  once, and so does one that shuts down in a controlled way: its partitions have moved before, and a client that still
+  listed it would wait longer with every attempt to connect, and miss its return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
@@ -66,25 +67,31 @@ class MetadataCache:
         means nothing."""
         self._fenced: dict[int, Timer] = {}
         """Fenced brokers that are still listed, by id; the timer removes the entry."""
+        self._relieved: dict[int, Timer] = {}
+        """Brokers that lost a leadership less than `LISTED_MS` ago, by id; the timer removes the entry. One of many
+        partitions loses them before it is fenced."""
         self._to_be_unfenced: dict[int, Pending[None]] = {}
         """What `unfenced` has returned, until it is settled."""
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: object) -> None:
         """As a publisher: the new image is visible to all readers. It must be the first publisher of a broker."""
-        self.set_image(image)
+        self.set_image(image, delta)
 
     def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
         """No response names the controller."""
 
-    def set_image(self, image: MetadataImage) -> None:
-        """Replace the image, and drop the encoded responses of the old one."""
+    def set_image(self, image: MetadataImage, delta: MetadataDelta | None = None) -> None:
+        """Replace the image, and drop the encoded responses of the old one. `delta`: what has changed; without it all
+        topics are compared."""
         before, self.image = self.image, image
         self._drop_kept()
+        if image.topics is not before.topics:
+            self._note_relieved(before, delta)
         if image.cluster is not before.cluster:
             for broker_id, broker in image.cluster.brokers.items():
                 was = before.cluster.brokers.get(broker_id)
                 died = was is not None and not was.fenced and not was.in_controlled_shutdown
-                if broker.fenced and died:
+                if broker.fenced and died and broker_id in self._relieved:
                     self._list_fenced(broker_id)
                 if not broker.fenced and broker_id in self._to_be_unfenced:
                     self._to_be_unfenced.pop(broker_id).complete(None)
@@ -95,6 +102,27 @@ class MetadataCache:
         self._kept_bytes = 0
 
     # -- brokers that died
+
+    def _note_relieved(self, before: MetadataImage, delta: MetadataDelta | None) -> None:
+        """Keep which brokers have just lost a leadership."""
+        if not before.topics.by_id:
+            return
+        after = self.image.topics.by_id
+        relieved: set[int] = set()
+        for topic_id in after if delta is None or delta.topics is None else delta.topics.changed:
+            old, new = before.topics.by_id.get(topic_id), after.get(topic_id)
+            if old is None or new is None or old is new:
+                continue
+            for index, partition in old.partitions.items():
+                now = new.partitions.get(index)
+                if now is not None and now is not partition and now.leader != partition.leader:
+                    relieved.add(partition.leader)
+        for broker_id in relieved:
+            if broker_id in self._relieved:
+                self._relieved[broker_id].cancel()
+            self._relieved[broker_id] = self._timers.call_later_ms(
+                LISTED_MS, partial(self._relieved.__delitem__, broker_id)
+            )
 
     def _list_fenced(self, broker_id: int) -> None:
         def end() -> None:

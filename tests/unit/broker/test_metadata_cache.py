@@ -109,6 +109,34 @@ def test_a_broker_in_controlled_shutdown_is_not_listed_once_it_is_fenced() -> No
     assert world.listed == [2]
 
 
+def test_a_broker_that_led_nothing_is_not_listed_once_it_is_fenced() -> None:
+    """It may have stopped in a controlled way: no record says so where nothing had to be moved."""
+    world = World()
+    world.update(
+        BrokerRegistrationChangeRecord(broker_id=2, broker_epoch=2, fenced=1),
+        PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=[1]),
+    )
+    assert world.listed == [1]
+
+
+def test_a_broker_that_lost_its_leaderships_just_before_it_was_fenced_is_listed_for_a_while() -> None:
+    world = World()
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=[2], leader=2))
+    world.timers.advance(LISTED_MS - 1)
+    world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=1))
+    assert world.listed == [1, 2]
+    world.timers.advance(LISTED_MS)
+    assert world.listed == [2]
+
+
+def test_a_broker_that_led_long_ago_is_not_listed_once_it_is_fenced() -> None:
+    world = World()
+    world.update(PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=[2], leader=2))
+    world.timers.advance(LISTED_MS)
+    world.update(BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=1))
+    assert world.listed == [2]
+
+
 def test_a_broker_that_was_never_unfenced_is_not_listed() -> None:
     world = World()
     world.update(
