@@ -6,7 +6,8 @@ DescribeUserScramCredentials. Creates topics that clients ask for and that do no
 
 from __future__ import annotations
 
-from kalda.broker.auto_topics import AutoTopics
+from kalda.base.configs.server import ServerConfig
+from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
@@ -22,7 +23,12 @@ class MetadataModule(Module):
     def __init__(self, context: BrokerContext, replicas: ReplicaManager, coordinators: Coordinators) -> None:
         config = context.config
         auto_topics = AutoTopics(
-            context.channel, config["auto.create.topics.enable"], coordinators.plan, config["request.timeout.ms"]
+            context.channel,
+            config["auto.create.topics.enable"],
+            coordinators.plan,
+            config["request.timeout.ms"],
+            timers=context.timers,
+            ordinary=plan_of_others(config),
         )
         self._metadata = MetadataHandlers(
             context.cache,
@@ -37,3 +43,12 @@ class MetadataModule(Module):
     def rows(self) -> list[Row]:
         """Reads of the newest image; none changes it."""
         return [*self._metadata.rows(), *self._describe.rows(), self._acls.row()]
+
+
+def plan_of_others(config: ServerConfig) -> TopicPlan:
+    """How topics are made that are not internal: what this broker's file sets, else what the controller has."""
+
+    def own(name: str) -> int:
+        return int(config[name]) if config.is_set(name) else -1
+
+    return TopicPlan(own("num.partitions"), own("default.replication.factor"), {})
