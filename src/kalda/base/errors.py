@@ -263,5 +263,10 @@ class CorruptRecord(ApiError):
         super().__init__(ErrorCode.CORRUPT_MESSAGE, message)
 
 
+class UnsupportedFormat(CorruptRecord):
+    """Bytes of a kind that this version cannot read, such as a batch of a later magic. They need not be damaged:
+    nothing of a file is cut, replaced or removed for it."""
+
+
 class CrcMismatch(CorruptRecord):
     """A whole record batch whose bytes do not have the CRC of its header."""

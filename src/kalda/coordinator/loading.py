@@ -25,7 +25,7 @@ from kalda.coordinator.shard import Rec
 from kalda.protocol.notation import Buffer
 from kalda.protocol.record_framing import UnknownRecordType
 from kalda.records.batch import BatchHeader, check_crc, iter_batches
-from kalda.records.builder import Record, read_records
+from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import ControlType, read_control_type
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Load(Generic[Rec]):
 
     def _replay_batch(self, batches: Buffer, position: int, header: BatchHeader, high_watermark: int) -> None:
         check_crc(batches, position, header)
+        header = with_range(header, batches, position)
         loaded = self._loaded
         if header.base_offset < loaded.load_end or header.last_offset_delta < 0:
             raise CorruptRecord(

@@ -1,9 +1,9 @@
 """Record batches: Kafka's unit of storage, replication and transfer, as bytes and as values.
 
-A batch (magic 2) is a 61-byte header and a section of records, which may be compressed. The header alone has all that
-the broker needs on its data path, so most other floors read and stamp headers and decode no record; a compiled scan
-checks the records of clients before they are stored. This floor has the
-format only: it depends on no log, socket, topic or clock.
+A batch (of magic 2, the format that is written) is a 61-byte header and a section of records, which may be compressed.
+Batches of the older magics 0 and 1 are read, and served as they are. The header alone has all that the broker needs on
+its data path, so most other floors read and stamp headers and decode no record; a compiled scan checks the records of
+clients before they are stored. This floor has the format only: it depends on no log, socket, topic or clock.
 
 - `batch`: the header: reading, checking, stamping in place
 - `checksum`: CRC32C
@@ -18,6 +18,7 @@ format only: it depends on no log, socket, topic or clock.
 - `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
 - `builder`: batches from records and records from batches, as Python values
+- `legacy`: the records of batches of magic 0 and 1
 - `compression`: the four codecs, with bounded output
 - `control`: control batches: transaction markers and KRaft's own records
 - `rules`: what a topic's configuration demands of produced batches, and how a refusal is reported

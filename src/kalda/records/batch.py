@@ -1,22 +1,28 @@
-"""The header of a record batch, magic 2.
+"""The header of a record batch: of magic 2, and what the two older message formats have in its place.
 
-Layout, big-endian: base offset, length of the bytes after it, partition leader epoch, magic, CRC32C, attributes, last
-offset delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, record count; 61 bytes. The
-CRC covers everything from the attributes to the batch's end. Base offset and leader epoch precede it, so a leader
-stamps them without a new checksum.
+Layout of magic 2, big-endian: base offset, length of the bytes after it, partition leader epoch, magic, CRC32C,
+attributes, last offset delta, base timestamp, max timestamp, producer id, producer epoch, base sequence, record count;
+61 bytes. The CRC covers everything from the attributes to the batch's end. Base offset and leader epoch precede it, so
+a leader stamps them without a new checksum.
 
-Invariants of a header that `read_header` returned: magic is 2 and the length covers at least the header. Counts,
-offsets and timestamps may have any value until the CRC was checked and the batch validated.
+Magic 0 and 1, which Kafka wrote before 0.11 and reads to this day: offset, length, CRC32 of all that follows it, magic,
+attributes, in magic 1 a timestamp, key and value. Such a message is a batch of one record, or, where it is compressed,
+of the messages in its value (`legacy.py`), of which it has the last offset and the largest timestamp. `read_header`
+returns that as `base_offset` with a delta of 0: where the first of several records is, only their bytes say.
+
+Invariants of a header that `read_header` returned: magic is 0, 1 or 2 and the length covers at least the header.
+Counts, offsets and timestamps may have any value until the CRC was checked and the batch validated.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from kalda.base.errors import CorruptRecord, CrcMismatch
+from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
 from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression
 
@@ -26,8 +32,10 @@ LOG_OVERHEAD = 12
 
 MIN_BATCH_LENGTH = 14
 """The smallest valid length field: that of a message of magic 0 without key and value."""
+MIN_BATCH_SIZE = LOG_OVERHEAD + MIN_BATCH_LENGTH
 
 MAGIC = 2
+"""The format in which batches are written. 0 and 1 are read."""
 MAGIC_POSITION = 16
 ATTRIBUTES_POSITION = 21
 CRC_POSITION = 17
@@ -38,6 +46,8 @@ NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
+UNKNOWN_COUNT = -1
+"""The number of records of a compressed message of magic 0 or 1: only its bytes say."""
 MAX_INT32 = 2**31 - 1
 
 COMPRESSION_MASK = 0x07
@@ -55,6 +65,10 @@ _HEADER = Struct(">qiibIhiqqqhii")
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _UINT32 = Struct(">I")
+_LEGACY = Struct(">qiIbb")  # offset, length, CRC, magic, attributes
+_LEGACY_TIMESTAMP = Struct(">18xq")
+_LEAST_LENGTHS = (MIN_BATCH_LENGTH, MIN_BATCH_LENGTH + 8, HEADER_SIZE - LOG_OVERHEAD)
+"""The smallest length field by magic."""
 
 
 class TimestampType(IntEnum):
@@ -117,6 +131,11 @@ class BatchHeader(NamedTuple):
         return _COMPRESSIONS[codec]
 
     @property
+    def is_legacy(self) -> bool:
+        """Whether the batch is of magic 0 or 1: then it has one record, or a compressed set of messages."""
+        return self.magic < MAGIC
+
+    @property
     def timestamp_type(self) -> TimestampType:
         return TimestampType.LOG_APPEND if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE
 
@@ -142,15 +161,47 @@ _new_header = tuple.__new__
 
 
 def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
-    """The header at `pos`; only its 61 bytes need to be in `buf`. Raises `CorruptRecord`."""
+    """The header at `pos`; only its 61 bytes need to be in `buf`, fewer of a batch of magic 0 or 1. Raises
+    `CorruptRecord`, `UnsupportedFormat` for a magic above 2."""
     if pos < 0 or len(buf) - pos < HEADER_SIZE:
+        if pos >= 0 and len(buf) - pos >= MIN_BATCH_SIZE and buf[pos + MAGIC_POSITION] < MAGIC:
+            return _read_legacy_header(buf, pos)
         raise CorruptRecord(f"{max(len(buf) - pos, 0)} bytes at position {pos} are too few for a batch header")
     header = _new_header(BatchHeader, _HEADER.unpack_from(buf, pos))
     if header.magic != MAGIC:
-        raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, only {MAGIC} is supported")
+        return _read_legacy_header(buf, pos)
     if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
         raise CorruptRecord(f"the batch at position {pos} has a size of {header.size_bytes} bytes, less than a header")
     return header
+
+
+def _read_legacy_header(buf: Buffer, pos: int) -> BatchHeader:
+    offset, length, crc, magic, attributes = _LEGACY.unpack_from(buf, pos)
+    if not 0 <= magic < MAGIC:
+        raise UnsupportedFormat(f"the batch at position {pos} has magic {magic}, only 0 to {MAGIC} are supported")
+    if length < least_length(magic) or len(buf) - pos < least_length(magic) + LOG_OVERHEAD:
+        raise CorruptRecord(f"the batch at position {pos} has a length of {length} bytes, too few for magic {magic}")
+    timestamp = _LEGACY_TIMESTAMP.unpack_from(buf, pos)[0] if magic else NO_TIMESTAMP
+    return BatchHeader(
+        base_offset=offset,
+        batch_length=length,
+        partition_leader_epoch=NO_LEADER_EPOCH,
+        magic=magic,
+        crc=crc,
+        attributes=attributes & (COMPRESSION_MASK | TIMESTAMP_TYPE_BIT if magic else COMPRESSION_MASK),
+        last_offset_delta=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        records_count=UNKNOWN_COUNT if attributes & COMPRESSION_MASK else 1,
+    )
+
+
+def least_length(magic: int) -> int:
+    """The smallest valid length field of a batch of this magic."""
+    return _LEAST_LENGTHS[magic] if 0 <= magic < MAGIC else _LEAST_LENGTHS[MAGIC]
 
 
 peek_header: Callable[[Buffer], tuple[int, ...]] = _HEADER.unpack_from
@@ -175,11 +226,14 @@ def write_crc(buf: bytearray | memoryview, pos: int, size_bytes: int) -> int:
 
 
 def check_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
-    """Raises `CorruptRecord` unless the whole batch is in `buf` and its CRC32C is right."""
+    """Raises `CorruptRecord` unless the whole batch is in `buf` and its checksum is right."""
     end = pos + header.size_bytes
     if end > len(buf):
         raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
-    crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
+    if header.magic == MAGIC:
+        crc = crc32c(memoryview(buf)[pos + ATTRIBUTES_POSITION : end])
+    else:
+        crc = zlib.crc32(memoryview(buf)[pos + MAGIC_POSITION : end])
     if crc != header.crc:
         raise CrcMismatch(
             f"the batch at position {pos} (offset {header.base_offset}) has CRC {crc}, its header has {header.crc}"
@@ -190,7 +244,8 @@ def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]
     """Position and header of each whole batch.
 
     A fetch response may end at any byte, so an incomplete batch at the end is left out. A length below the smallest
-    valid one or a wrong magic raises `CorruptRecord`: the position of the next batch is unknown then.
+    valid one or a wrong magic raises `CorruptRecord`: the position of the next batch is unknown then. Batches of magic
+    0 and 1 come too: `is_legacy` says so.
     """
     size = len(buf)
     while size - pos >= LOG_OVERHEAD:
@@ -199,8 +254,8 @@ def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]
             raise CorruptRecord(f"the batch at position {pos} has a length of {length} bytes")
         if size - pos <= MAGIC_POSITION:
             return
-        if buf[pos + MAGIC_POSITION] != MAGIC:
-            raise CorruptRecord(f"the batch at position {pos} has magic {buf[pos + MAGIC_POSITION]}")
+        if buf[pos + MAGIC_POSITION] > MAGIC:
+            raise UnsupportedFormat(f"the batch at position {pos} has magic {buf[pos + MAGIC_POSITION]}")
         if pos + LOG_OVERHEAD + length > size:
             return
         header = read_header(buf, pos)

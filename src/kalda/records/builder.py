@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, overload
 
 from kalda.base.errors import CorruptRecord
-from kalda.records import values
+from kalda.records import legacy, values
 from kalda.records.batch import (
+    COMPRESSION_MASK,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
@@ -27,6 +28,7 @@ from kalda.records.batch import (
     BatchHeader,
     Buffer,
     TimestampType,
+    iter_batches,
     read_header,
     write_header,
 )
@@ -156,10 +158,53 @@ def seal(
     return buf
 
 
+def rebuild_legacy_batch(
+    header: BatchHeader,
+    records: Sequence[Record],
+    *,
+    delete_horizon_ms: int | None = None,
+    compression: Compression = Compression.NONE,
+) -> bytearray:
+    """Some records of a batch of magic 0 or 1, with their offsets and timestamps, as a batch of magic 2. It begins with
+    the first of them and ends with the last, as where Kafka compacts such a batch."""
+    current = header._replace(
+        magic=MAGIC,
+        base_offset=records[0].offset,
+        last_offset_delta=records[-1].offset - records[0].offset,
+        attributes=header.attributes & ~COMPRESSION_MASK | compression,
+    )
+    return rebuild_batch(current, records, delete_horizon_ms=delete_horizon_ms)
+
+
+def in_current_format(buf: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
+    """The whole batches in `buf`, those of magic 0 and 1 rebuilt as batches of magic 2; `buf` itself where it has none.
+    Raises `CorruptRecord`."""
+    found = list(iter_batches(buf))
+    if not any(header.is_legacy for _, header in found):
+        return buf
+    out = bytearray()
+    for pos, header in found:
+        if header.is_legacy:
+            out += rebuild_legacy_batch(header, read_records(buf, pos, header, max_bytes=max_bytes))
+        else:
+            out += memoryview(buf)[pos : pos + header.size_bytes]
+    return out
+
+
+def with_range(header: BatchHeader, buf: Buffer, pos: int = 0) -> BatchHeader:
+    """The header of the batch at `pos` with base offset, last offset and number of records, which only the records of a
+    compressed batch of magic 0 or 1 say. Raises `CorruptRecord`."""
+    if header.records_count >= 0:
+        return header
+    rows = legacy.read_rows(buf, pos, header)
+    first, last = rows[0][0], rows[-1][0]
+    return header._replace(base_offset=first, last_offset_delta=last - first, records_count=len(rows))
+
+
 def records_section(
     buf: Buffer, pos: int, header: BatchHeader, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> tuple[Buffer, int, int]:
-    """(buffer, start, end) of the batch's records, decompressed. Raises `CorruptRecord`."""
+    """(buffer, start, end) of the records of a batch of magic 2, decompressed. Raises `CorruptRecord`."""
     end = pos + header.size_bytes
     if end > len(buf):
         raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(buf) - pos}")
@@ -180,6 +225,9 @@ def read_records(
     """
     if header is None:
         header = read_header(buf, pos)
+    if header.is_legacy:
+        rows = legacy.read_rows(buf, pos, header, max_bytes)
+        return [Record(offset, timestamp, key, value, ()) for offset, timestamp, key, value in rows]
     section, start, end = records_section(buf, pos, header, max_bytes)
     return decode_section(memoryview(section)[start:end], header)
 

@@ -284,7 +284,8 @@ class Loading:
                 break
         epochs.write()
         log.log(
-            logging.WARNING if is_damaged else logging.DEBUG,
+            # Batches of magic 0 and 1 have no epoch: then there was none in the file either.
+            logging.WARNING if is_damaged and epochs.entries else logging.DEBUG,
             "%s: the leader epochs are read from all batches, %d entries, as their file cannot be used: %s",
             self._name,
             len(epochs.entries),

@@ -13,6 +13,7 @@ calls the hooks. A file that could merely not be opened, because no descriptor w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 if TYPE_CHECKING:
     from kalda.storage.truncating import Truncation
 
+log_ = logging.getLogger("kalda.logs")
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
@@ -359,6 +361,13 @@ class Log(LogOffsets):
             for header in headers:
                 if header.partition_leader_epoch > self._latest_epoch:
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
+                elif header.is_legacy and self._latest_epoch >= 0:
+                    # Its epoch is not known: from here on the high watermark decides what a follower cuts off.
+                    log_.warning(
+                        "%s gets a batch of magic %d: leader epochs are dropped", self.topic_partition, header.magic
+                    )
+                    self.leader_epochs.replace([])
+                    self.refresh()
             if any(not marker.commit for marker in markers.values()):
                 segment.txn_index.prepare()
             segment.append(data, placed)

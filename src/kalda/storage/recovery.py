@@ -9,10 +9,19 @@ import contextlib
 from collections.abc import Iterator
 
 from kalda.base.disk import Buffer
-from kalda.base.errors import CorruptRecord
-from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, check_crc, read_header
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
+from kalda.records.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MIN_BATCH_LENGTH,
+    MIN_BATCH_SIZE,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
 from kalda.storage.index import read_waiting
 from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.naming import LOG_SUFFIX
 from kalda.storage.producer_state import ProducerStates
 from kalda.storage.segment import MAX_RELATIVE_OFFSET, Segment
 
@@ -26,7 +35,8 @@ def recover_segment(
     caller has to cut the segment, and what is wrong there; the segment's size where nothing is.
 
     `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
-    offset; the batches that are kept are applied to them.
+    offset; the batches that are kept are applied to them. Raises `UnsupportedFormat` at a batch that follows the ones
+    before it and is of a magic that this version cannot read: whether it is damaged cannot be told.
     """
     offset_index, time_index = segment.offset_index, segment.time_index
     offset_index.reset()
@@ -86,9 +96,10 @@ class _UndamagedBatches:
         position, expected = 0, segment.base_offset
         chunk: Buffer = b""
         start = 0
-        while size - position >= HEADER_SIZE:
+        while size - position >= MIN_BATCH_SIZE:
             at = position - start
-            if len(chunk) - at < HEADER_SIZE:
+            wanted = min(HEADER_SIZE, size - position)
+            if len(chunk) - at < wanted:
                 chunk, start, at = file.read(position, min(_RECOVERY_CHUNK_BYTES, size - position)), position, 0
             try:
                 header = read_header(chunk, at)
@@ -100,6 +111,13 @@ class _UndamagedBatches:
                     wanted = min(max(length, _RECOVERY_CHUNK_BYTES), size - position)
                     chunk, start, at = file.read(position, wanted), position, 0
                 check_crc(chunk, at, header)
+            except UnsupportedFormat as error:
+                if self._may_be_whole(chunk, at, size - position, expected):
+                    raise UnsupportedFormat(
+                        f"{segment.path(LOG_SUFFIX)}, position {position}: {error.message}"
+                    ) from error
+                self.why = error.message
+                return
             except CorruptRecord as error:
                 self.why = error.message
                 return
@@ -112,3 +130,10 @@ class _UndamagedBatches:
             yield position, header, memoryview(chunk)[at : at + length]
             position += length
             expected = header.next_offset
+
+    def _may_be_whole(self, chunk: Buffer, at: int, left: int, expected: int) -> bool:
+        """Whether offset and length, which all formats have in the same place, may be those of the next batch."""
+        offset = int.from_bytes(chunk[at : at + 8], "big", signed=True)
+        length = int.from_bytes(chunk[at + 8 : at + LOG_OVERHEAD], "big", signed=True)
+        is_near = expected <= offset <= self._segment.base_offset + MAX_RELATIVE_OFFSET
+        return is_near and MIN_BATCH_LENGTH <= length <= left - LOG_OVERHEAD

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_BATCH_SIZE, BatchHeader, least_length, read_header
 from kalda.storage.config import LogConfig
 from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
 from kalda.storage.naming import (
@@ -39,8 +39,9 @@ MAX_GAP = 2**30
 _SCAN_BYTES = 8 * 1024
 """What a scan for a batch reads at once: more than what lies between two index entries, by default."""
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
-_WALK = Struct(">qi11xi")  # base offset, length, last offset delta
+_WALK = Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
 _WALK_SIZE = _WALK.size
+"""One more than the smallest batch of magic 0 has, which is padded."""
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 
 
@@ -317,9 +318,10 @@ class Segment:
 
     def header_at(self, position: int, read: Reader) -> BatchHeader | None:
         """The header at `position`; None at the end. Raises `CorruptRecord`."""
-        if self.size - position < HEADER_SIZE:
+        left = self.size - position
+        if left < MIN_BATCH_SIZE:
             return None
-        return read_header(read(self.reading(read), position, HEADER_SIZE))
+        return read_header(read(self.reading(read), position, min(left, HEADER_SIZE)))
 
     def locate(self, offset: int, read: Reader) -> int | None:
         """Position of the batch that holds `offset`, or of the first one after it; None where there is none."""
@@ -346,22 +348,27 @@ class Segment:
         return None
 
     def walk(self, position: int, read: Reader) -> Iterator[tuple[int, int, int, int]]:
-        """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads.
+        """(position, base offset, last offset delta, size) of each batch from `position` on, by small reads. For a
+        batch of magic 0 or 1 the base offset is its last one.
 
         Raises `CorruptRecord`; also for a position, which an index may have named, that lies outside.
         """
         file, end = self.reading(read), self.size
         if not 0 <= position <= end:
             raise CorruptRecord(f"{self.path(LOG_SUFFIX)} of {end} bytes has no position {position}")
-        while end - position >= HEADER_SIZE:
+        while end - position >= MIN_BATCH_SIZE:
             chunk = read(file, position, min(_SCAN_BYTES, end - position))
+            if len(chunk) == MIN_BATCH_SIZE:
+                chunk = bytes(chunk) + b"\0"
             start, limit = position, len(chunk) - _WALK_SIZE
             if limit < 0:
                 return
             while position - start <= limit:
-                base, length, delta = _WALK.unpack_from(chunk, position - start)
+                base, length, magic, delta = _WALK.unpack_from(chunk, position - start)
                 if length < _MIN_LENGTH:
-                    _sane(length, self, position)
+                    _sane(length, magic, self, position)
+                if magic < MAGIC:
+                    delta = 0
                 size = length + LOG_OVERHEAD
                 if position + size > end:
                     return
@@ -371,8 +378,8 @@ class Segment:
     def headers(self, position: int = 0, read: Reader = read_waiting) -> Iterator[tuple[int, BatchHeader]]:
         """(position, header) of each batch from `position` on, by small reads."""
         file = self.reading(read)
-        for found, _, _, _ in self.walk(position, read):
-            yield found, read_header(read(file, found, HEADER_SIZE))
+        for found, _, _, size in self.walk(position, read):
+            yield found, read_header(read(file, found, min(size, HEADER_SIZE)))
 
     def read_slice(self, position: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> Slice:
         """Whole batches from `position` that end below `end_offset` and fit into `max_bytes`.
@@ -382,8 +389,8 @@ class Segment:
         file, left = self._file or self.reading(read), self.size - position
         size = left if left < max_bytes else max_bytes
         if size < HEADER_SIZE:
-            if not min_one or left < HEADER_SIZE:
-                return Slice(b"", -1, position, left >= HEADER_SIZE)
+            if left < MIN_BATCH_SIZE or (size < left and not min_one):
+                return Slice(b"", -1, position, left >= MIN_BATCH_SIZE)
             size = HEADER_SIZE if left > HEADER_SIZE else left
         data = read(file, position, size)
         upto, next_offset, first = _whole_batches(data, end_offset, self, position)
@@ -409,7 +416,9 @@ class Segment:
             header = self.header_at(found[1], read)
         except CorruptRecord:
             return None
-        return (found[1], header.base_offset) if header is not None and header.last_offset == found[0] else None
+        if header is None or header.last_offset != found[0] or header.is_legacy:  # whose base offset is not known
+            return None
+        return found[1], header.base_offset
 
     def next_offset(self, read: Reader = read_waiting) -> int:
         """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`, also where the
@@ -597,8 +606,8 @@ def remove_segment_files(disk: Disk, directory: str, base_offset: int) -> None:
         disk.remove(f"{directory}/{file_name(base_offset, suffix)}")
 
 
-def _sane(length: int, segment: Segment, position: int) -> int:
-    if length < _MIN_LENGTH:
+def _sane(length: int, magic: int, segment: Segment, position: int) -> int:
+    if length < least_length(magic):
         raise CorruptRecord(f"{segment.path(LOG_SUFFIX)} has a batch of length {length} at position {position}")
     return length
 
@@ -609,11 +618,11 @@ def _whole_batches(data: Buffer, end_offset: int, segment: Segment, position: in
     end = len(data)
     unpack = _WALK.unpack_from
     while at + _WALK_SIZE <= end:
-        base, length, delta = unpack(data, at)
+        base, length, magic, delta = unpack(data, at)
         if length < _MIN_LENGTH:
-            _sane(length, segment, position + at)
+            _sane(length, magic, segment, position + at)
         after = at + LOG_OVERHEAD + length
-        last = base + delta
+        last = base + delta if magic >= MAGIC else base
         if last >= end_offset:
             break
         if not at:
@@ -621,4 +630,8 @@ def _whole_batches(data: Buffer, end_offset: int, segment: Segment, position: in
         if after > end:
             break
         at, next_offset = after, last + 1
+    if end - at == MIN_BATCH_SIZE:
+        upto, last_next, _ = _whole_batches(bytes(data[at:]) + b"\0", end_offset, segment, position + at)
+        if upto:
+            return end, last_next, first or end
     return at, next_offset, first

@@ -90,8 +90,8 @@ def test_iteration_stops_before_an_incomplete_batch_and_refuses_a_malformed_one(
         broken = buf + buf[:8] + length.to_bytes(4, "big") + buf[12:]
         with pytest.raises(CorruptRecord):
             list(iter_batches(broken))
-    with pytest.raises(CorruptRecord, match="magic 1"):
-        list(iter_batches(buf[:16] + b"\x01" + buf[17:]))
+    with pytest.raises(CorruptRecord, match="magic 3"):
+        list(iter_batches(buf[:16] + b"\x03" + buf[17:]))
 
 
 def test_sequences_wrap_to_zero() -> None:
