@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -121,7 +121,9 @@ def _this_module() -> Any:
     import types
 
     module = types.ModuleType(__name__)
-    module.__dict__.update(Handler=Handler, Builder=Builder, NodeToken=NodeToken, SlowLogin=SlowLogin)
+    module.__dict__.update(
+        Handler=Handler, Builder=Builder, PlainBuilder=PlainBuilder, NodeToken=NodeToken, SlowLogin=SlowLogin
+    )
     return module
 
 
@@ -608,6 +610,32 @@ def test_the_operators_classes() -> None:
                 connect(cluster, user=user, password="hush-hush")
         with pytest.raises(ApiError, match="invalid credentials with SASL mechanism OAUTHBEARER"):
             connect(cluster, user="nobody", mechanism="OAUTHBEARER")
+
+
+class PlainBuilder:
+    """Principals of peers that show nothing."""
+
+    seen: ClassVar[set[tuple[str, str, str]]] = set()
+    refuses = False
+
+    def build(self, context: Any) -> str:
+        type(self).seen.add((context.security_protocol, context.listener_name, context.client_host))
+        if self.refuses and context.listener_name == "PLAINTEXT":
+            raise RuntimeError("no principal for you")
+        return f"User:of-{context.listener_name}"
+
+
+def test_the_operators_principals_on_plaintext_listeners() -> None:
+    """On every listener, the controller's too. Where there is none, the connection is closed."""
+    with Cluster(config={"principal.builder.class": own("PlainBuilder")}) as cluster:
+        host, port = cluster.address(1).rsplit(":", 1)
+        with BlockingConnection(host, int(port), timeout_ms=10_000) as connection:
+            assert principal_of(cluster, connection) == "User:of-PLAINTEXT"
+            PlainBuilder.refuses = True
+            with pytest.raises((ApiError, OSError)):
+                BlockingConnection(host, int(port), timeout_ms=10_000)
+            connection.request(MetadataRequest(topics=[]))
+    assert {("PLAINTEXT", name, "127.0.0.1") for name in ("PLAINTEXT", "CONTROLLER")} <= PlainBuilder.seen
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What a listener that is not PLAINTEXT does with its connections: TLS, the SASL login, the principal.
+"""What a listener does with its connections: TLS, the SASL login, the principal. One of PLAINTEXT has it where its
+principals are made by an own class.
 
 `ListenerSecurity` implements `kalda.network.server.Security` for one listener. While a connection logs in, its frames
 go to its `PeerSession`; once it is authenticated, they go to the listener's own handler, and a request costs nothing
@@ -87,6 +88,13 @@ class ListenerSecurity:
         if self.sasl is not None:
             session.begin(None)
 
+    def on_admitted(self, connection: Connection) -> None:
+        """PLAINTEXT has no handshake: its peers are authenticated by what they are."""
+        session = connection.session
+        assert isinstance(session, PeerSession)
+        if self.tls is None and self.sasl is None:
+            session.set_principal()
+
     def on_secured(self, connection: Connection, certificate: bytes | None, error: str | None) -> None:
         """The handshake of TLS has ended."""
         session = connection.session
@@ -99,8 +107,8 @@ class ListenerSecurity:
         if error is not None:
             session.report(f"SSL handshake failed: {error}")
             connection.close()
-        elif self.sasl is None:
-            session.authenticate_by_certificate()
+        elif self.sasl is None and session.set_principal():
+            session.count_login()
 
 
 class PeerSession:
@@ -125,16 +133,21 @@ class PeerSession:
 
     # -- without SASL
 
-    def authenticate_by_certificate(self) -> None:
-        """Set the principal of a connection whose TLS handshake is done."""
+    def set_principal(self) -> bool:
+        """Set the principal of a connection that has completed its TLS handshake, or needs none. False where it is
+        refused, and closed."""
         try:
             self._connection.principal = self._principal(None, None)
         except Exception as error:
             self._refuse_principal(error)
             self._connection.close()
-            return
-        self._listener.counts.logins += 1
+            return False
         self._listener.login_ended(self._connection)
+        return True
+
+    def count_login(self) -> None:
+        """The handshake counts as an authentication; PLAINTEXT has none."""
+        self._listener.counts.logins += 1
 
     def _principal(self, mechanism: str | None, outcome: Outcome | None) -> str:
         return self._security.principals.build(

@@ -297,7 +297,8 @@ class Node:
         names = [endpoint.listener for endpoint in config.listeners] + config.controller_listener_names[:1]
         if config.is_broker:
             names.append(config.inter_broker_listener_name)
-        if all(config.protocol_map.get(name, "PLAINTEXT") == "PLAINTEXT" for name in names):
+        is_plain = all(config.protocol_map.get(name, "PLAINTEXT") == "PLAINTEXT" for name in names)
+        if is_plain and not any(map(config.principal_builder, names)):
             return None
         from kalda.broker.node_security import NodeSecurity
 
@@ -328,10 +329,7 @@ class Node:
         self._quotas.managers.on_ip_rate = server.set_ip_rate
         for endpoint in config.listeners:
             gate = self._gates[endpoint.listener] = Gate()
-            security = None
-            if endpoint.security_protocol != "PLAINTEXT":
-                assert self._security is not None, "made where a listener needs it"
-                security = self._security.of_listener(endpoint)
+            security = None if self._security is None else self._security.of_listener(endpoint)
             is_controller = endpoint.listener in config.controller_listener_names
             is_inter_broker = endpoint.listener == config.inter_broker_listener_name
             listener = await self._server.listen(

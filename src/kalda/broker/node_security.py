@@ -1,10 +1,10 @@
 """The security of one node: that of its listeners, and that of its own connections to other nodes.
 
-Made only where a listener or a connection of the node is not PLAINTEXT. Stores of keys are read at the start, and again
-when a dynamic config names others or when the files change (`kalda.ssl.reload.interval.ms`): new connections use what
-was read last, those that are open keep what they have. A store that cannot be read, or whose certificate has another
-owner than the one before (KIP-978: `ssl.allow.dn.changes`, `ssl.allow.san.changes`), is logged, and the one before
-stays.
+Made only where a listener or a connection of the node is not PLAINTEXT, or makes principals by an own class. Stores of
+keys are read at the start, and again when a dynamic config names others or when the files change
+(`kalda.ssl.reload.interval.ms`): new connections use what was read last, those that are open keep what they have. A
+store that cannot be read, or whose certificate has another owner than the one before (KIP-978: `ssl.allow.dn.changes`,
+`ssl.allow.san.changes`), is logged, and the one before stays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _Stamp: TypeAlias = tuple[int, int, int]
 _MISSING: _Stamp = (0, 0, 0)
 _KAFKA = "org.apache.kafka.common.security."
 _BUILDER = "principal.builder.class"
-_DEFAULT_BUILDERS = (_KAFKA + "authenticator.DefaultKafkaPrincipalBuilder",)
 _DEFAULT_HANDLERS = (
     _KAFKA + "plain.internals.PlainServerCallbackHandler",
     _KAFKA + "scram.internals.ScramServerCallbackHandler",
@@ -81,7 +80,7 @@ class _Tls:
 
 
 class NodeSecurity:
-    """Everything of a node that is not PLAINTEXT."""
+    """Everything of a node that is not PLAINTEXT, and the principals of own classes."""
 
     def __init__(
         self, config: ServerConfig, host: Host, timers: Timers, jobs: JobPool, image: Callable[[], MetadataImage]
@@ -105,9 +104,11 @@ class NodeSecurity:
 
     # -- made at the start
 
-    def of_listener(self, endpoint: Endpoint) -> ListenerSecurity:
-        """The security of a listener. Raises `ValueError`."""
+    def of_listener(self, endpoint: Endpoint) -> ListenerSecurity | None:
+        """The security of a listener; None where all its peers are ANONYMOUS. Raises `ValueError`."""
         config, name, protocol = self._config, endpoint.listener, endpoint.security_protocol
+        if protocol == "PLAINTEXT" and config.principal_builder(name) is None:
+            return None
         tls = self._load(config, name, is_server=True).context if protocol.endswith("SSL") else None
         security = self._listeners[name] = ListenerSecurity(
             protocol,
@@ -257,8 +258,8 @@ class NodeSecurity:
         return Kerberos(entry.options)
 
     def _principals(self, config: ServerConfig, listener: str) -> PrincipalBuilder:
-        path = config.for_listener(listener, _BUILDER)
-        if path and path not in _DEFAULT_BUILDERS:
+        path = config.principal_builder(listener)
+        if path is not None:
             builder: PrincipalBuilder = make(_BUILDER, path, config.properties, "build")
             return builder
         rules = config.for_listener(listener, "sasl.kerberos.principal.to.local.rules")

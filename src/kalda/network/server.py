@@ -46,13 +46,17 @@ _SWEEP_MAX_MS = 5_000
 
 
 class Security(Protocol):
-    """What a listener that is not PLAINTEXT does with its connections."""
+    """What a listener does with its connections that is not PLAINTEXT, or has an own principal builder."""
 
     tls: ssl.SSLContext | None
     """The context of new connections; None without TLS."""
 
     def begin(self, connection: Connection, listener: Listener) -> None:
         """A connection was made; nothing was read from it yet."""
+        ...
+
+    def on_admitted(self, connection: Connection) -> None:
+        """The address of the peer is known, and the connection is about to be read."""
         ...
 
     def on_secured(self, connection: Connection, certificate: bytes | None, error: str | None) -> None:
@@ -455,6 +459,7 @@ class Server:
                 admission.release(listener.name, connection.peer_host)
         if listener.security is not None:
             self._begin_login(connection)
+            listener.security.on_admitted(connection)
         if is_full:
             self._evict_of_role(
                 listener.peers is Peers.CONTROLLERS, "max.connections is reached, and another broker connects"

@@ -17,6 +17,7 @@ from kalda.base.configs.quorum_addresses import Voter, parse_bootstrap_servers, 
 from kalda.base.configs.topic import BROKER_SYNONYMS, HOUR_MS, MINUTE_MS, TOPIC
 
 _UNLIMITED = -1
+_DEFAULT_PRINCIPAL_BUILDER = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
 
 _OF_THE_AUTHORIZER = ("super.users", "allow.everyone.if.no.acl.found")
 """Keys that no table of Kafka has: its StandardAuthorizer reads them."""
@@ -191,6 +192,11 @@ class ServerValues:
         if self._values["early.start.listeners"] is None:
             return [endpoint.listener for endpoint in self.controller_listeners]
         return [name.upper() for name in self._list("early.start.listeners")]
+
+    def principal_builder(self, listener: str) -> str | None:
+        """`principal.builder.class` of a listener; None for Kafka's own, which is built in."""
+        path = self.for_listener(listener, "principal.builder.class")
+        return str(path) if path and path != _DEFAULT_PRINCIPAL_BUILDER else None
 
     # -- quorum
 
