@@ -286,7 +286,9 @@ def test_filters_of_the_list() -> None:
     assert listed(duration_filter=20_000) == (["a-1", "a-2"], []), "an id without a start counts as very old, as there"
     assert listed(transactional_id_pattern="a-.") == (["a-1", "a-2"], [])
     assert listed(transactional_id_pattern="a") == ([], [])
-    assert listed(transactional_id_pattern="(") == "INVALID_REGULAR_EXPRESSION"
+    for pattern in ("(", "(?=a)", "(a)\\1"):
+        assert listed(transactional_id_pattern=pattern) == "INVALID_REGULAR_EXPRESSION"
+    assert listed(transactional_id_pattern="(.?){150}y") == ([], [])
     assert listed(state_filters=["Ongoing"], producer_id_filters=[1000], transactional_id_pattern=".*1") == (
         ["a-1"],
         [],
@@ -295,6 +297,14 @@ def test_filters_of_the_list() -> None:
     world.runtime.on_elected(0, world.epoch + 1, world.now)
     broker.handlers._coordinator = world.coordinator
     assert listed() == "COORDINATOR_LOAD_IN_PROGRESS"
+
+
+def test_a_pattern_that_is_too_large_for_an_id_is_refused() -> None:
+    broker = Broker()
+    broker.world.producer("x" * 5_000)
+    for pattern, code in (("x*", ErrorCode.NONE), ("(.?){150}y", ErrorCode.INVALID_REGULAR_EXPRESSION)):
+        response = broker.ask(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
+        assert ErrorCode(response.error_code) is code
 
 
 # -- large requests

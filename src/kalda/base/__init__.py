@@ -7,6 +7,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `topic_names`: what a topic may be called; internal topics
 - `memory`: buffers that are not filled with zeros before they are written
 - `java_order`: the order and the hash codes of Java's hash tables, which Kafka's decisions depend on
+- `patterns`: regular expressions of others, matched in linear time
 - `printable`: text of others, safe for terminals and log lines
 - `pending`: a result that is set later, without asyncio
 - `steps`: long work in steps, one in each turn of the loop

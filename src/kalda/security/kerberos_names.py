@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kalda.base.patterns import Pattern, java_pattern
+
 _NAME = re.compile(r"([^/@]*)(?:/([^/@]*))?@([^/@]*)")
 _RULE = re.compile(r"(DEFAULT)|RULE:\[(\d*):([^\]]*)\](?:\(([^)]*)\))?(?:s/([^/]*)/([^/]*)/(g)?)?/?(L|U)?")
 _PARAMETER = re.compile(r"\$(\d)")
@@ -31,8 +33,8 @@ class _Rule(NamedTuple):
     """How many components a principal has that the rule is for: 1 for `alice@R`, 2 for `kafka/host@R`."""
     template: str
     """`$0` is the realm, `$1` and `$2` are the components."""
-    match: re.Pattern[str] | None
-    pattern: re.Pattern[str] | None
+    match: Pattern | None
+    pattern: Pattern | None
     """What `replacement` takes the place of; None where nothing is replaced."""
     replacement: str
     replaces_all: bool
@@ -46,10 +48,10 @@ class _Rule(NamedTuple):
             return None
         else:
             result = _PARAMETER.sub(lambda found: _parameter(parameters, int(found[1])), self.template)
-            if self.match is not None and self.match.fullmatch(result) is None:
+            if self.match is not None and not self.match.matches(result):
                 return None
             if self.pattern is not None:
-                result = self.pattern.sub(self._text_of, result, count=0 if self.replaces_all else 1)
+                result = self.pattern.compiled.sub(self._text_of, result, count=0 if self.replaces_all else 1)
         if result is not None and ("/" in result or "@" in result):
             raise NoMatchingKerberosRule(f"Non-simple name {result} after auth_to_local rule")
         return None if result is None else {"L": str.lower, "U": str.upper}.get(self.case, str)(result)
@@ -94,8 +96,8 @@ def _parse_rule(rule: str) -> _Rule:
     if found[1]:
         return _Rule(True, 0, "", None, None, "", False, "")
     try:
-        match, pattern = (None if each is None else re.compile(each) for each in (found[4], found[5]))
+        match, pattern = (None if each is None else java_pattern(each) for each in (found[4], found[5]))
         components = int(found[2])
-    except (re.error, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"sasl.kerberos.principal.to.local.rules: invalid rule: {rule}: {error}") from error
     return _Rule(False, components, found[3], match, pattern, found[6] or "", bool(found[7]), found[8] or "")

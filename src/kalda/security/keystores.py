@@ -14,6 +14,8 @@ import binascii
 import hashlib
 import hmac
 import re
+from collections import deque
+from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError  # noqa: N812
 from typing import NamedTuple
@@ -26,7 +28,7 @@ _DIGEST_BYTES = 20
 _MAX_ENTRIES = 10_000
 _u16 = Struct(">H").unpack_from
 _u32 = Struct(">I").unpack_from
-_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
+_MARKER = re.compile(r"-----(BEGIN|END) ([A-Z0-9 ]+)-----")
 
 
 class BadStore(ValueError):
@@ -54,13 +56,32 @@ def pem_blocks(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The private keys and the certificates of a PEM text."""
     keys, certificates = [], []
     # A value in a properties file may have lost its line breaks to blanks (KIP-651).
-    for found in _BLOCK.finditer(text):
-        label = found[1]
+    for label, block in _blocks(text):
         if label.endswith("PRIVATE KEY"):
-            keys.append(_wrapped(found[0], label))
+            keys.append(_wrapped(block, label))
         elif label == "CERTIFICATE":
-            certificates.append(_wrapped(found[0], label))
+            certificates.append(_wrapped(block, label))
     return tuple(keys), tuple(certificates)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Label and text of each block, up to the first end with the label of its begin. In time linear in the text: it may
+    be a value that a client has sent."""
+    markers = list(_MARKER.finditer(text))
+    ends: dict[str, deque[int]] = {}
+    for marker in markers:
+        if marker[1] == "END":
+            ends.setdefault(marker[2], deque()).append(marker.end())
+    at = 0
+    for marker in markers:
+        begin, label = marker.start(), marker[2]
+        if begin < at or marker[1] != "BEGIN" or label not in ends:
+            continue
+        while ends[label] and ends[label][0] < begin:
+            ends[label].popleft()
+        if ends[label]:
+            at = ends[label].popleft()
+            yield label, text[begin:at]
 
 
 def _wrapped(block: str, label: str) -> str:
@@ -83,14 +104,14 @@ def pem_of(label: str, der: bytes) -> str:
 
 def der_of(pem: str) -> bytes:
     """The bytes of the first block. Raises `BadStore`."""
-    found = _BLOCK.search(pem)
-    if found is None:
+    label, block = next(_blocks(pem), ("", ""))
+    if not label:
         raise BadStore("no PEM block")
-    inner = found[0].removeprefix(f"-----BEGIN {found[1]}-----").removesuffix(f"-----END {found[1]}-----")
+    inner = block.removeprefix(f"-----BEGIN {label}-----").removesuffix(f"-----END {label}-----")
     try:
         return base64.b64decode("".join(inner.split()), validate=True)
     except binascii.Error as error:
-        raise BadStore(f"PEM block {found[1]}: {error}") from error
+        raise BadStore(f"PEM block {label}: {error}") from error
 
 
 def pem_key_material(text: str, key_password: str | None) -> KeyMaterial:

@@ -13,11 +13,11 @@ import re
 from functools import partial
 from typing import NamedTuple, NoReturn
 
+from kalda.base.patterns import BadPattern, Pattern, java_pattern, re2_pattern
+
 _RULE = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
-_SPLITTER = re.compile(r"\s*(" + _RULE + r")\s*(,\s*|$)")
-_PARSER = re.compile(_RULE)
-_NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z])")
-"""How a pattern of Java gives a group a name."""
+_SPLITTER = r"\s*(" + _RULE + r")\s*(,\s*|$)"
+_DEFAULT = "DEFAULT"
 _DIGITS = tuple("0123456789")
 _REFERENCE = re.compile(r"\$(\d+)", re.ASCII)
 
@@ -27,7 +27,7 @@ class NoMatchingRule(ValueError):
 
 
 class _Rule(NamedTuple):
-    pattern: re.Pattern[str] | None
+    pattern: Pattern | None
     """None: DEFAULT."""
     replacement: str
     case: str
@@ -37,9 +37,9 @@ class _Rule(NamedTuple):
         replacement that Java cannot read."""
         if self.pattern is None:
             return name
-        if self.pattern.fullmatch(name) is None:
+        if not self.pattern.matches(name):
             return None
-        result = self.pattern.sub(partial(_replaced, self.replacement), name)
+        result = self.pattern.compiled.sub(partial(_replaced, self.replacement), name)
         return result.lower() if self.case == "L" else result.upper() if self.case == "U" else result
 
 
@@ -94,7 +94,7 @@ class PrincipalMapping:
     def __init__(self, rules: str) -> None:
         """Raises `ValueError` for a rule that cannot be read."""
         self._text = rules
-        self._rules = [_parse(rule) for rule in _split(rules)]
+        self._rules = [_Rule(None, "", "")] if rules.strip() == _DEFAULT else _parsed(rules)
 
     def name_of(self, distinguished_name: str) -> str:
         """The name in the principal. Raises `NoMatchingRule`, `ValueError`."""
@@ -105,12 +105,13 @@ class PrincipalMapping:
         raise NoMatchingRule(f"No rules apply to {distinguished_name}, rules {self._text}")
 
 
-def _split(rules: str) -> list[str]:
-    return [found[1] for found in _SPLITTER.finditer(rules.strip()) if found[1]]
+def _parsed(rules: str) -> list[_Rule]:
+    splitter, parser = (re2_pattern(each).compiled for each in (_SPLITTER, _RULE))
+    return [_parse(parser, found[1]) for found in splitter.finditer(rules.strip()) if found[1]]
 
 
-def _parse(rule: str) -> _Rule:
-    found = _PARSER.match(rule)
+def _parse(parser: re.Pattern[str], rule: str) -> _Rule:
+    found = parser.match(rule)
     if found is None:
         raise ValueError(f"Invalid rule: {rule}")
     if found.end() != len(rule) or (found[1] is None and found[2] is None):
@@ -118,7 +119,7 @@ def _parse(rule: str) -> _Rule:
     if found[1] is not None:
         return _Rule(None, "", "")
     try:
-        pattern = re.compile(_NAMED_GROUP.sub("(?P<", found[2]))
-        return _Rule(pattern, _escaped(found[3], pattern.groups), found[4])
-    except re.error as error:
+        pattern = java_pattern(found[2])
+        return _Rule(pattern, _escaped(found[3], pattern.compiled.groups), found[4])
+    except BadPattern as error:
         raise ValueError(f"Invalid rule: `{rule}`: {error}") from error

@@ -14,7 +14,6 @@ removed first; they expire when they are silent, and end with their connection. 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -23,6 +22,7 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, UuidSource, is_reserved, uuid_to_text
 from kalda.base.java_order import java_order, uuid_hash
+from kalda.base.patterns import Pattern
 from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression
 
@@ -58,7 +58,7 @@ class Subscription(NamedTuple):
 
     metrics: tuple[str, ...]
     interval_ms: int
-    match: Mapping[str, re.Pattern[str]]
+    match: Mapping[str, Pattern]
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> Subscription:
@@ -72,7 +72,7 @@ class Subscription(NamedTuple):
 
     def matches(self, attributes: Mapping[str, str]) -> bool:
         """Whether each pattern matches the whole of its attribute."""
-        return all(pattern.fullmatch(attributes[name]) for name, pattern in self.match.items())
+        return all(pattern.matches(attributes[name]) for name, pattern in self.match.items())
 
 
 class ClientInstance:

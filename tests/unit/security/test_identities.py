@@ -96,10 +96,21 @@ def test_a_name_has_no_principal_where_a_rule_has_no_such_group_or_there_is_no_r
             )
 
 
-@pytest.mark.parametrize("rules", ["deault", "RULE:CN=(.*?)/$1", "RULE:^(/x/", "DEFAULT,oops"])
+@pytest.mark.parametrize(
+    "rules", ["deault", "RULE:CN=(.*?)/$1", "RULE:^(/x/", "DEFAULT,oops", "RULE:(?=CN).*/x/", "RULE:(.)\\1/x/"]
+)
 def test_malformed_rules_are_refused(rules: str) -> None:
     with pytest.raises(ValueError, match="Invalid rule"):
         PrincipalMapping(rules)
+
+
+def test_neither_a_rule_nor_a_name_takes_long_to_read() -> None:
+    """Each took longer than exponentially many steps, or their cube."""
+    mapping = PrincipalMapping("RULE:(.*a){25}/x/,RULE:(a|aa)+b/y/,DEFAULT")
+    name = "CN=" + "a" * 5_000 + "!"
+    assert mapping.name_of(name) == name
+    with pytest.raises(ValueError, match="Invalid rule"):
+        PrincipalMapping("RULE:a/b/" + " " * 5_000 + "x")
 
 
 def test_default_principals() -> None:
@@ -251,6 +262,12 @@ def test_pem_with_blanks_instead_of_line_breaks(authority: Authority) -> None:
     assert keys == (issued.key.strip(),)
     assert certificates == (issued.certificate.strip(),)
     assert "ENCRYPTED" in encrypted_key(issued, "secret")
+
+
+def test_blocks_that_do_not_end_are_passed_over_at_once() -> None:
+    begins = "-----BEGIN X-----" * 50_000 + "-----BEGIN CERTIFICATE-----"
+    assert pem_blocks(begins + "-----END Y-----" * 20_000) == ((), ())
+    assert len(pem_blocks(begins + "-----END CERTIFICATE-----" * 20_000)[1]) == 1
 
 
 # -- names of TLS

@@ -49,7 +49,15 @@ def test_a_malformed_principal() -> None:
         KerberosNames([], lambda: "").user_of("a@b@c")
 
 
-@pytest.mark.parametrize("rule", ["default", "RULE:[:$1](x)", "RULE:[1:$1]x", "RULE:[1:$1](()", "RULE:[1:$1](a)s/x/y"])
+@pytest.mark.parametrize(
+    "rule",
+    ["default", "RULE:[:$1](x)", "RULE:[1:$1]x", "RULE:[1:$1](()", "RULE:[1:$1](a)s/x/y", "RULE:[1:$1](a)s/(?=x)/y/"],
+)
 def test_invalid_rules(rule: str) -> None:
     with pytest.raises(ValueError, match="invalid rule"):
         KerberosNames([rule], lambda: "")
+
+
+def test_no_name_takes_long_to_match() -> None:
+    names = KerberosNames(["RULE:[1:$1](.*[ab]*[ab]*[ab]*[ab]*c)", "RULE:[1:$1]s/(.*a){25}b/y/"], lambda: "")
+    assert names.user_of("a" * 5_000 + "@R") == "a" * 5_000

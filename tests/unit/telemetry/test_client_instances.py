@@ -159,6 +159,14 @@ def test_a_subscription_that_cannot_be_read_is_not_used() -> None:
     assert made.get(uuid(2), client(), 0).metrics == ("*",)
 
 
+def test_no_pattern_takes_long_to_match() -> None:
+    made = instances()
+    assert made.set_subscription("a", {"metrics": "*", "match": "client_id=(.*a){25}"}) is None
+    assert made.get(uuid(1), client()._replace(client_id="a" * 24 + "b" * 200), 0).metrics == ()
+    assert made.get(uuid(2), client()._replace(client_id="ba" * 25, connection_id=2), 0).metrics == ("*",)
+    assert made.set_subscription("a", {"metrics": "*", "match": "client_id=(?=a)b"}) is not None
+
+
 def test_instances_are_bounded_and_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_instances, "MAX_INSTANCES", 3)
     made = instances(a=ALL)

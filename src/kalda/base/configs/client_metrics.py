@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from kalda.base.configs.definition import INT, LIST, Definition, InvalidConfig, Items, Key, Value
 from kalda.base.errors import ErrorCode
+from kalda.base.patterns import BadPattern, Pattern, java_pattern
 
 KEYS = (
     Key("interval.ms", INT, 300_000),
@@ -14,7 +14,6 @@ KEYS = (
     Key("metrics", LIST, (), Items()),
 )
 CLIENT_METRICS = Definition(KEYS)
-_JAVAS_NAMED_GROUP = re.compile(r"\(\?<([A-Za-z][A-Za-z0-9]*)>")
 MATCH_PROPERTIES = frozenset(
     {
         "client_id",
@@ -55,16 +54,16 @@ def validate(subscription: str, overrides: Mapping[str, str | None]) -> dict[str
     return values
 
 
-def parse_match(entries: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
+def parse_match(entries: tuple[str, ...]) -> dict[str, Pattern]:
     """The patterns of the key `match`, by client property. Raises `InvalidConfig`."""
-    patterns: dict[str, re.Pattern[str]] = {}
+    patterns: dict[str, Pattern] = {}
     for entry in entries:
         parts = [part.strip() for part in entry.split("=")]
         illegal = InvalidConfig(f"Illegal client matching pattern: {entry}")
         if len(parts) != 2 or parts[0] not in MATCH_PROPERTIES:
             raise illegal
         try:
-            patterns[parts[0]] = re.compile(_JAVAS_NAMED_GROUP.sub(r"(?P<\1>", parts[1]))
-        except re.error:
+            patterns[parts[0]] = java_pattern(parts[1])
+        except BadPattern:
             raise illegal from None
     return patterns

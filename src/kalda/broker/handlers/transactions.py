@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
 from kalda.base.pending import Pending
 from kalda.base.steps import Steps, run_to_end
 from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
@@ -24,7 +25,6 @@ from kalda.broker.rows import Authorization, Row
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata
-from kalda.coordinator.transactions.pattern import BadPattern, IdPattern
 from kalda.coordinator.transactions.states import STATE_BY_LABEL
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.protocol.access import (
@@ -66,6 +66,12 @@ R = TypeVar("R")
 _FIRST_ADD_OF_BROKERS = 4
 _FIRST_ADD_THAT_FENCES = 2
 _STEP_ITEMS = 1_000
+_MAX_MATCH_WORK = MAX_PROGRAM * 250
+"""Instructions of a pattern times characters of a transactional id: at most some 70 ms. A pattern that is too large for
+an id is refused."""
+_STEP_WORK = 1_000_000
+_ID_WORK = _STEP_WORK // _STEP_ITEMS
+"""Of an id without the match of a pattern."""
 """Partitions that are checked, or ids that are listed, in one step."""
 Codes = Callable[[str, int], ErrorCode]
 """The error code of each partition of a transaction."""
@@ -288,7 +294,7 @@ class TransactionHandlers:
         response.unknown_state_filters = [each for each in request.state_filters if each not in STATE_BY_LABEL]
         try:
             text = request.transactional_id_pattern
-            pattern = IdPattern(text) if text else None
+            pattern = re2_pattern(text) if text else None
             every = self._coordinator.transactions()
         except BadPattern:
             return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
@@ -301,21 +307,27 @@ class TransactionHandlers:
         context: RequestContext,
         request: ListTransactionsRequest,
         response: ListTransactionsResponse,
-        pattern: IdPattern | None,
+        pattern: Pattern | None,
         every: Iterable[tuple[str, TransactionMetadata]],
     ) -> Steps[ListTransactionsResponse]:
         states = {STATE_BY_LABEL.get(each) for each in request.state_filters}
         producer_ids = set(request.producer_id_filters)
         duration_ms, now_ms = request.duration_filter, self._coordinator.runtime.wall_ms()
-        for count, (transactional_id, metadata) in enumerate(every, 1):
-            if count % _STEP_ITEMS == 0:
+        work = 0
+        for transactional_id, metadata in every:
+            match_work = 0 if pattern is None else pattern.size * len(transactional_id)
+            if match_work > _MAX_MATCH_WORK:
+                return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
+            work += _ID_WORK + match_work
+            if work >= _STEP_WORK:
+                work = 0
                 yield
             if (
                 (states and metadata.state not in states)
                 or (producer_ids and metadata.producer_id not in producer_ids)
                 or (duration_ms >= 0 and now_ms - metadata.start_ms <= duration_ms)
                 or not DESCRIBE_TRANSACTIONAL_ID.holds(context, transactional_id)
-                or (pattern is not None and not (yield from pattern.matches(transactional_id)))
+                or (pattern is not None and not pattern.matches(transactional_id))
             ):
                 continue
             response.transaction_states.append(

@@ -13,7 +13,6 @@ broker leads a partition is looked up through a function; authorization is done 
 - `initializing.py`: InitProducerId: which epoch a producer begins with
 - `ending.py`: EndTxn: whether a transaction may end
 - `markers.py`: the queues of markers that are to be written
-- `pattern.py`: patterns of ListTransactions, matched in linear time
 - `records.py`: the log's records and their bytes
 - `config.py`: broker configs
 """
