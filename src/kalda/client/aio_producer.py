@@ -86,10 +86,7 @@ class _Driven:
     def on_end(self, error: ApiError | None) -> None:
         self.is_closing = True
         self.failure = error
-        self.core.accumulator.close()
-        why = "the producer was closed before the record was acknowledged" if error is None else error.message
-        self.core.sender.abort(why)
-        self.core.connections.close(self.core.now_ms())
+        self.core.end(error, self.core.now_ms())
         _wake(self.waiting)
         _wake(self.waiting_for_transaction)
 
@@ -409,13 +406,13 @@ class Producer(ProducerCalls):
             accumulator.flushes -= 1
 
     async def close(self, timeout: float | None = None) -> None:
-        """Send what is left, and end. After `timeout` seconds, records that are not acknowledged fail. May be called
-        again."""
+        """As the blocking producer's."""
         self._driven.is_closing = True
         self._appenders.clear()
         self._core.accumulator.close()
         if self._io is None:
             return
+        self._driven.is_forced |= timeout is not None and timeout <= 0
         self._io.wake()
         try:
             async with asyncio.timeout(timeout):

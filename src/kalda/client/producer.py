@@ -119,12 +119,9 @@ class _Driven:
         now_ms = monotonic_ms()
         self.core.at(now_ms)
         self.appenders.clear()
-        self.core.accumulator.close()
         self.failure = error
-        why = "the producer was closed before the record was acknowledged" if error is None else error.message
         self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
-        self.core.sender.abort(why)
-        self.core.connections.close(now_ms)
+        self.core.end(error, now_ms)
         self.is_ended = True
         with self.changed:
             self.changed.notify_all()
@@ -132,9 +129,10 @@ class _Driven:
     def close(self, timeout: float | None) -> None:
         """Take no more records; end the thread when all is acknowledged, or after `timeout` seconds."""
         self._begin_closing()
+        if self.thread.is_current or (timeout is not None and timeout <= 0):
+            self.is_forced = True
         self.thread.wake()
         if self.thread.is_current:
-            self.is_forced = True
             return
         try:
             self.thread.join(timeout)
@@ -534,8 +532,10 @@ class Producer(ProducerCalls):
             self._core.metrics.flush_time_ns.value += time.perf_counter_ns() - began_ns
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is left, and end. After `timeout` seconds, records that are not acknowledged fail. From a callback
-        it does not wait. May be called again."""
+        """Send what is left, abort a transaction that is open then, and end. After `timeout` seconds, records that are
+        not acknowledged fail; without a timeout, each is acknowledged or fails within `delivery.timeout.ms`, and the
+        abort has `max.block.ms`. With 0, and from a callback, it does not wait, and leaves a transaction to its
+        timeout. May be called again."""
         self._finalizer.detach()
         if not self._thread.was_forked:
             self._driven.close(timeout)
@@ -576,8 +576,7 @@ def _close_all() -> None:
     """The interpreter ends."""
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     for driven in list(_open):
-        left = sum(batch.count for batch in list(driven.core.accumulator.incomplete))
-        driven.close(max(0.0, deadline_s - time.monotonic()) if left else 0.0)
+        driven.close(max(0.0, deadline_s - time.monotonic()) if driven.core.has_work else 0.0)
         if driven.unacknowledged:
             lost = driven.unacknowledged
             log.warning("%d records were not acknowledged at the interpreter's end: close the producer before", lost)

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from either_producer import KINDS, TIMEOUT_S, Used, begun
 from scripted_broker import TransactionalBroker
 
-from kalda import Producer, aio
+from kalda import aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.producer_errors import SerializationError
 from kalda.client.core.transaction_errors import AbortableTransactionError, ProducerFencedError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.transactions import EndTxnResponse
-
-TIMEOUT_S = 20
 
 
 @pytest.fixture(params=[1, 2])
@@ -26,70 +25,19 @@ def broker(request: pytest.FixtureRequest) -> Iterator[TransactionalBroker]:
         yield made
 
 
-class Blocking:
-    """Calls of the blocking producer."""
-
-    def __init__(self, broker: TransactionalBroker, **keys: object) -> None:
-        self.producer: Any = Producer({"bootstrap.servers": broker.address, "transactional.id": "x"}, **keys)
-
-    def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        return getattr(self.producer, name)(*arguments, **keywords)
-
-    def fails(self, *arguments: Any, **keywords: Any) -> BaseException | None:
-        """The error of a record, raised by `send` or that of its future; None: it is written."""
-        try:
-            return self.call("send", *arguments, **keywords).exception(TIMEOUT_S)  # type: ignore[no-any-return]
-        except Exception as error:
-            return error
-
-    def close(self) -> None:
-        self.producer.close(TIMEOUT_S)
-
-
-class Asyncio:
-    """The same of asyncio's."""
-
-    def __init__(self, broker: TransactionalBroker, **keys: object) -> None:
-        self._runner = asyncio.Runner()
-        settings: dict[str, object] = {"bootstrap.servers": broker.address, "transactional.id": "x"}
-        self.producer: Any = aio.Producer(settings, **keys)
-
-    def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._runner.run(getattr(self.producer, name)(*arguments, **keywords))
-
-    def fails(self, *arguments: Any, **keywords: Any) -> BaseException | None:
-        async def send() -> None:
-            await (await self.producer.send(*arguments, **keywords))
-
-        try:
-            self._runner.run(send())
-        except Exception as error:
-            return error
-        return None
-
-    def close(self) -> None:
-        self.call("close", TIMEOUT_S)
-        self._runner.close()
-
-
-Used = Blocking | Asyncio
 Make = Callable[..., Used]
 
 
-@pytest.fixture(params=[Blocking, Asyncio])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, broker: TransactionalBroker) -> Iterator[Make]:
     """Makes a producer that has begun a transaction and has sent a record in it."""
     made: list[Used] = []
 
-    def begun(**keys: object) -> Used:
-        used: Used = request.param(broker, **keys)
-        made.append(used)
-        used.call("init_transactions", TIMEOUT_S)
-        used.call("begin_transaction")
-        assert used.fails("t", b"first") is None
-        return used
+    def begin(**keys: object) -> Used:
+        made.append(request.param(broker, **keys))
+        return begun(made[-1])
 
-    yield begun
+    yield begin
     for each in made:
         each.close()
 
@@ -210,10 +158,8 @@ def test_records_outside_of_a_transaction_are_refused_at_once(broker: Transactio
     assert pool.available_bytes == pool.total_bytes
 
 
-@pytest.mark.parametrize("kind", [Blocking, Asyncio])
-def test_records_before_the_initialization_are_refused_at_once(
-    broker: TransactionalBroker, kind: type[Blocking] | type[Asyncio]
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_before_the_initialization_are_refused_at_once(broker: TransactionalBroker, kind: type[Used]) -> None:
     used = kind(broker)
     with pytest.raises(ApiError, match="uninitialized"):
         used.call("send", "t", b"v")

@@ -77,7 +77,9 @@ class ProducerCore:
                 config.transactional_id, config.transaction_timeout_ms, config.retry_backoff_ms
             )
             self.idempotence = numbering = Transactions(manager)
-            self.transactions = TransactionDriver(numbering, self.accumulator, self.connections, self.metadata, lock)
+            self.transactions = TransactionDriver(
+                numbering, self.accumulator, self.connections, self.metadata, lock, config.max_block_ms
+            )
         self.accumulator.numbering = self.idempotence
         self.sender = Sender(
             _sender_config(config), self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics
@@ -209,9 +211,29 @@ class ProducerCore:
 
         return producer_measured(self.metrics.measured(now_ms, self.connections.made))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a record is not done, or a transaction not ended."""
+        transactions = self.transactions
+        return bool(self.accumulator.incomplete or (transactions is not None and transactions.manager.has_transaction))
+
     def has_ended(self, now_ms: int) -> bool:
-        """Whether everything is sent, the last metrics included: the connections may be closed."""
-        return self.sender.is_idle and (self.own_metrics is None or self.own_metrics.has_ended(now_ms))
+        """Whether everything is sent, and the transaction ended, the last metrics included: the connections may be
+        closed."""
+        return (
+            self.sender.is_idle
+            and (self.transactions is None or self.transactions.has_ended(now_ms))
+            and (self.own_metrics is None or self.own_metrics.has_ended(now_ms))
+        )
+
+    def end(self, error: ApiError | None, now_ms: int) -> None:
+        """Take no more records, fail what is left, and close the connections. `error`: why the I/O has failed."""
+        self.accumulator.close()
+        why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.sender.abort(why)
+        if self.transactions is not None:
+            self.transactions.on_end()
+        self.connections.close(now_ms)
 
     # -- metadata
 

@@ -240,6 +240,11 @@ class TransactionManager:
         self._take_version()
 
     @property
+    def has_transaction(self) -> bool:
+        """Whether a transaction is open, or is being ended."""
+        return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
+
+    @property
     def is_idle(self) -> bool:
         """Whether everything that the application has called is completed, or cannot be because of `error`."""
         if self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.READY, State.UNINITIALIZED):

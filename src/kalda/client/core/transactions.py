@@ -8,10 +8,14 @@ aborted, and the next one has a new epoch.
 of the manager come from other threads: `lock` is held around each call of it.
 
 Before an abort is sent, the requests in flight have ended: a late batch must not be appended behind the marker.
+
+When the producer is closed, an open transaction is aborted behind its last batch: readers of committed records would
+have to wait for its timeout.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,6 +37,7 @@ from kalda.client.core.transaction_manager import (
 from kalda.client.metadata import Broker
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 
+log = logging.getLogger(__name__)
 _FEATURE = "transaction.version"
 
 
@@ -116,7 +121,9 @@ class TransactionDriver:
         connections: Connections,
         metadata: ClusterMetadata,
         lock: AbstractContextManager[Any],
+        max_block_ms: int,
     ) -> None:
+        """So long does the end of the producer wait for that of its transaction."""
         self.transactions = transactions
         self.manager = transactions.manager
         self._accumulator = accumulator
@@ -126,6 +133,9 @@ class TransactionDriver:
         self._pending: Outgoing | None = None
         """The manager's request that is not sent yet: its node is not connected."""
         self._now_ms = 0
+        self._max_block_ms = max_block_ms
+        self._give_up_ms: int | None = None
+        """The producer is closed, and waits for the end of its transaction, no longer than until then."""
         connections.on_features = self._on_features
 
     # -- what the application calls, on its threads
@@ -231,6 +241,8 @@ class TransactionDriver:
         """Send the manager's next request, where there is one and its node is connected."""
         self._now_ms = now_ms
         manager = self.manager
+        if self._accumulator.is_closed and not self._accumulator.incomplete and manager.has_transaction:
+            self._end_at_close(now_ms)
         if self._pending is None:
             if manager.state is State.ABORTING and has_in_flight:
                 return
@@ -260,8 +272,35 @@ class TransactionDriver:
             max_version=pending.max_version,
         )
 
+    def _end_at_close(self, now_ms: int) -> None:
+        """Abort the transaction, unless it is being ended."""
+        if self._give_up_ms is None:
+            self._give_up_ms = now_ms + self._max_block_ms
+        if self.manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+            log.info("the open transaction of %r is aborted: the producer is closed", self.manager.transactional_id)
+            with self._lock:
+                self.manager.begin_abort()
+
+    def has_ended(self, now_ms: int) -> bool:
+        """Whether no transaction is left to end, or no time for it."""
+        return not self.manager.has_transaction or (self._give_up_ms is not None and now_ms >= self._give_up_ms)
+
+    def on_end(self) -> None:
+        """The producer ends."""
+        if self._give_up_ms is not None and self.manager.has_transaction:
+            log.warning(
+                "the transaction of %r was not ended before the producer: its coordinator aborts it after its timeout",
+                self.manager.transactional_id,
+            )
+
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due, if nothing happens before."""
+        due_ms = self._request_at_ms(now_ms)
+        if self._give_up_ms is None or self._give_up_ms <= now_ms:
+            return due_ms
+        return self._give_up_ms if due_ms is None else min(due_ms, self._give_up_ms)
+
+    def _request_at_ms(self, now_ms: int) -> int | None:
         pending = self._pending
         if pending is not None:
             if pending.node_id is None:
