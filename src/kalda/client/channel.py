@@ -12,9 +12,9 @@ import socket
 from collections import deque
 from itertools import islice
 
-from kalda.base.errors import InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
-from kalda.network.frames import Arena, FrameReader
+from kalda.network.frames import Arena, BadFrameSize, FrameReader
 from kalda.protocol.notation import Buffer
 
 _MOST_BUFFERS = 64
@@ -24,14 +24,26 @@ _SMALL_BYTES = 4096
 _SIZE_BYTES = 4
 _SMALL_READ_BYTES = 256
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+CLOSED = "the node closed the connection"
 BLOCKED = -1
 """Instead of a number of bytes: the socket takes, or has, none now."""
 SocketAddress = tuple[int, tuple[object, ...]]
 """Address family, and what `connect` takes."""
 
 
+class NodeHasTls(ConnectionError):
+    """A listener with TLS has answered plain text. No retry mends it."""
+
+    def __init__(self, error: BadFrameSize) -> None:
+        self.error = ApiError(ErrorCode.NETWORK_EXCEPTION, f"plain text was sent to the node, but {error.message}")
+        super().__init__(self.error.message)
+
+
 class Channel:
     """A connection that is being made, then one that is open."""
+
+    _early_close = " before its first answer: a listener with TLS does so if security.protocol is not SSL or SASL_SSL"
+    """What is added to the error where nothing was received before the end."""
 
     def __init__(self, address: SocketAddress, send_bytes: int = -1, receive_bytes: int = -1) -> None:
         """Begin to connect. Raises `OSError`."""
@@ -41,6 +53,7 @@ class Channel:
         self._out: deque[Buffer] = deque()
         self._frames = FrameReader(Arena(), MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES)
         self._is_connected = False
+        self._has_received = False
         self.socket: socket.socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self.socket.setblocking(False)
@@ -123,14 +136,18 @@ class Channel:
         reader = self._frames
         while True:
             room = reader.room()
-            count = self._read_some(room)
+            try:
+                count = self._read_some(room)
+            except ConnectionResetError:
+                count = 0
             if count == BLOCKED:
                 return frames
             if not count:
                 if frames:
                     return frames  # the next call finds the end again
-                raise ConnectionResetError("the node closed the connection")
+                raise ConnectionResetError(CLOSED if self._has_received else CLOSED + self._early_close)
             reader.filled(count)
+            self._has_received = True
             frames += self._take_frames()
             if not self._may_hold_more(count, len(room)):
                 return frames
@@ -141,6 +158,8 @@ class Channel:
             while (frame := self._frames.next_frame()) is not None:
                 frames.append(frame)
         except InvalidRequest as error:
+            if isinstance(error, BadFrameSize) and error.is_tls_alert:
+                raise NodeHasTls(error) from error
             raise ConnectionAbortedError(f"an invalid response: {error.message}") from error
         return frames
 

@@ -20,12 +20,16 @@ class HandshakeFailed(ConnectionError):
         else:
             reason = (cause.reason or str(cause)).replace("_", " ").lower()
             why = f"SSL handshake with {host} failed: {reason}"
+            if cause.reason == "WRONG_VERSION_NUMBER":
+                why += ": what answers there does not speak TLS"
         super().__init__(why)
         self.error = ApiError(ErrorCode.NETWORK_EXCEPTION, why)
 
 
 class TlsChannel(Channel):
     """It is open when the handshake is done."""
+
+    _early_close = ""
 
     def __init__(
         self, address: SocketAddress, send_bytes: int, receive_bytes: int, context: ssl.SSLContext, host: str
@@ -35,9 +39,6 @@ class TlsChannel(Channel):
         self._host = host
         self._tls: ssl.SSLSocket | None = None
         self._handshake_wants_write = False
-        self._has_received = False
-        """Whether the node has sent anything after the handshake. With TLS 1.3 it refuses a client's certificate only
-        when the handshake is done for the client."""
 
     @property
     def wants_write(self) -> bool:
@@ -57,8 +58,10 @@ class TlsChannel(Channel):
         except ssl.SSLWantWriteError:
             self._handshake_wants_write = True
             return
-        except ssl.SSLEOFError:
-            raise  # the node has closed the connection, perhaps because it stops
+        except (ssl.SSLEOFError, ConnectionError) as error:  # a node that stops does so, too
+            raise ConnectionResetError(
+                f"{self._host} closed the connection in the TLS handshake: does its listener have TLS?"
+            ) from error
         except ssl.SSLError as error:
             raise HandshakeFailed(error, self._host) from error
         self.is_open = True
@@ -72,10 +75,10 @@ class TlsChannel(Channel):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return BLOCKED
         except ssl.SSLError as error:
+            # With TLS 1.3 a node refuses a client's certificate only when the handshake is done for the client.
             if not self._has_received and "_ALERT_" in (error.reason or ""):
                 raise HandshakeFailed(error, self._host) from error
             raise
-        self._has_received = True
         return count
 
     def _write_some(self, out: deque[Buffer]) -> int:

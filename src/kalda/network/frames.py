@@ -31,6 +31,8 @@ GROWTH = 16
 resident. Most frames of a megabyte get their memory at once: to make it longer costs more than to receive it."""
 SIZE_BYTES = 4
 
+_TLS_ALERT = b"\x15\x03"
+"""A record of the type alert, and the major version of all of TLS. As a size it is beyond 350 MB."""
 _read_size = Struct(">i").unpack_from
 _NOTHING = memoryview(bytearray())
 
@@ -39,9 +41,16 @@ class BadFrameSize(InvalidRequest):
     """A size outside the bounds; `seen` has the first bytes received, for the log."""
 
     def __init__(self, size: int, lowest: int, highest: int, seen: bytes) -> None:
-        super().__init__(f"frame size {size} is outside {lowest}..{highest}")
         self.size = size
         self.seen = seen
+        self.is_tls_alert = seen.startswith(_TLS_ALERT)
+        """Whether the peer has answered plain text as a listener with TLS does."""
+        super().__init__(
+            "it speaks TLS, which this side does not: set security.protocol to SSL, or to SASL_SSL for a login, or use "
+            "the port of a listener without TLS"
+            if self.is_tls_alert
+            else f"frame size {size} is outside {lowest}..{highest}"
+        )
 
 
 class Arena:

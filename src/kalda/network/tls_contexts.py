@@ -7,17 +7,30 @@ written to a disk where the system has such files.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import ssl
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kalda.security.ciphers import is_tls_1_3, openssl_name
-from kalda.security.keystores import BadStore, KeyMaterial
+from kalda.security.keystores import BadStore, KeyMaterial, der_of
 from kalda.security.tls_settings import TlsSettings
+
+log = logging.getLogger("kalda.network")
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+_WEAK = re.compile(
+    rb"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x05"  # sha1WithRSAEncryption
+    rb"|\x2a\x86\x48\xce\x3d\x04\x01\x30?"  # ecdsa-with-SHA1
+    rb"|\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00\x03\x81[\x80-\xff]",  # an RSA key of 1,024 to 2,000 bits
+    re.DOTALL,
+)
+"""What OpenSSL refuses in a certificate by default, and Java takes."""
+_REFUSED_CERTIFICATES = ("CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "EE_KEY_TOO_SMALL")
 
 _MAX_FLIGHTS = 10
 """Messages of one handshake in each direction."""
@@ -48,7 +61,7 @@ def server_context(settings: TlsSettings, contents: Mapping[str, bytes]) -> ssl.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = _CLIENT_AUTH[settings.client_auth]
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
-        _apply(context, settings, material)
+        _apply(context, settings, material, trusted)
         if trusted is not None:
             context.load_verify_locations(cadata="\n".join(trusted) + "\n")
         elif settings.client_auth != "none":
@@ -64,7 +77,7 @@ def client_context(settings: TlsSettings, contents: Mapping[str, bytes]) -> ssl.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = settings.checks_host
         material, trusted = settings.key_material(contents), settings.trusted(contents)
-        _apply(context, settings, material)
+        _apply(context, settings, material, trusted)
         if trusted is None:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         else:
@@ -98,12 +111,17 @@ def handshake_failure(client: ssl.SSLContext, server: ssl.SSLContext) -> str | N
     return "a handshake with the stores in use does not end"
 
 
+def _names(settings: TlsSettings) -> str:
+    return ", ".join(settings.stores) or "the stores in the configuration"
+
+
 def _text(settings: TlsSettings, error: Exception) -> str:
-    where = ", ".join(settings.stores) or "the stores in the configuration"
-    return f"TLS cannot be set up with {where}: {getattr(error, 'reason', None) or error}"
+    return f"TLS cannot be set up with {_names(settings)}: {getattr(error, 'reason', None) or error}"
 
 
-def _apply(context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial | None) -> None:
+def _apply(
+    context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial | None, trusted: Iterable[str] | None
+) -> None:
     """Protocols, cipher suites, own key. Raises `ssl.SSLError`, `ValueError` (of which `BadStore` is one)."""
     lowest, highest = settings.protocols[0], settings.protocols[-1]
     suites = settings.cipher_suites
@@ -117,6 +135,15 @@ def _apply(context: ssl.SSLContext, settings: TlsSettings, material: KeyMaterial
             raise ValueError(f"ssl.cipher.suites has none of ssl.enabled.protocols={','.join(settings.protocols)}")
         if older:
             context.set_ciphers(":".join(older))
+    own = () if material is None else material.certificates
+    if any(_WEAK.search(der_of(each)) for each in (*own, *(trusted or ()))):
+        log.warning(
+            "a certificate in %s is signed with SHA-1, or its RSA key has less than 2,048 bits. As with Java, such "
+            "certificates are accepted therefore; issue new ones",
+            _names(settings),
+        )
+        same = [each["name"] for each in context.get_ciphers() if not is_tls_1_3(each["name"])]
+        context.set_ciphers(":".join(same) + ":@SECLEVEL=0")
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
     # As in Java, every certificate of a trust store is trusted by itself, also where its issuer is not.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -133,9 +160,11 @@ def _load_key(context: ssl.SSLContext, material: KeyMaterial) -> None:
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH"):
             raise BadStore("the first certificate of the key store is not that of its private key") from error
+        if error.reason in _REFUSED_CERTIFICATES:
+            raise BadStore(f"OpenSSL refuses a certificate of the key store: {error.reason}") from error
         raise BadStore(
             "the private key or a certificate of the key store cannot be read: it is malformed, or ssl.key.password is "
-            "missing or wrong"
+            f"missing or wrong (OpenSSL: {error.reason or error})"
         ) from error
 
 

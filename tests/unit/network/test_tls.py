@@ -26,6 +26,7 @@ from kalda.security.tls_settings import TlsSettings
 AUTHORITY = Authority("a CA", datetime.datetime.now(datetime.UTC))
 NODE = AUTHORITY.issue("CN=node", ["localhost", "127.0.0.1"])
 CLIENT = AUTHORITY.issue("CN=client")
+STORES = Path(__file__).parents[2] / "golden" / "keystores"
 
 
 def settings(own: Issued | None, client_auth: str = "none", **more: object) -> TlsSettings:
@@ -316,6 +317,29 @@ def test_stores_in_files_and_encrypted_keys(tmp_path: Path) -> None:
     missing = TlsSettings.of({**values, "ssl.keystore.location": str(tmp_path / "none")}.get)
     with pytest.raises(TlsFailed, match="cannot be read"):
         read_stores(missing)
+
+
+@pytest.mark.parametrize("kind", ["sha1", "small"])
+def test_old_certificates_that_java_takes_are_taken_with_a_warning(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Signed with SHA-1, or with keys of 1,024 bits, in stores that are encrypted as keytool did before 2021."""
+    own = {
+        "ssl.keystore.location": f"{STORES}/{kind}.p12",
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.password": "secret",
+    }
+    trust = {"ssl.truststore.location": f"{STORES}/{kind}-authority.pem", "ssl.truststore.type": "PEM"}
+    node = TlsSettings.of((own | trust).get, "required")
+    client = TlsSettings.of((own | trust | {"ssl.endpoint.identification.algorithm": "https"}).get)
+    server = server_context(node, read_stores(node))
+    assert handshake_failure(client_context(client, read_stores(client)), server) is None
+    assert f"a certificate in {STORES}/{kind}.p12, {STORES}/{kind}-authority.pem is signed with SHA-1" in caplog.text
+    assert server_context(settings(NODE), {}).get_ciphers() == server.get_ciphers(), "no weaker cipher suites"
+
+
+def test_the_reason_of_openssl_is_named() -> None:
+    other = NODE._replace(key=NODE.key.replace("M", "N", 1))
+    with pytest.raises(TlsFailed, match=r"missing or wrong \(OpenSSL: .+\)"):
+        server_context(settings(other), {})
 
 
 def test_cipher_suites_decide_about_protocols() -> None:

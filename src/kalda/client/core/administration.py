@@ -271,13 +271,13 @@ class AdminCore:
 
     def _run(self, run: _Run) -> None:
         now_ms = self.requests.now_ms
-        is_late = now_ms >= run.operation.deadline_ms
+        is_late = self.refused is not None or now_ms >= run.operation.deadline_ms
         if run.resume_at_ms is not None:
             if is_late or now_ms >= run.resume_at_ms:
                 run.resume_at_ms = None
                 self._go_on(run, is_late)
             return
-        if self.refused is not None or is_late:
+        if is_late:
             late = run.operation.late(self.connections.last_failure)
             for index, reply in enumerate(run.replies):
                 if reply is _UNANSWERED:
