@@ -67,6 +67,9 @@ SEEDS = {
     "a follower was cut back into a batch of its leader, which it refused for good": Plan(
         91300093, 3, FOURTH, loads=CLEANED
     ),
+    "a disk that had failed under a log was first met by its fetcher, and the node ended": Plan(
+        97400002, 4, FOURTH, loads=CLEANED
+    ),
 }
 
 

@@ -8,6 +8,7 @@ one, as `ColdRead` does with the batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -44,8 +45,8 @@ def aborted_nowait(log: Log, first_offset: int, upto: int) -> list[AbortedTxn] |
     """`collect_aborted` of a log, or the read that does it on another thread. Raises `ApiError`."""
     log.check_online()
     try:
-        return collect_aborted(log.segments, first_offset, upto, read_cached)
-    except WouldWait:
+        with suppress(WouldWait):
+            return collect_aborted(log.segments, first_offset, upto, read_cached)
         return AbortedRead(log, first_offset, upto)
     except OSError as error:
         raise log.refused(error) from error

@@ -13,11 +13,18 @@ from collections.abc import Sequence
 from kalda.base.errors import CorruptRecord
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.segment import Segment
 
 
 def opening_job(logs: Sequence[Log]) -> Job[None]:
     """A job after which these are not `cold`. An error in it is passed over: the append that follows raises it."""
-    opening = [(log, log.segments.active, log.segments.active.snapshot()) for log in logs]
+    opening: list[tuple[Log, Segment, Segment]] = []
+    for log in logs:
+        active = log.segments.active
+        try:
+            opening.append((log, active, active.snapshot()))
+        except OSError as error:
+            log.refused(error)
 
     def work() -> None:
         for _, _, view in opening:
@@ -25,8 +32,9 @@ def opening_job(logs: Sequence[Log]) -> Job[None]:
                 view.prepare()
 
     def finish(_: None) -> None:
-        for log, active, view in opening:
+        for log in logs:
             log.cold = False
+        for log, active, view in opening:
             if not log.offline and log.segments.active is active:
                 active.adopt(view)
             view.close()

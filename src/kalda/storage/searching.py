@@ -56,7 +56,10 @@ def _job(
     log: Log, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
 ) -> Job[TimestampOffset | None]:
     name = str(log.topic_partition)
-    views = [segment.snapshot(times=True) for segment in segments]
+    try:
+        views = [segment.snapshot(times=True) for segment in segments]
+    except OSError as error:
+        raise log.refused(error) from error
 
     def work() -> TimestampOffset | None:
         try:

@@ -14,6 +14,7 @@ that are open already. What a snapshot's reader has opened, `adopt` takes into t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
@@ -570,19 +571,17 @@ class Segment:
 
     def adopt(self, twin: Segment) -> None:
         """Take the open files and the times of a snapshot, where the files have still the same names and were not
-        opened here since: so they were not written to either. Where the process has no descriptor left, the next read
-        or append opens them again."""
+        opened here since: so they were not written to either. Where that fails, as without a descriptor left, the next
+        read or append opens them again."""
         if self._file is None and twin._file is not None and twin.path(LOG_SUFFIX) == self.path(LOG_SUFFIX):
-            try:
+            with suppress(OSError):
                 self._file = twin._file.share()
-            except OSError:
-                return
-            if self._first_timestamp is None:
-                self._first_timestamp = twin._first_timestamp
-            if self._max_timestamp is None:
-                self._max_timestamp = twin._max_timestamp
-            self.offset_index.adopt(twin.offset_index)
-            self.time_index.adopt(twin.time_index)
+                if self._first_timestamp is None:
+                    self._first_timestamp = twin._first_timestamp
+                if self._max_timestamp is None:
+                    self._max_timestamp = twin._max_timestamp
+                self.offset_index.adopt(twin.offset_index)
+                self.time_index.adopt(twin.time_index)
 
     def adopt_timestamp(self, twin: Segment) -> None:
         """Take the largest timestamp that was read in a snapshot, where the files were not opened here since."""

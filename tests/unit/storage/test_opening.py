@@ -11,6 +11,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
+from kalda.storage.aborted import aborted_nowait
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
@@ -214,3 +215,38 @@ def test_a_search_in_files_that_are_renamed_meanwhile_is_refused(disk: WatchedDi
     found = timestamp_job(log, NOW).complete()
     assert found is not None
     assert found.offset == 0
+
+
+def test_a_disk_that_fails_before_the_files_of_another_log_are_opened(disk: WatchedDisk) -> None:
+    """The job opens those of the others; the log has reported its failure, and its append raises it."""
+    logs = [
+        Log.open(disk, f"/d/t-{at}", LogConfig(), topic_partition=TopicPartition("t", at), now_ms=NOW, clean=True)
+        for at in range(2)
+    ]
+    for log in logs:
+        append(log)
+        log.cold = True
+    disk.fail("/d/t-0", operations=frozenset({"read"}))
+    opening_job(logs).complete()
+    assert [log.offline for log in logs] == [True, False]
+    assert [log.cold for log in logs] == [False, False]
+    append(logs[1])
+
+
+def test_a_disk_that_fails_before_a_search_or_a_read_begins_is_reported(disk: WatchedDisk) -> None:
+    for start in (
+        lambda log: timestamp_job(log, NOW),
+        max_timestamp_job,
+        lambda log: aborted_nowait(log, 0, log.log_end_offset),
+        lambda log: log.read_later(0, 100, log.log_end_offset),
+    ):
+        log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+        append(log)
+        index = log.segments.active.txn_index
+        index.open()
+        index._rows = None
+        disk.fail("/d/t-0", operations=frozenset({"read"}))
+        with pytest.raises(ApiError) as failed:
+            start(log)
+        assert (failed.value.code, log.offline) == (ErrorCode.KAFKA_STORAGE_ERROR, True)
+        disk.mend("/d/t-0")
