@@ -212,6 +212,7 @@ class Cleaning:
         self.bytes_written += ended.bytes_written
         if isinstance(ended, Rewriting):
             replace_segments(self.log, ended.take(), self._groups.pop(0))
+            self._changes_seen = self.log.unsynced.truncations
         elif isinstance(ended, KeyMapping) and (ended.is_full or not self._unmapped):
             self._take_map()
         self._pass = None
@@ -252,7 +253,9 @@ class Cleaning:
 
     def _is_as_mapped(self) -> bool:
         """Whether the segments still to be read are those that the cleaning found. Of a log that was truncated the map
-        may hold records that were cut off, and no older record of their keys may be dropped."""
+        may hold records that were cut off, and no older record of their keys may be dropped. Where none is left to be
+        read, the log must be as the cleaning left it: otherwise it may have been cut, and have grown beyond the cleaned
+        part again by records that are not clean."""
         changes = self.log.unsynced.truncations
         if changes == self._changes_seen:
             return True
@@ -260,6 +263,8 @@ class Cleaning:
         left = [segment for group in self._groups for segment in group]
         if self._rules is None:
             left = [segment for segment, _ in mapped.values()]
+        elif not left:
+            return False
         self._changes_seen = changes
         return all(
             segments.floor(segment.base_offset) is segment
@@ -271,10 +276,8 @@ class Cleaning:
         """The last step: sync the names, before the checkpoint calls the segments clean. Otherwise a loss of power
         could bring back old segments that count as clean. The next cleaning would remove a deletion from its segment,
         while the records that it deletes stayed in another."""
-        log, end, offsets = self.log, self.end_offset, self._offsets
+        log, offsets = self.log, self._offsets
         job = log.flush_job(log.recovery_point).on_failure(log.on_io_error)
-        edge = log.segments.floor(end)
-        size = 0 if edge is None else edge.size
         self._offsets = None
 
         def work() -> None:
@@ -284,8 +287,6 @@ class Cleaning:
 
         def finish(_: None) -> None:
             job.finish()
-            # After a truncation below `end` the log may have grown beyond it again, by records that are not clean.
-            self._abandoned = edge is None or log.segments.floor(end) is not edge or edge.size < size
             self._synced = not log.offline
 
         return Job(f"sync what was cleaned of {log.topic_partition}", work, finish)

@@ -419,3 +419,18 @@ def test_a_log_truncated_while_the_cleaning_is_synced_does_not_count_as_clean() 
                 node.put(("key", "x" * 60))
         job.finish()
     assert not cleaning.done
+
+
+@pytest.mark.parametrize("step", ["clean", "sync what was cleaned"])
+def test_a_log_truncated_before_its_cleaning_is_noted_does_not_count_as_clean(step: str) -> None:
+    """The limit of bytes a second may delay what follows the last steps, too: meanwhile the log has grown again."""
+    node = CompactedNode()
+    cleaning = _a_cleaning(node)
+    while (job := cleaning.next_job()) is not None:
+        job.complete()
+        if job.description.startswith(step) and not cleaning._groups:
+            truncate_to(node.log, 4)
+            for _ in range(30):
+                node.put(("key", "x" * 60))
+    assert not cleaning.done
+    assert node.cleaner.finished(cleaning, node.now_ms) is None
