@@ -363,7 +363,7 @@ class DirMoves:
     def _copy(self, move: _Move) -> None:
         """Copy one piece, read by a job."""
         current, offset = move.partition.log, move.future.log_end_offset
-        end, changes = current.log_end_offset, current.unsynced.truncations
+        end = current.log_end_offset
         read = current.read_later(offset, _BATCH_BYTES, end, True)
         self._jobs_running += 1
 
@@ -380,7 +380,7 @@ class DirMoves:
                     raise info
                 if not self._is_under_way(move):
                     self._abandon(move)
-                elif move.future.log_end_offset == offset and current.unsynced.truncations == changes:
+                elif move.future.log_end_offset == offset and not read.is_outdated:
                     self._append(move, info)
                 else:
                     self._continue(move)  # the log is not what was read any more

@@ -188,12 +188,12 @@ class ColdRead:
 
     No file is opened to make the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
     before that, or replaced by compaction, belongs to another state of the log: then `finish` takes a new snapshot, for
-    another `run`.
+    another `run`. Likewise where no batch is found in a file that was cut, and perhaps written anew, meanwhile.
     """
 
     __slots__ = (
-        "_by_name", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset", "_slices",
-        "_views",
+        "_by_name", "_changes", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset",
+        "_slices", "_views",
     )  # fmt: skip
 
     def __init__(
@@ -214,10 +214,13 @@ class ColdRead:
         """What `run` has read; None before it, or where it failed."""
         self._failure: ApiError | OSError | None = None
         """What was raised in `run`."""
+        self._changes = 0
+        """The log's count of removals and cuts at the snapshot."""
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
         """Take a snapshot of the segments that the read needs."""
+        self._changes = self._log.unsynced.truncations
         self._views = [(segment, segment.snapshot()) for segment in self._log.segments.for_read(self._offset)]
         self._by_name = [pair for pair in self._views if not pair[1].is_open]
         self._found = self._failure = None
@@ -255,6 +258,11 @@ class ColdRead:
             return FetchInfo(self._offset, self._offset, b"")
         raise self._error()
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the log has been cut, or has lost segments, since the snapshot; true before any file changes."""
+        return self._changes != self._log.unsynced.truncations
+
     def finish(self, last: bool = False) -> FetchInfo | ApiError | None:
         """On the log's thread: what `run` has found; None where it must `run` again, or an error instead with `last`.
         An `OSError` of the disk takes the log offline."""
@@ -267,8 +275,10 @@ class ColdRead:
             replaced = True
         elif isinstance(self._failure, OSError):
             log.on_io_error(self._failure)
+        elif self._failure is not None:
+            replaced = replaced or self.is_outdated
         for segment, view in views:
-            if not log.offline:
+            if not log.offline and not self.is_outdated:
                 log.reads.adopt(segment, view)
             view.close()
         if not replaced:

@@ -165,3 +165,19 @@ def test_what_recovery_cuts_off_the_metadata_log_is_logged_and_kept(caplog: pyte
     assert line.startswith(f"__cluster_metadata-0: recovery cuts {3 * size} bytes off {segment} at position {size}: ")
     assert "The log ends at offset 1 now; 3 batches up to offset 3 are lost; it is kept in" in line
     assert disk.peek(f"/m/{1:020}.log.corrupt")[size:] == whole[2 * size :]
+
+
+def test_a_former_leader_that_has_cut_its_log_sends_no_batch_of_it() -> None:
+    """The read began before that, and finds no batch where one was."""
+    log = MetadataLog.open(SimDisk(random.Random(1)), "/m", MetadataLogConfig(), now_ms=1)
+    for offset, size in enumerate((50, 400, 50)):
+        log.append(build_batch([(1, None, bytes(size), ())], base_offset=offset, leader_epoch=1), 1)
+    segment = log.log.segments.active
+    segment.close()
+    log.log.reads.forget()
+    read = log.read_for_fetch(0, 10_000)
+    assert callable(read)
+    log.truncate(1)
+    log.append(build_batch([(1, None, b"", ())], base_offset=1, leader_epoch=2), 2)
+    segment.file().write(segment.size, b"\xff" * 300)
+    assert read() == b""

@@ -19,6 +19,7 @@ from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.reading import ColdRead, start_reads
 from kalda.storage.retention import delete_segments
+from kalda.storage.truncating import truncate_to
 from kalda.storage.values import FetchInfo
 
 TP = TopicPartition("t", 0)
@@ -171,3 +172,20 @@ def test_batches_in_the_page_cache_are_read_at_once() -> None:
     assert isinstance(log.read_nowait(5, 1_000, 6, True), FetchInfo)
     close_files(log)
     assert isinstance(log.read_nowait(0, 1_000, 6, True), ColdRead)
+
+
+def test_a_read_while_the_log_is_cut_and_written_anew_gives_what_the_log_has_then() -> None:
+    log = Log.open(SimDisk(random.Random(3)), "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW_MS, clean=True)
+    for size in (50, 400, 50):
+        log.append_as_leader(build_batch([(NOW_MS, b"k", b"x" * size, ())]), 0, NOW_MS)
+
+    def cut() -> None:
+        if log.log_end_offset == 3:
+            truncate_to(log, 1)
+            log.append_as_leader(build_batch([(NOW_MS, b"k", b"x" * 20, ())]), 1, NOW_MS)
+            log.segments.active.file().write(log.segments.active.size, b"\xff" * 300)  # as a write in progress
+
+    jobs = Jobs(cut)
+    assert found(read(log, 0, jobs, 10_000)) == [0, 1]
+    assert jobs.count == 2
+    assert not log.offline
