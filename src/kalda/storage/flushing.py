@@ -88,19 +88,25 @@ class Unsynced:
         synced_snapshots, synced_epochs = set(snapshots.unsynced), epochs.writes
         sealed = list(self._sealed)
 
-        def work() -> None:
+        def work() -> FileNotFoundError | None:
             try:
                 for file in files:
                     file.sync()
             finally:
                 for file in files:
                     file.close()
-            if sync_names:
-                self._sync_dirs()
+            try:
+                if sync_names:
+                    self._sync_dirs()
+            except FileNotFoundError as error:
+                return error
+            return None
 
         synced_metadata = self.metadata
 
-        def finish(_: None) -> None:
+        def finish(missing: FileNotFoundError | None) -> None:
+            if missing is not None and truncations == self.truncations:
+                raise log.failed(missing)  # otherwise the log's directory was renamed meanwhile
             if synced_metadata:
                 self.metadata = False
             if truncations == self.truncations:

@@ -248,6 +248,11 @@ class SnapshotFiles:
             self.unsynced.remove(offset)
         self._disk.remove(self.path(offset))
 
+    def keep(self, offsets: list[int]) -> None:
+        """There are only these files any more; the others have been removed."""
+        self.offsets = offsets
+        self.unsynced = [offset for offset in self.unsynced if offset in offsets]
+
     def remove_outside(self, start_offset: int, upto: int) -> None:
         """Remove all but those in (start_offset, upto]."""
         for offset in list(self.offsets):

@@ -313,7 +313,7 @@ def _steps_to_cut(log: Log, offset: int) -> Iterator[Wait]:
     if had_producers:
         reading = _ReadProducers(log, offset)
         yield reading
-        log.snapshots.offsets = reading.snapshots.offsets
+        log.snapshots.keep(reading.snapshots.offsets)
         log.producer_states.adopt(reading.states)
     _refresh(log)
 

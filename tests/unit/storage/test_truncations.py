@@ -289,3 +289,52 @@ def test_producers_behind_a_damaged_batch_do_not_keep_a_log_from_being_cut() -> 
     assert not node.failed
     assert [each.log_end_offset for each in node.logs] == [5, 5]
     assert [each.truncation for each in node.logs] == [None, None]
+
+
+def test_a_snapshot_that_was_found_damaged_by_a_truncation_is_not_flushed() -> None:
+    node = Node(1)
+    log = node.log(0)
+    log.roll(NOW)
+    append(log, 1, 2)
+    damaged = log.snapshots.unsynced[-1]
+    node.disk.flip_bit(log.snapshots.path(damaged), 80)
+    log.update_high_watermark(damaged)
+    node.truncate(damaged + 1)
+    node.threads.all()
+    assert damaged not in log.snapshots.offsets
+    log.flush()
+    assert (log.recovery_point, node.failed) == (damaged + 1, [])
+
+
+def test_the_directory_of_a_log_is_renamed_while_it_is_flushed() -> None:
+    """A copy gets the name of the log that it replaces; the thread was about to sync the former name."""
+    node = Node(1)
+    log = node.log(0)
+    log.roll(NOW)
+    append(log, 1, 1)
+    job = log.flush_job().on_failure(log.on_io_error)
+
+    def rename(path: str, operation: str) -> None:
+        if path == "/d/t-0" and operation == "sync":
+            node.disk.before = lambda *_: None
+            log.rename_dir("/d/u-0")
+
+    node.disk.before = rename
+    recovery_point = log.recovery_point
+    job.complete()
+    assert (log.offline, node.failed, log.recovery_point) == (False, [], recovery_point)
+    log.flush()
+    assert log.recovery_point == log.log_end_offset
+    node.disk.crash()
+    assert node.disk.stat("/d/u-0") is not None
+
+
+def test_a_directory_that_is_missing_when_it_is_synced_has_failed() -> None:
+    node = Node(1)
+    log = node.log(0)
+    log.roll(NOW)
+    job = log.flush_job().on_failure(log.on_io_error)
+    node.disk.rename("/d/t-0", "/d/elsewhere")
+    with pytest.raises(ApiError):
+        job.complete()
+    assert len(node.failed) == 1
