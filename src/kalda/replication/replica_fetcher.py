@@ -443,6 +443,8 @@ class ReplicaFetcher:
                 self._truncations.append(begin_anew_at(partition.log, offset))
             except ApiError as error:
                 self._on_log_error(followed, error, now_ms)
+        else:
+            followed.pause(now_ms, self._config.backoff_ms)  # nothing has changed: the answer may be the same
 
 
 _SESSION_ERRORS = frozenset(

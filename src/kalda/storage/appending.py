@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kalda.base.disk import Buffer
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import BatchHeader, check_crc, iter_batches, stamp
-from kalda.storage.segment import Placed
+from kalda.storage.segment import MAX_GAP, Placed
 from kalda.storage.values import UnexpectedAppendOffset
 
 
@@ -42,7 +42,8 @@ def stamped_batches(records: bytearray | memoryview, offset: int, leader_epoch: 
 
 
 def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, log_name: object) -> Batches:
-    """The whole batches at the front of `records`, up to the first one of a later epoch than `leader_epoch`.
+    """The whole batches at the front of `records`, up to the first one of a later epoch than `leader_epoch`, or of
+    offsets so far from the first ones that they do not fit into one segment: it is fetched again.
 
     Raises `UnexpectedAppendOffset` where the first one begins below `log_end_offset`, `CorruptRecord` for bad bytes.
     """
@@ -51,6 +52,8 @@ def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, 
     end, expected, max_timestamp = 0, log_end_offset, -1
     for position, header in iter_batches(records):
         if header.partition_leader_epoch > leader_epoch:
+            break
+        if headers and header.last_offset - headers[0].base_offset >= MAX_GAP:
             break
         check_crc(records, position, header)
         if header.base_offset < expected or header.last_offset_delta < 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -16,6 +16,10 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponseEpochEndOffset,
     FetchResponsePartitionData,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
 )
 from kalda.replication import replica_fetcher
 from kalda.replication.counters import lag_sensors
@@ -148,3 +152,26 @@ def test_a_log_that_cannot_be_truncated_is_not_fetched_in_this_epoch(monkeypatch
     followed.leader_epoch = 1
     fetcher.add(followed)
     assert fetcher.next_request(10_000) is not None
+
+
+@pytest.mark.parametrize("leader_start", [0, 5])
+def test_a_fetch_out_of_range_though_the_leader_has_that_offset_is_followed_by_a_pause(leader_start: int) -> None:
+    """As where it has no epoch at or above the follower's: the same would follow."""
+    fetcher = ReplicaFetcher(1, FetcherConfig(7, "cluster"), lambda: 1)
+    followed = partition(0)
+    followed.may_fetch = True
+    epochs = SimpleNamespace(latest=0)
+    followed.log = SimpleNamespace(
+        cold=False, truncation=None, log_end_offset=5, log_start_offset=0, leader_epochs=epochs
+    )
+    fetcher.add(followed)
+    assert isinstance(fetcher.next_request(0), FetchRequest)
+    data = [FetchResponsePartitionData(partition_index=0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)]
+    topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=data)
+    fetcher.on_response(FetchResponse(responses=[topic]), 0)
+    for offset in (9, leader_start):
+        assert isinstance(fetcher.next_request(0), ListOffsetsRequest)
+        answer = ListOffsetsPartitionResponse(partition_index=0, offset=offset)
+        fetcher.on_response(ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[answer])]), 0)
+    assert fetcher.next_request(0) is None
+    assert isinstance(fetcher.next_request(1_000), FetchRequest)

@@ -489,6 +489,20 @@ def test_a_log_that_was_cut_back_into_a_batch_of_its_leader_gets_the_whole_batch
     assert again.log_end_offset == 11
 
 
+@pytest.mark.parametrize("offsets", [(0, 3 * 2**30), (5, 2**31 + 2, 2**31 + 3), (2**30 - 1, 2**31 + 2**30 - 3)])
+def test_batches_that_compaction_has_left_far_apart_are_replicated(disk: SimDisk, offsets: tuple[int, ...]) -> None:
+    """They are in one segment of the leader, whose base offset is another one."""
+    config = LogConfig(index_interval_bytes=0)
+    log = Log.open(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=True)
+    sent = [bytes(build_batch([(NOW, b"k", b"v", ())], base_offset=offset, leader_epoch=0)) for offset in offsets]
+    for _ in offsets:
+        missing = [each for each, offset in zip(sent, offsets, strict=True) if offset >= log.log_end_offset]
+        append_fetched(log, b"".join(missing), 0)
+    assert log.log_end_offset == offsets[-1] + 1
+    for offset, batch in zip(offsets, sent, strict=True):
+        assert log.read(offset, 1, log.log_end_offset, True).records == batch
+
+
 def test_a_batch_that_ends_before_the_log_does_is_refused(disk: SimDisk) -> None:
     leader = open_log(disk)
     append(leader, 5)
