@@ -183,6 +183,9 @@ class Partition:
         if self.log.flush_due:
             # Records recovered after an unclean stop may be in the page cache only: not committed before a flush.
             self._flush(self.log.log_end_offset)
+        elif self.log.recovery_point < self._flush_to:
+            # Cut off and written anew since it was flushed, as a follower: it would not count until the next flush.
+            self._flush(self._flush_to)
         self._advance_high_watermark()
 
     def become_follower(

@@ -68,3 +68,27 @@ def test_a_disk_that_fails_before_the_next_flush_leaves_no_request_waiting() -> 
     finish(None, None)
     assert not jobs.waiting
     assert log.high_watermark < 2
+
+
+def test_records_in_place_of_flushed_ones_are_flushed_by_the_leader_that_waits_for_them() -> None:
+    """`flush.messages` was raised since, so no append begins a flush."""
+    disk, jobs = SimDisk(random.Random(1)), Later()
+    disk.make_dirs("/d")
+    where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
+    config = LogConfig.from_dict({"flush.messages": "1"})
+    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    partition = Partition(where, topic_id, 1, log, jobs)
+    partition.become_leader(0, 0, (1,), (1,))
+    for _ in range(3):
+        partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
+    while jobs.waiting:
+        jobs.step()
+    assert log.high_watermark == log.recovery_point == 3
+    log.update_config(LogConfig())
+    partition.become_follower(2, 1, 1, (1, 2), (1, 2))
+    truncate_to(log, 1)
+    partition.append_as_follower(build_batch([(1, None, b"y", ())], base_offset=1, leader_epoch=1), 1, 1, 0)
+    partition.become_leader(2, 2, (1,), (1,))
+    while jobs.waiting:
+        jobs.step()
+    assert log.high_watermark == 2
