@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.properties import parse_properties
+from kalda.network.named_files import read_named_text
 
 log = logging.getLogger("kalda.server")
 
 PREFIX = "config.providers"
 _KAFKA = "org.apache.kafka.common.config.provider."
 _REFERENCE = re.compile(r"\$\{([^}]*?):(?:([^}]*?):)?([^}]*?)\}")
-_MAX_CHARACTERS = 1 << 20
-"""Of a file that is read."""
 
 Provider = Callable[[str, str], str | None]
 """`(path, key)` to the value; None where there is none. Raises `InvalidConfig` where the path cannot be read."""
@@ -120,7 +119,7 @@ class _FileProvider:
         if allowed is None:
             return {}
         try:
-            return parse_properties(_read(allowed))
+            return parse_properties(read_named_text(allowed))
         except (OSError, ValueError) as error:
             raise InvalidConfig(f"Could not read properties from file {path}: {_why(error)}") from error
 
@@ -142,7 +141,7 @@ class _DirectoryProvider:
         if "/" in key or not os.path.isfile(file):
             return None
         try:
-            return _read(file)
+            return read_named_text(file)
         except (OSError, ValueError) as error:
             raise InvalidConfig(f"Could not read file {file}: {_why(error)}") from error
 
@@ -162,14 +161,6 @@ class _EnvironmentProvider:
         if path:
             raise InvalidConfig(f"Path is not supported for EnvVarConfigProvider, invalid value: {path}")
         return self._variables.get(key)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        text = file.read(_MAX_CHARACTERS + 1)
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"it has more than {_MAX_CHARACTERS} characters")
-    return text
 
 
 def _why(error: Exception) -> str:

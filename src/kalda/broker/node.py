@@ -116,6 +116,7 @@ class Node:
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
         self._security: NodeSecurity | None = None
+        self._security_jobs: JobPool | None = None
         """None where every listener of this node, and of the controllers, is PLAINTEXT."""
         self._quotas: NodeQuotas | None = None
         self._authorizer: NodeAuthorizer | None = None
@@ -302,8 +303,8 @@ class Node:
             return None
         from kalda.broker.node_security import NodeSecurity
 
-        assert self._jobs is not None, "made before the listeners"
-        return NodeSecurity(config, self._host, timers, self._jobs, lambda: self.image)
+        self._security_jobs = self._host.jobs(asyncio.get_running_loop(), config["background.threads"])
+        return NodeSecurity(config, self._host, timers, self._security_jobs, lambda: self.image)
 
     def _to_controllers(self) -> ClientSecurity | None:
         """The security of connections to controllers. Raises `ValueError`."""
@@ -629,8 +630,9 @@ class Node:
         if self._broker is not None:
             await self._broker.close_logs(clean)
         await self._close_quorum(clean)
-        if self._jobs is not None:
-            self._jobs.close()
+        for jobs in (self._jobs, self._security_jobs):
+            if jobs is not None:
+                jobs.close()
         self._locks.release()
         log.info("node %d has stopped", self.config.node_id)
 

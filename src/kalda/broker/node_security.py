@@ -85,11 +85,12 @@ class NodeSecurity:
     def __init__(
         self, config: ServerConfig, host: Host, timers: Timers, jobs: JobPool, image: Callable[[], MetadataImage]
     ) -> None:
-        """`image()` is the newest metadata image."""
+        """`jobs` is a pool of its own: files that configs name may be on a device that does not answer, and callback
+        handlers may wait; whoever made it closes it. `image()` is the newest metadata image."""
         self._config = config
         self._host = host
         self._timers = timers
-        self._jobs = jobs
+        self.jobs = jobs
         self._scram = ScramSecrets(image, config["delegation.token.secret.key"])
         self._listeners: dict[str, ListenerSecurity] = {}
         self._clients: dict[str, ClientSecurity] = {}
@@ -216,7 +217,7 @@ class NodeSecurity:
                 tokens = self._tokens(config, listener, entry, path in _SIGNED_HANDLERS)
         return SaslSettings(
             begin,
-            ListenerAnswers(self._scram, users, tokens, handlers, self._jobs),
+            ListenerAnswers(self._scram, users, tokens, handlers, self.jobs),
             {name: self._value(config, listener, name, "connections.max.reauth.ms") for name in enabled},
             config.for_listener(listener, "sasl.server.max.receive.size"),
         )
@@ -421,7 +422,7 @@ class NodeSecurity:
             else:
                 self._replace(listener, is_server, tls)
 
-        self._jobs.run(read, finish)
+        self.jobs.run(read, finish)
 
     def _check_files(self) -> None:
         """Look whether a store's file has changed, on a thread; then read it again."""
@@ -441,7 +442,7 @@ class NodeSecurity:
             for side in changed or ():
                 self._reload(*side, self._tls[side].settings)
 
-        self._jobs.run(look, finish)
+        self.jobs.run(look, finish)
 
 
 def _of_sasl(config: ServerConfig, listener: str) -> dict[str, str]:

@@ -197,6 +197,7 @@ class QuorumSide:
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.delegation_tokens import TokenConfig
         from kalda.controller.quorum_controller import ControllerConfig, QuorumController
+        from kalda.network.named_files import refusal
 
         config = self._config
         if config["create.topic.policy.class.name"] or config["alter.config.policy.class.name"]:
@@ -231,7 +232,7 @@ class QuorumSide:
                 performance_always_log_threshold_ms=config["controller.performance.always.log.threshold.ms"],
             ),
             self.raft,
-            NodeConfigSchema(config.properties),
+            NodeConfigSchema(config.properties, refusal),
             bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
             new_id=self._host.new_uuid,
             rng=self._host.rng,

@@ -7,7 +7,7 @@ order of precedence, and in other units than the topic's key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kalda.base.configs import client_metrics, group
 from kalda.base.configs.broker import BROKER, find_key
@@ -30,12 +30,19 @@ _TABLES: Mapping[ConfigResourceType, Definition] = {
     ConfigResourceType.GROUP: GROUP,
 }
 
+_FILES = frozenset(("ssl.keystore.location", "ssl.truststore.location"))
+"""Dynamic configs that name files."""
+
 
 class NodeConfigSchema:
     """A `ConfigSchema` over one node's `server.properties`."""
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self, properties: Mapping[str, str], refusal_of_file: Callable[[str], str | None] = lambda _: None
+    ) -> None:
+        """`refusal_of_file(path)` returns why no node may read the file that a config names; None: it may be read."""
         self._properties = dict(properties)
+        self._refusal_of_file = refusal_of_file
         self._values: Mapping[str, Value] = {
             key.name: key.parse(properties[key.name]) if key.name in properties else BROKER.default(key.name)
             for key in BROKER
@@ -62,8 +69,11 @@ class NodeConfigSchema:
                 _validate_node_name(resource.name)
                 for name, text in proposed.items():
                     key = find_key(name)
-                    if key is not None:
-                        key.parse(text)  # the broker has checked it too, but the controller itself uses some keys
+                    if key is None:
+                        continue
+                    key.parse(text)  # the broker has checked it too, but the controller itself uses some keys
+                    if key.name in _FILES and text != existing.get(name):
+                        self._require_file(name, text)
             case ConfigResourceType.CLIENT_METRICS:
                 if not resource.name:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
@@ -74,6 +84,12 @@ class NodeConfigSchema:
                 group.validate(proposed, self._values)
             case _:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
+
+    def _require_file(self, name: str, path: str) -> None:
+        """A broker checks it too; a request to the controller itself, or about another broker, passes that by."""
+        why = self._refusal_of_file(path)
+        if why is not None:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"Invalid value {path} for configuration {name}: {why}")
 
     def is_list(self, kind: ConfigResourceType, key: str) -> bool:
         """Whether values can be appended to and subtracted. The list of a client metrics subscription is replaced as a

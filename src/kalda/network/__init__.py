@@ -29,6 +29,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `assertions`: signed tokens by which a client asks for a token
 - `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read
+- `named_files`: files that values name: regular ones of bounded size, without a wait
 - `python_classes`: classes of the operator that the properties name
 - `probe`: whether every address of a host refuses connections to a port
 - `free_ports`: ports for servers that are not running yet

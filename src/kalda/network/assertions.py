@@ -12,9 +12,9 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from kalda.network.named_files import read_named_file, read_named_text
 from kalda.network.token_settings import TokenSettings
 from kalda.security.jwt import split_token
 
@@ -65,7 +65,7 @@ def assertion_of(settings: TokenSettings) -> Callable[[], str]:
 
 
 def _from_file(path: str) -> str:
-    assertion = Path(path).read_text(encoding="utf-8").strip()
+    assertion = read_named_text(path).strip()
     split_token(assertion)
     return assertion
 
@@ -75,7 +75,7 @@ def _key(path: str, passphrase: str) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        return load_pem_private_key(Path(path).read_bytes(), passphrase.encode() or None)
+        return load_pem_private_key(read_named_file(path), passphrase.encode() or None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(f"the private key in {path} cannot be read: {type(error).__name__}") from error
 
@@ -83,7 +83,7 @@ def _key(path: str, passphrase: str) -> Any:
 def _template(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header and the claims that a file sets."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(read_named_text(path))
     except (ValueError, RecursionError):
         found = None
     header, payload = (found.get("header", {}), found.get("payload", {})) if isinstance(found, dict) else (None, None)

@@ -13,6 +13,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from kalda.network.named_files import read_named_text
 from kalda.security.jaas import BadJaas, JaasEntry, entry_of, parse_file
 
 CLIENT_SECTION = "KafkaClient"
@@ -45,8 +46,7 @@ def find_entry(sections: Sequence[str], mechanism: str) -> JaasEntry | None:
     if path is None:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_named_text(path)
+    except (OSError, ValueError) as error:
         raise BadJaas(f"java.security.auth.login.config={path} cannot be read: {error}") from error
     return entry_of(parse_file(text, path), sections, mechanism, path)

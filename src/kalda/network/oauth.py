@@ -14,9 +14,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any, TypeVar
 
+from kalda.network.named_files import read_named_file
 from kalda.security.jwt import ClaimRules, split_token, unsecured_claims, validate
 from kalda.security.oauthbearer import InvalidToken, ValidToken
 
@@ -60,8 +60,7 @@ def read_url(url: str, request: urllib.request.Request | None = None) -> bytes:
     """The content, at most a mebibyte. Redirects are not followed. Raises `OSError`."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
-        with Path(urllib.request.url2pathname(parts.path)).open("rb") as file:
-            return file.read(_MAX_BYTES)
+        return read_named_file(urllib.request.url2pathname(parts.path))
     opener = urllib.request.build_opener(_NoRedirects)
     with opener.open(request or url, timeout=_TIMEOUT_S) as response:
         content: bytes = response.read(_MAX_BYTES)

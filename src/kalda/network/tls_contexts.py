@@ -14,6 +14,7 @@ import ssl
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 
+from kalda.network.named_files import read_named_file
 from kalda.security.ciphers import is_tls_1_3, openssl_name
 from kalda.security.keystores import BadStore, KeyMaterial, der_of
 from kalda.security.tls_settings import TlsSettings
@@ -45,10 +46,10 @@ def read_stores(settings: TlsSettings) -> dict[str, bytes]:
     contents = {}
     for location in settings.stores:
         try:
-            with open(location, "rb") as file:
-                contents[location] = file.read()
-        except OSError as error:
-            raise TlsFailed(f"the store {location} cannot be read: {error.strerror or error}") from error
+            contents[location] = read_named_file(location)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TlsFailed(f"the store {location} cannot be read: {why}") from error
     return contents
 
 

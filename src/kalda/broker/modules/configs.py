@@ -21,7 +21,7 @@ class ConfigsModule(Module):
             context.config,
             context.cache,
             None if context.security is None else context.security.check_of,
-            context.jobs,
+            None if context.security is None else context.security.jobs,
         )
         self._forwarding = forwarding
 

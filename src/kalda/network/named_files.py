@@ -1,0 +1,55 @@
+"""Files that values of configs name: key stores, tokens, JAAS files, files of config providers.
+
+A dynamic config may name any path of the machine. So only regular files of at most a mebibyte are opened: a device is
+without end, and a FIFO is opened when somebody writes to it. Both the path and what was opened are looked at, since
+another file may have taken the path in between, and to open a device may have effects of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+MAX_BYTES = 1 << 20
+
+
+def read_named_file(path: str | os.PathLike[str]) -> bytes:
+    """The whole content. Never waits for another process. Raises `OSError`, also for a file that is not regular or too
+    large; `ValueError` for a path that no system has."""
+    _require_regular(path, os.stat(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        _require_regular(path, os.fstat(descriptor))
+        content = file.read(MAX_BYTES + 1)  # the size of some files is 0 whatever they hold, and others grow
+    if content is None or len(content) > MAX_BYTES:
+        raise _too_large(path)
+    return content
+
+
+def read_named_text(path: str | os.PathLike[str]) -> str:
+    """The content, which must be UTF-8. Raises as `read_named_file`, and `UnicodeDecodeError`."""
+    return read_named_file(path).decode("utf-8")
+
+
+def refusal(path: str) -> str | None:
+    """Why a file of this machine is never read; None where it is regular, or is not here: a config of a broker names a
+    file of that broker's machine."""
+    try:
+        _require_regular(path, os.stat(path))
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror if error.errno in (errno.EINVAL, errno.EFBIG) else None
+    return None
+
+
+def _require_regular(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if found.st_size > MAX_BYTES:
+        raise _too_large(path)
+
+
+def _too_large(path: str | os.PathLike[str]) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {MAX_BYTES} bytes", str(path))
