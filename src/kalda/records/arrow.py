@@ -32,7 +32,7 @@ from kalda.records.batch import (
     check_crc,
     iter_batches,
 )
-from kalda.records.builder import attributes_of, records_section, seal
+from kalda.records.builder import attributes_of, in_current_format, records_section, seal
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 
 HEADER: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -81,7 +81,11 @@ def iter_record_batches(
             continue
         if check_crcs:
             check_crc(buf, pos, header)
-        data, start, end = records_section(buf, pos, header, max_decompressed_bytes)
+        if header.is_legacy:
+            header, current = in_current_format(header, buf, pos, max_decompressed_bytes)
+            data, start, end = records_section(current, 0, header)
+        else:
+            data, start, end = records_section(buf, pos, header, max_decompressed_bytes)
         if not 0 < header.records_count <= (end - start) // codec.MIN_RECORD_SIZE:
             raise CorruptRecord(f"{end - start} bytes cannot hold the {header.records_count} records of the header")
         if sections and size + end - start > chunk_bytes:

@@ -72,8 +72,9 @@ _LEAST_LENGTHS = (MIN_BATCH_LENGTH, MIN_BATCH_LENGTH + 8, HEADER_SIZE - LOG_OVER
 
 
 class TimestampType(IntEnum):
-    """Who set the records' timestamps: the producer, or the leader at the append."""
+    """Who set the records' timestamps: the producer, or the leader at the append. Records of magic 0 have none."""
 
+    NONE = -1
     CREATE = 0
     LOG_APPEND = 1
 
@@ -137,7 +138,9 @@ class BatchHeader(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        return TimestampType.LOG_APPEND if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE
+        if self.attributes & TIMESTAMP_TYPE_BIT:
+            return TimestampType.LOG_APPEND
+        return TimestampType.CREATE if self.magic else TimestampType.NONE
 
     @property
     def is_transactional(self) -> bool:

@@ -28,7 +28,6 @@ from kalda.records.batch import (
     BatchHeader,
     Buffer,
     TimestampType,
-    iter_batches,
     read_header,
     write_header,
 )
@@ -59,7 +58,7 @@ def attributes_of(
     """The attributes field of a header."""
     return (
         compression
-        | (TIMESTAMP_TYPE_BIT if timestamp_type else 0)
+        | (TIMESTAMP_TYPE_BIT if timestamp_type is TimestampType.LOG_APPEND else 0)
         | (TRANSACTIONAL_BIT if is_transactional else 0)
         | (CONTROL_BIT if is_control else 0)
         | (DELETE_HORIZON_BIT if has_delete_horizon else 0)
@@ -176,27 +175,21 @@ def rebuild_legacy_batch(
     return rebuild_batch(current, records, delete_horizon_ms=delete_horizon_ms)
 
 
-def in_current_format(buf: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """The whole batches in `buf`, those of magic 0 and 1 rebuilt as batches of magic 2; `buf` itself where it has none.
-    Raises `CorruptRecord`."""
-    found = list(iter_batches(buf))
-    if not any(header.is_legacy for _, header in found):
-        return buf
-    out = bytearray()
-    for pos, header in found:
-        if header.is_legacy:
-            out += rebuild_legacy_batch(header, read_records(buf, pos, header, max_bytes=max_bytes))
-        else:
-            out += memoryview(buf)[pos : pos + header.size_bytes]
-    return out
+def in_current_format(
+    header: BatchHeader, buf: Buffer, pos: int = 0, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> tuple[BatchHeader, bytearray]:
+    """The batch of magic 0 or 1 at `pos` as one of magic 2, not compressed: its header and its bytes. Raises
+    `CorruptRecord`."""
+    rebuilt = rebuild_legacy_batch(header, read_records(buf, pos, header, max_bytes=max_bytes))
+    return read_header(rebuilt), rebuilt
 
 
-def with_range(header: BatchHeader, buf: Buffer, pos: int = 0) -> BatchHeader:
+def with_range(header: BatchHeader, buf: Buffer, pos: int = 0, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> BatchHeader:
     """The header of the batch at `pos` with base offset, last offset and number of records, which only the records of a
     compressed batch of magic 0 or 1 say. Raises `CorruptRecord`."""
     if header.records_count >= 0:
         return header
-    rows = legacy.read_rows(buf, pos, header)
+    rows = legacy.read_rows(buf, pos, header, max_bytes)
     first, last = rows[0][0], rows[-1][0]
     return header._replace(base_offset=first, last_offset_delta=last - first, records_count=len(rows))
 

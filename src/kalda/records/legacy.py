@@ -53,25 +53,25 @@ def read_rows(buf: Buffer, pos: int, header: BatchHeader, max_bytes: int = MAX_D
     if len(message) < header.size_bytes:
         raise CorruptRecord(f"the batch of {header.size_bytes} bytes at position {pos} is cut off at {len(message)}")
     timestamp, key, value = _fields(message, header.magic)
-    codec = header.compression
+    codec, last = header.compression, header.last_offset
     if codec is Compression.NONE:
-        return [(header.base_offset, timestamp, key, value)]
+        return [(last, timestamp, key, value)]
     if codec is Compression.ZSTD or value is None:
-        raise CorruptRecord(f"the batch at offset {header.base_offset} of magic {header.magic} has no compressed value")
+        raise CorruptRecord(f"the batch that ends at offset {last} of magic {header.magic} has no compressed value")
     if codec is Compression.LZ4 and not header.magic:
         value = _with_right_checksum(value)
     rows = list(_messages(memoryview(decompress(codec, value, max_bytes))))
     if not rows:
-        raise CorruptRecord(f"the compressed batch at offset {header.base_offset} has no record")
+        raise CorruptRecord(f"the compressed batch that ends at offset {last} has no record")
     base = 0
-    if header.magic and header.base_offset:  # 0: as some producers wrote it, which did not set it
-        base = header.base_offset - rows[-1][0]
+    if header.magic and last:  # 0: as some producers wrote it, which did not set it
+        base = last - rows[-1][0]
         if base < 0:
-            raise CorruptRecord(f"the batch that ends at offset {header.base_offset} has a record {rows[-1][0]}")
+            raise CorruptRecord(f"the batch that ends at offset {last} has a record {rows[-1][0]}")
     stamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
     rows = [(base + offset, own if stamp is None else stamp, key, value) for offset, own, key, value in rows]
     if any(row[0] >= following[0] for row, following in pairwise(rows)) or rows[0][0] < 0:
-        raise CorruptRecord(f"the records of the batch that ends at offset {header.base_offset} are not in order")
+        raise CorruptRecord(f"the records of the batch that ends at offset {last} are not in order")
     return rows
 
 

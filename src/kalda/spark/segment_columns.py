@@ -131,8 +131,9 @@ def _of_batches(field: pa.Field, batch: pa.RecordBatch, run: Run) -> pa.Array:
     """A column of the batch that each row is in."""
     import numpy as np
 
-    bases = np.fromiter((header.base_offset for header in run.headers), np.int64, len(run.headers))
-    rows = np.searchsorted(bases, batch.column("offset").to_numpy(), side="right") - 1
+    # By last offsets: of a batch of magic 0 or 1 the header has no other.
+    ends = np.fromiter((header.last_offset for header in run.headers), np.int64, len(run.headers))
+    rows = np.searchsorted(ends, batch.column("offset").to_numpy())
     if field.name == "position":
         sizes = [header.size_bytes for header in run.headers]
         values: list[Any] = (run.position + np.cumsum([0, *sizes[:-1]])).tolist()

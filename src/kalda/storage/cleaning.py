@@ -234,12 +234,14 @@ class Cleaning:
             raise MapTooSmall(log.topic_partition, work.first_dirty, self.memory_bytes)
         segments = log.segments.between(log.segments.first.base_offset, self.end_offset)
         self._groups = group_segments(segments, log.config, work.first_uncleanable)
+        clean = [segment for segment in segments if segment.base_offset < work.first_dirty]
         self._rules = CleanRules(
             offsets=self._offsets,
             last_records={s.producer_id: LastRecord(s.last_data_offset, s.epoch) for s in log.producer_states},
             delete_retention_ms=log.config.delete_retention_ms,
             now_ms=self.began_ms,
             round_end=work.first_uncleanable,
+            legacy_horizon_ms=clean[-1].modified_ms() - log.config.delete_retention_ms if clean else 0,
         )
 
     def _rewriting(self) -> Rewriting:

@@ -9,6 +9,9 @@ Records of aborted transactions are removed at once, their marker after the last
 of a producer whose state is still held stays as an empty header, and so does the batch at the end of the cleaned range:
 otherwise a recovery would lose that sequence, or the log's end.
 
+Of a batch of magic 0 or 1 a batch of magic 2 is left, as in Apache Kafka. Its deletions stay where the segment was
+modified less than `delete.retention.ms` before the last one that is clean: they have no delete horizon.
+
 The records of a batch are read, judged and written by compiled code, in pieces of at most 256 KiB as they come out of
 the decompressor: no record becomes an object, and the memory that a batch needs does not depend on what is in it.
 
@@ -37,7 +40,7 @@ from kalda.records.batch import (
     write_crc,
     write_header,
 )
-from kalda.records.builder import read_records, rebuild_batch
+from kalda.records.builder import in_current_format, read_records, rebuild_batch, rebuild_legacy_batch
 from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan, Rewriting
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression, PackedTooLarge, Packer, decompress_pieces
@@ -176,6 +179,8 @@ class CleanRules:
     now_ms: int
     round_end: int
     """the offset at which the range to be cleaned ends"""
+    legacy_horizon_ms: int = 0
+    """deletions of magic 0 and 1 stay in segments modified later"""
 
     @property
     def last_offsets(self) -> array[int]:
@@ -254,6 +259,35 @@ def filter_batch(rules: CleanRules, header: BatchHeader, data: Buffer, is_aborte
     elif kept == count:
         return Filtered((data,), len(data), header.max_timestamp, section.unpacked)
     return _rewritten(header, section, scan, bits, horizon)
+
+
+def filter_legacy_batch(
+    rules: CleanRules, header: BatchHeader, data: Buffer, modified_ms: int
+) -> tuple[BatchHeader, Filtered]:
+    """(header, bytes) of what is left of a batch of magic 0 or 1, in magic 2. `modified_ms`: of its segment. Raises
+    `CorruptRecord`."""
+    records = read_records(data, 0, header)
+    current, whole = in_current_format(header, data)
+    bits = bytearray((len(records) + 7) // 8)
+    scan = KeyScan(
+        rules.offsets,
+        len(records),
+        current.base_offset,
+        current.last_offset_delta,
+        current.base_timestamp,
+        0,
+        bits,
+        modified_ms > rules.legacy_horizon_ms,
+    )
+    scan.feed(memoryview(whole)[HEADER_SIZE:])
+    scan.finish()
+    kept = [record for at, record in enumerate(records) if bits[at >> 3] >> (at & 7) & 1]
+    if not kept:
+        return current, _emptied(rules, current)._replace(unpacked=len(whole))
+    horizon = rules.now_ms + rules.delete_retention_ms if scan.tombstones else None
+    rebuilt = rebuild_legacy_batch(header, kept, delete_horizon_ms=horizon, compression=header.compression)
+    left = read_header(rebuilt)
+    return left, Filtered((rebuilt,), len(rebuilt), left.max_timestamp, len(whole))
 
 
 def _emptied(rules: CleanRules, header: BatchHeader) -> Filtered:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 
@@ -23,11 +24,13 @@ from kalda.records.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
+    MAGIC_POSITION,
     TRANSACTIONAL_BIT,
     BatchHeader,
     check_crc,
     read_header,
 )
+from kalda.records.builder import in_current_format
 from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan
 from kalda.records.compacting_runs import RunFilter, map_run
@@ -38,6 +41,7 @@ from kalda.storage.compaction import (
     CleanRules,
     Section,
     filter_batch,
+    filter_legacy_batch,
     filter_marker,
     marker_kind,
 )
@@ -133,8 +137,9 @@ def _whole(file: File, header: BatchHeader, position: int, end: int, read_bytes:
         raise CorruptRecord(f"the batch at position {position} (offset {header.base_offset}) is cut off at {end}")
     if size > _LARGE_BYTES:
         crc, upto = 0, position + size
-        for start in range(position + ATTRIBUTES_POSITION, upto, _READ_BYTES):
-            crc = crc32c(file.read(start, min(_READ_BYTES, upto - start)), crc)
+        first, checksum = (MAGIC_POSITION, zlib.crc32) if header.is_legacy else (ATTRIBUTES_POSITION, crc32c)
+        for start in range(position + first, upto, _READ_BYTES):
+            crc = checksum(file.read(start, min(_READ_BYTES, upto - start)), crc)
         if crc != header.crc:
             raise CorruptRecord(f"the batch at position {position} (offset {header.base_offset}) has CRC {crc}")
     return max(read_bytes, size)
@@ -255,6 +260,9 @@ class KeyMapping(Pass):
             return True
         if self._transactions.on_batch(header) or not header.records_count:
             return True
+        if header.is_legacy:
+            header, current = in_current_format(header, data)
+            data = memoryview(current)
         section = Section(header, data)
         scan = KeyScan(
             self._offsets,
@@ -346,7 +354,7 @@ class Rewriting(Pass):
                     is_full = runs.is_full
                     self._take(runs)
                 if reader.at == at and not is_full:
-                    runs.skip(self._filter(*reader.take()))
+                    runs.skip(self._filter(segment, *reader.take()))
                 if is_full or runs.written + self._pending >= _WRITE_BYTES:
                     self._write()
                     runs.clear()
@@ -360,7 +368,7 @@ class Rewriting(Pass):
                 file.close()
         self._disk.set_modified(cleaned.path(LOG_SUFFIX), modified_ms)
 
-    def _filter(self, header: BatchHeader, data: memoryview) -> int:
+    def _filter(self, segment: Segment, header: BatchHeader, data: memoryview) -> int:
         """Collect what is left of a batch that is not plain. Returns its size."""
         rules, transactions = self._rules, self._transactions
         if header.is_control:
@@ -368,6 +376,9 @@ class Rewriting(Pass):
             if ended is not None:
                 assert self.cleaned is not None
                 self.cleaned.txn_index.append(ended)
+        elif header.is_legacy:
+            header, left = filter_legacy_batch(rules, header, data, segment.modified_ms())
+            self._bytes_unpacked += left.unpacked
         else:
             left = filter_batch(rules, header, data, transactions.on_batch(header))
             self._bytes_unpacked += left.unpacked

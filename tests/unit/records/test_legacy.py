@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import zlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from kafka_batches import lines, unbase64
 
 from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
+from kalda.records.arrow import to_record_batch
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches, read_header
 from kalda.records.builder import Record, in_current_format, read_records, rebuild_legacy_batch, with_range
 from kalda.records.compression import Compression
 from kalda.records.legacy import _xxhash32
 
+TYPES = {
+    "NoTimestampType": TimestampType.NONE,
+    "CreateTime": TimestampType.CREATE,
+    "LogAppendTime": TimestampType.LOG_APPEND,
+}
 CASES = lines("legacy.jsonl.gz")
 
 
@@ -45,7 +52,7 @@ def test_each_batch_decodes_to_the_records_that_kafka_decoded(case: dict[str, An
         assert header.last_offset == expected["last_offset"]
         assert header.max_timestamp == expected["max_timestamp"]
         assert header.compression is Compression[expected["codec"].upper()]
-        assert (header.timestamp_type is TimestampType.LOG_APPEND) == (expected["timestamp_type"] == "LogAppendTime")
+        assert header.timestamp_type is TYPES[expected["timestamp_type"]]
         assert_records(read_records(raw, pos, header), expected["records"])
         whole = with_range(header, raw, pos)
         assert (whole.base_offset, whole.last_offset) == (expected["base_offset"], expected["last_offset"])
@@ -56,15 +63,30 @@ def test_each_batch_decodes_to_the_records_that_kafka_decoded(case: dict[str, An
 def test_in_the_current_format_the_records_are_the_same(case: dict[str, Any]) -> None:
     raw = unbase64(case["bytes"])
     assert raw is not None
-    current = in_current_format(raw)
-    found = list(iter_batches(current))
-    for (pos, header), expected in zip(found, case["batches"], strict=True):
-        check_crc(current, pos, header)
-        assert header.magic == 2
-        assert (header.base_offset, header.last_offset) == (expected["base_offset"], expected["last_offset"])
-        assert header.max_timestamp == expected["max_timestamp"]
-        assert_records(read_records(current, pos, header), expected["records"])
-    assert in_current_format(current) is current
+    for (pos, old), expected in zip(iter_batches(raw), case["batches"], strict=True):
+        for known in (old, with_range(old, raw, pos)):
+            header, current = in_current_format(known, raw, pos)
+            check_crc(current, 0, header)
+            assert (header.magic, header.compression) == (2, Compression.NONE)
+            assert (header.base_offset, header.last_offset) == (expected["base_offset"], expected["last_offset"])
+            assert header.max_timestamp == expected["max_timestamp"]
+            assert_records(read_records(current, 0, header), expected["records"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_columns_have_the_same_records(case: dict[str, Any]) -> None:
+    raw = unbase64(case["bytes"])
+    assert raw is not None
+    rows = to_record_batch(raw, check_crcs=True).to_pylist()
+    whole = [row for batch in case["batches"] for row in batch["records"]]
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    found = [
+        Record(r["offset"], (r["timestamp"] - epoch) // timedelta(milliseconds=1), r["key"], r["value"], ())
+        for r in rows
+    ]
+    assert_records(found, whole)
+    later = to_record_batch(raw, start_offset=whole[1][0]).to_pylist()
+    assert [row["offset"] for row in later] == [row[0] for row in whole[1:]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

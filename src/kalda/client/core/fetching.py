@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -39,7 +40,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 from kalda.records.batch import TIMESTAMP_TYPE_BIT, BatchHeader, Buffer, check_crc, iter_batches
-from kalda.records.builder import records_section
+from kalda.records.builder import in_current_format, records_section, with_range
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 from kalda.records.consuming import Record, Section, SectionReader
 
@@ -392,6 +393,10 @@ class Fetcher:
             if batches and self._config.check_crcs:
                 for pos, header in batches:
                     check_crc(records, pos, header)
+            for at, (pos, header) in enumerate(batches):
+                if header.is_legacy:
+                    with suppress(CorruptRecord):  # which is raised once it is the first to be returned
+                        batches[at] = pos, with_range(header, records, pos, self._config.max_decompressed_bytes)
             chunk = Chunk(state, records, batches)
             if data.aborted_transactions and self._config.read_committed:
                 aborted = ((each.producer_id, each.first_offset) for each in data.aborted_transactions)
@@ -520,15 +525,17 @@ class Fetcher:
         self._release_if_empty(chunk)
 
     def _open(self, chunk: Chunk, pos: int, header: BatchHeader) -> SectionReader:
-        data: Buffer
-        data, start, end = records_section(chunk.data, pos, header, self._config.max_decompressed_bytes)
+        whole: Buffer = chunk.data
+        timestamp_type, most = header.timestamp_type, self._config.max_decompressed_bytes
+        if header.is_legacy:
+            header, whole = in_current_format(header, whole, pos, most)
+            pos = 0
+        data, start, end = records_section(whole, pos, header, most)
         view = memoryview(data)[start:end]
         owned = bytes(view) if header.compression is Compression.NONE else view
         partition = chunk.state.partition
         epoch = header.partition_leader_epoch
-        section = Section(
-            partition.topic, partition.partition, header.timestamp_type, epoch if epoch >= 0 else None, owned
-        )
+        section = Section(partition.topic, partition.partition, timestamp_type, epoch if epoch >= 0 else None, owned)
         stamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
         return SectionReader(
             section,
