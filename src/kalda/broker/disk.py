@@ -39,6 +39,13 @@ _MANY = 0.75
 """Few descriptors are left where this share of the limit is in use."""
 
 
+def absolute_dir(path: str) -> str:
+    """A directory of the configuration as Java's `File.getAbsolutePath` names it, and clients with it: below the
+    working directory where it is relative, with single slashes, and with what `..` leads through."""
+    whole = path if path.startswith("/") else f"{os.getcwd()}/{path}"
+    return "/" + "/".join(name for name in whole.split("/") if name)
+
+
 class _Descriptor:
     """A file descriptor, closed with the last handle that refers to it."""
 

@@ -20,6 +20,7 @@ from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.broker.disk import absolute_dir
 from kalda.broker.shell import Host
 from kalda.storage.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.cleaning import SLICE_BYTES, Cleaning
@@ -48,7 +49,7 @@ def make_log_manager(
     """The manager of all logs in `log.dirs`. `log_config(topic)` is called when a log is opened, also before the first
     image. `on_dir_failed` is called when a disk fails, also in this function."""
     return LogManager(
-        dict.fromkeys(config.log_dirs, host.disk),
+        dict.fromkeys(map(absolute_dir, config.log_dirs), host.disk),
         log_config,
         config=LogManagerConfig(
             retention_check_interval_ms=config["log.retention.check.interval.ms"],

@@ -30,6 +30,7 @@ from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.dir_locks import DirLocks
+from kalda.broker.disk import absolute_dir
 from kalda.broker.gate import Gate
 from kalda.broker.lifecycle import BrokerIdentity
 from kalda.broker.logs import started_ms_ago
@@ -210,7 +211,7 @@ class Node:
         self._authorizer = self._make_authorizer(timers, self._jobs)
         self._security = self._make_security(timers)
         await self._bind()
-        directory_id = ensemble.properties[config.metadata_log_dir].directory_id
+        directory_id = ensemble.properties[absolute_dir(config.metadata_log_dir)].directory_id
         assert directory_id is not None
         self._raft_channel = RaftChannel(
             self._raft_client, self._host.is_refused if config["kalda.dead.process.detection.enable"] else None
@@ -313,7 +314,9 @@ class Node:
     def _identity(self) -> MetaPropertiesEnsemble:
         """Read the identity of this node from its directories, lock these, and complete what is missing there."""
         config = self.config
-        ensemble = MetaPropertiesEnsemble.load(self._disk, config.log_dirs, config.metadata_log_dir)
+        ensemble = MetaPropertiesEnsemble.load(
+            self._disk, map(absolute_dir, config.log_dirs), absolute_dir(config.metadata_log_dir)
+        )
         ensemble.verify_for_start(config.node_id)
         self._locks.take(ensemble.properties)
         ensemble = ensemble.complete(self._disk, config.node_id, self._host.new_uuid, self._clock.wall_ms())

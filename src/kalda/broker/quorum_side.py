@@ -19,6 +19,7 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.controller_catch_up import ControllerCatchUp
+from kalda.broker.disk import absolute_dir
 from kalda.broker.raft_driver import RaftDriver, SendRpc
 from kalda.broker.raft_listeners import Registration
 from kalda.broker.shell import Host
@@ -160,7 +161,7 @@ class QuorumSide:
         """None until `start`."""
         self._catch_up: ControllerCatchUp | None = None
         """None until `start`, and without a controller."""
-        metadata_dir = config.metadata_log_dir
+        metadata_dir = absolute_dir(config.metadata_log_dir)
         self.metadata_log = MetadataLog.open(
             host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
         )

@@ -6,12 +6,13 @@ names another one, moves replicas between directories, and cordons directories.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.sensors import SensorName
 from kalda.broker.assignments import DirectoryAssignments
+from kalda.broker.disk import absolute_dir
 from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.rows import Row
@@ -63,7 +64,7 @@ class LogDirsModule(Module):
         """Limit moves, and cordon the directories that `cordoned.log.dirs` names."""
         limit = current["replica.alter.log.dirs.io.max.bytes.per.second"]
         self._moves.bytes_per_second = None if limit >= _UNLIMITED else limit
-        self._cordon(current.cordoned_log_dirs, image)
+        self._cordon({absolute_dir(path) for path in current.cordoned_log_dirs}, image)
 
     def start(self) -> None:
         """Resume the moves that the last stop interrupted."""
@@ -74,7 +75,7 @@ class LogDirsModule(Module):
         self._moves.close()
         self.assignments.close()
 
-    def _cordon(self, paths: Sequence[str], image: MetadataImage) -> None:
+    def _cordon(self, paths: Collection[str], image: MetadataImage) -> None:
         """Place no new replicas in the directories at `paths`: neither here, nor by a decision of the controller.
 
         Before metadata.version supports it no directory is cordoned, and heartbeats do not carry the field.

@@ -1,0 +1,66 @@
+"""Log directories that the configuration names relative to the working directory: requests name them absolutely."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.broker.disk import absolute_dir
+from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.admin.nodes import describe_log_dirs
+from kalda.client.admin.reassignments import alter_replica_log_dirs
+from kalda.client.cluster import ClusterClient
+from kalda.testing import Cluster
+
+AT = TopicPartition("t", 0)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+
+
+def test_directories_are_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Apache Kafka: in what DescribeLogDirs answers, and in what AlterReplicaLogDirs takes."""
+    monkeypatch.chdir(tmp_path)
+    first, second = f"{tmp_path}/a", f"{tmp_path}/./b"
+    with Cluster(config={"log.dirs": "a,./b/"}) as cluster, ClusterClient(cluster.bootstrap_servers) as client:
+        cluster.create_topic("t")
+        assert {each.path for each in describe_log_dirs(client, 1)} == {first, second}
+
+        def home() -> str:
+            return next(each.path for each in describe_log_dirs(client, 1) if AT in each.partitions)
+
+        other = second if home() == first else first
+        with pytest.raises(ApiError) as refused:
+            alter_replica_log_dirs(client, 1, {AT: Path(other).name})
+        assert refused.value.code is ErrorCode.LOG_DIR_NOT_FOUND
+        alter_replica_log_dirs(client, 1, {AT: other})
+        wait_until(lambda: home() == other)
+        set_configs(client, Resource(ConfigResourceType.BROKER, "1"), {"cordoned.log.dirs": "./b/"})
+        wait_until(lambda: any(each.is_cordoned for each in describe_log_dirs(client, 1)))
+        assert [each.path for each in describe_log_dirs(client, 1) if each.is_cordoned] == [second]
+
+
+@pytest.mark.parametrize(
+    ("configured", "named"),
+    [
+        ("a", "{cwd}/a"),
+        ("./a/", "{cwd}/./a"),
+        ("../a", "{cwd}/../a"),
+        ("/x//y/", "/x/y"),
+        ("/x/../y", "/x/../y"),
+        ("/", "/"),
+    ],
+)
+def test_paths_are_those_of_java(configured: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `new File(configured).getAbsolutePath()` of Java gives."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute_dir(configured) == named.format(cwd=tmp_path)
