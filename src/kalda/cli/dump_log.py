@@ -81,7 +81,10 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
             damaged += 1
             _print_row(path, {"error": str(error)}, as_json)
     if damaged:
-        raise Failure(f"{damaged} place(s) in these files are damaged; the rows with `error` describe the damage")
+        raise Failure(
+            f"{damaged} place(s) in these files are damaged, or of a format that is not known; the rows with `error` "
+            f"say which"
+        )
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[str, bool]]:

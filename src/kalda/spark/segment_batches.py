@@ -9,18 +9,28 @@ good ones behind it, and every byte of a file is in a good batch or in a `Damage
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import HEADER_SIZE, MAGIC, MAGIC_POSITION, BatchHeader, check_crc, read_header
+from kalda.records.batch import (
+    HEADER_SIZE,
+    MAGIC_POSITION,
+    MIN_BATCH_SIZE,
+    BatchHeader,
+    check_crc,
+    least_length,
+    read_header,
+)
 from kalda.spark.segment_files import Piece
 
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_BATCH_BYTES = 1 << 30
 """A longer one is damage: brokers accept a megabyte by default, and no client makes more than this."""
 _SECTOR_BYTES = 4096
-_MAGIC = bytes((MAGIC,))
+_MAGICS = {False: re.compile(b"\x02"), True: re.compile(b"[\x00-\x02]")}
+"""Of the batches that are searched for; whether with those of older formats, which few logs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class _Walk:
         self.end = min(piece.end, self.size)
         """Batches that begin here or later belong to the next piece."""
         self.next_offset = piece.base_offset
+        self.has_legacy = False
+        """A batch of magic 0 or 1 was found."""
 
     def chunk(self, chunk_bytes: int) -> Iterator[Run | Damage]:
         """The batches of the next chunk of the file, at least one, or one damage."""
@@ -72,7 +84,7 @@ class _Walk:
         headers: list[BatchHeader] = []
         problem = ""
         while self.position + at < self.end:
-            if len(data) - at < HEADER_SIZE:
+            if len(data) - at < MIN_BATCH_SIZE:
                 problem = "the file ends within a batch's header"
                 break
             try:
@@ -88,6 +100,7 @@ class _Walk:
                 problem = f"the batch has offset {header.base_offset}, offset {self.next_offset} or later is expected"
                 break
             headers.append(header)
+            self.has_legacy = self.has_legacy or header.is_legacy
             self.next_offset = header.next_offset
             at += header.size_bytes
         if headers:
@@ -157,11 +170,12 @@ class _Walk:
             if data is None:
                 position += _SECTOR_BYTES - position % _SECTOR_BYTES
                 continue
-            at = data.find(_MAGIC, MAGIC_POSITION)
-            while at >= 0 and position + at - MAGIC_POSITION < self.end:
-                if self._is_possible(data, at - MAGIC_POSITION) and self._is_good(position + at - MAGIC_POSITION):
-                    return position + at - MAGIC_POSITION
-                at = data.find(_MAGIC, at + 1)
+            for found in _MAGICS[self.has_legacy].finditer(data, MAGIC_POSITION):
+                at = found.start() - MAGIC_POSITION
+                if position + at >= self.end:
+                    break
+                if self._is_possible(data, at) and self._is_good(position + at):
+                    return position + at
             if position + len(data) >= self.size:
                 break
             position += len(data) - MAGIC_POSITION
@@ -171,7 +185,8 @@ class _Walk:
         """Whether offset and length at this place may be those of the next batch."""
         offset = int.from_bytes(data[at : at + 8], "big", signed=True)
         length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
-        return self.next_offset <= offset < self.next_offset + 2**31 and HEADER_SIZE - 12 <= length < MAX_BATCH_BYTES
+        least = least_length(data[at + MAGIC_POSITION])
+        return self.next_offset <= offset < self.next_offset + 2**31 and least <= length < MAX_BATCH_BYTES
 
     def _is_good(self, position: int) -> bool:
         head = self._read(position, HEADER_SIZE)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from kalda.base.errors import CorruptRecord
 from kalda.base.ids import TopicPartition
 from kalda.broker.disk import RealDisk
-from kalda.records.batch import HEADER_SIZE, check_crc, read_header
+from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
 from kalda.spark.filters import Narrowing
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, LOG_START_OFFSET_FILE, read_epochs, read_offsets
 from kalda.storage.index import OffsetIndex
@@ -152,7 +152,7 @@ def _end_offset(segment: Segment) -> int:
     end = segment.base_offset
     with open(segment.path, "rb") as file:
         position = 0
-        while position + HEADER_SIZE <= segment.size_bytes:
+        while position + MIN_BATCH_SIZE <= segment.size_bytes:
             try:
                 header = read_header(os.pread(file.fileno(), HEADER_SIZE, position))
             except CorruptRecord:
@@ -249,7 +249,7 @@ def _cuts(segment: Segment, max_split_bytes: int) -> list[int]:
 
 def begins_batch(fd: int, position: int, segment: Segment) -> bool:
     """Whether a whole batch with a right CRC begins at the position."""
-    if not 0 < position <= segment.size_bytes - HEADER_SIZE:
+    if not 0 < position <= segment.size_bytes - MIN_BATCH_SIZE:
         return False
     try:
         header = read_header(os.pread(fd, HEADER_SIZE, position))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from kalda.protocol.messages.control_records import EndTxnMarker
 from kalda.protocol.plain import plain_fields
 from kalda.protocol.record_framing import decode_coordinator_key, decode_coordinator_value, decode_metadata_record
 from kalda.records.batch import HEADER_SIZE, BatchHeader, check_crc, read_header
-from kalda.records.builder import Record, read_records
+from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import read_control_batch
 from kalda.spark.segment_batches import Damage, read_piece
 from kalda.spark.segment_columns import describe
@@ -115,7 +116,10 @@ def batch_rows(piece: Piece, keeps: Callable[[BatchHeader], bool] | None) -> Ite
     """One row a batch. A batch whose CRC is wrong has its header's fields too, as far as they can be read."""
     for found in _batches(piece, keeps):
         if not isinstance(found, Damage):
-            yield _batch_row(found[0], piece, found[1])
+            header, position, data = found
+            with suppress(CorruptRecord):  # the header's own fields are right all the same
+                header = with_range(header, data)
+            yield _batch_row(header, piece, position)
             continue
         row = _damaged(found, piece)
         with open(piece.path, "rb") as file:
@@ -138,7 +142,7 @@ def _batch_row(header: BatchHeader, piece: Piece, position: int) -> Row:
         "partition": piece.partition,
         "baseOffset": header.base_offset,
         "lastOffset": header.last_offset,
-        "records": header.records_count,
+        "records": header.records_count if header.records_count >= 0 else None,
         "sizeBytes": header.size_bytes,
         "leaderEpoch": header.partition_leader_epoch,
         "crc": header.crc,

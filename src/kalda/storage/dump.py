@@ -6,14 +6,27 @@ can be read, with what is wrong in `error`, and of what follows it the number of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from kalda.base.disk import Disk, File
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import uuid_to_text
 from kalda.protocol.messages.control_records import EndTxnMarker
-from kalda.records.batch import HEADER_SIZE, NO_SEQUENCE, BatchHeader, advance_sequence, check_crc, read_header
-from kalda.records.builder import Record, read_records
+from kalda.records.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    MIN_BATCH_LENGTH,
+    MIN_BATCH_SIZE,
+    NO_SEQUENCE,
+    BatchHeader,
+    TimestampType,
+    advance_sequence,
+    check_crc,
+    read_header,
+)
+from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import read_control_record
 from kalda.storage.checkpoints import (
     LEADER_EPOCH_FILE,
@@ -41,7 +54,14 @@ Meaning = Callable[[Record], object]
 """What a record stands for: a metadata record, a committed offset; None where it stands for nothing."""
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_TIMESTAMP_TYPES = {
+    TimestampType.NONE: "NoTimestampType",
+    TimestampType.CREATE: "CreateTime",
+    TimestampType.LOG_APPEND: "LogAppendTime",
+}
 _OFFSET_CHECKPOINT = "-offset-checkpoint"
+_ADDED_SUFFIXES = re.compile(r"(\.deleted|\.swap|\.cleaned|\.part|(\.[0-9]+)?\.corrupt)+$")
+"""What follows the usual name of a file that is not part of its log any more, or not yet."""
 
 
 def dump(
@@ -53,7 +73,7 @@ def dump(
     file that is malformed, `CorruptRecord` for a damaged snapshot, `OSError` where the disk fails.
     """
     name = path.rpartition("/")[2]
-    plain = name.removesuffix(".deleted").removesuffix(".swap").removesuffix(".cleaned")
+    plain = _ADDED_SUFFIXES.sub("", name)
     base = offset_of(plain) or 0
     if plain.endswith((LOG_SUFFIX, ".checkpoint")):
         return _dump_batches(disk, path, records, meaning, max_bytes)
@@ -107,7 +127,7 @@ def _dump_batches(
         end = file.size()
         limit = end if max_bytes is None else min(end, max_bytes)
         position = 0
-        while position < limit and end - position >= HEADER_SIZE:
+        while position < limit and end - position >= MIN_BATCH_SIZE:
             row, size = _dump_batch(file, position, end, records, meaning)
             yield row
             if not size:
@@ -122,17 +142,25 @@ def _dump_batches(
 def _dump_batch(file: File, position: int, end: int, records: bool, meaning: Meaning | None) -> tuple[Row, int]:
     """The batch at `position` and its size; 0 where the next one cannot be found."""
     row: Row = {"position": position}
+    head = file.read(position, min(HEADER_SIZE, end - position))
     try:
-        header = read_header(file.read(position, HEADER_SIZE))
+        header = read_header(head)
     except CorruptRecord as error:
-        return row | {"error": error.message}, 0
-    row |= _header_row(header)
+        size = 0
+        if isinstance(error, UnsupportedFormat):
+            offset, length = (int.from_bytes(part, "big", signed=True) for part in (head[:8], head[8:LOG_OVERHEAD]))
+            row |= {"size": length + LOG_OVERHEAD, "base_offset": offset, "magic": head[MAGIC_POSITION]}
+            if MIN_BATCH_LENGTH <= length <= end - position - LOG_OVERHEAD:
+                size = length + LOG_OVERHEAD
+        return row | {"error": error.message}, size
     if position + header.size_bytes > end:
-        return row | {"error": f"the file ends {position + header.size_bytes - end} bytes before the batch does"}, 0
+        missing = position + header.size_bytes - end
+        return row | _header_row(header) | {"error": f"the file ends {missing} bytes before the batch does"}, 0
     data = file.read(position, header.size_bytes)
+    row |= _header_row(header)
     try:
         check_crc(data, 0, header)
-        row["valid"] = True
+        row |= _header_row(with_range(header, data)) | {"valid": True}
         if records:
             row["records"] = [_record_row(record, header, meaning) for record in read_records(data)]
     except CorruptRecord as error:
@@ -146,13 +174,13 @@ def _header_row(header: BatchHeader) -> Row:
         "size": header.size_bytes,
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,
-        "count": header.records_count,
+        "count": header.records_count if header.records_count >= 0 else None,
         "partition_leader_epoch": header.partition_leader_epoch,
         "magic": header.magic,
         "crc": header.crc,
         "attributes": header.attributes,
         "codec": _CODECS[codec] if codec < len(_CODECS) else f"unknown {codec}",
-        "timestamp_type": "LogAppendTime" if header.timestamp_type else "CreateTime",
+        "timestamp_type": _TIMESTAMP_TYPES[header.timestamp_type],
         "transactional": header.is_transactional,
         "control": header.is_control,
         "delete_horizon_ms": header.delete_horizon_ms,

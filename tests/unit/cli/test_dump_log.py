@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from legacy_batches import legacy_batch
 
 from kalda.base.ids import Uuid
 from kalda.broker.disk import RealDisk
@@ -16,6 +17,7 @@ from kalda.protocol.messages.metadata_records import ConfigRecord, TopicRecord, 
 from kalda.protocol.messages.transaction_records import TransactionLogKey, TransactionLogValue
 from kalda.protocol.record_framing import encode_coordinator_record, encode_metadata_record
 from kalda.records.builder import build_batch
+from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.storage.producer_snapshot import write_snapshot
 from kalda.storage.producer_state import BatchMetadata, ProducerState
@@ -66,6 +68,43 @@ def test_damage_exits_with_1_and_shows_the_rest(orders: Path) -> None:
     assert result.exit_code == 1
     assert result.output.count("base_offset: ") == 3
     assert "damaged" in result.stderr
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP, Compression.LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_batches_of_older_formats(tmp_path: Path, magic: int, codec: Compression) -> None:
+    old = legacy_batch(magic, [(at, 5 + at, b"k", b"v%d" % at) for at in range(3)], codec)
+    path = segment(tmp_path / "orders-0", old, bytes(build_batch([(9, None, b"new", ())], base_offset=3)))
+    rows = [json.loads(line) for line in run(path, "--deep", "--json").output.splitlines()]
+    assert [row["magic"] for row in rows] == [magic] * (3 if codec is Compression.NONE else 1) + [2]
+    assert rows[0]["base_offset"] == 0
+    assert rows[-2]["last_offset"] == 2
+    assert sum(row["count"] for row in rows) == 4
+    assert [record["value"] for row in rows for record in row["records"]] == ["v0", "v1", "v2", "new"]
+    times = [record["timestamp"] for row in rows for record in row["records"]]
+    assert times == ([5, 6, 7] if magic else [-1, -1, -1]) + [9]
+    assert rows[0]["timestamp_type"] == ("CreateTime" if magic else "NoTimestampType")
+
+
+def test_a_batch_of_an_unknown_format_does_not_hide_those_after_it(orders: Path) -> None:
+    data = bytearray(orders.read_bytes())
+    data[len(data) // 3 + 16] = 3
+    orders.write_bytes(data)
+    result = run(orders, "--json")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(row["base_offset"], row["magic"]) for row in rows] == [(0, 2), (2, 3), (4, 2)]
+    assert "magic 3" in rows[1]["error"]
+    assert result.exit_code == 1
+    assert "not known" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", [".corrupt", ".1.corrupt", ".deleted", ".cleaned", ".swap"])
+def test_files_that_are_no_part_of_a_log_any_more(orders: Path, suffix: str) -> None:
+    path = orders.rename(f"{orders}{suffix}")
+    for where in (path, path.parent):
+        result = run(where, "--deep")
+        assert result.exit_code == 0
+        assert result.output.count("base_offset: ") == 3
 
 
 def test_metadata_records_are_decoded(tmp_path: Path) -> None:

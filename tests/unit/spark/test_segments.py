@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from legacy_batches import legacy_batch
 from pyspark.sql.types import StructType
 
 from kalda import Consumer, Producer
@@ -96,6 +98,34 @@ def test_a_damaged_batch_hides_no_good_one(tmp_path: Path) -> None:
     assert damage(rows(tmp_path, mode="DROPMALFORMED")) == []
     with pytest.raises(ValueError, match="Add the column corrupt"):
         rows(tmp_path, COLUMNS)
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP, Compression.SNAPPY, Compression.LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_batches_of_older_formats(tmp_path: Path, magic: int, codec: Compression) -> None:
+    records = [(n, 1_000 + n, b"k", b"%d" % n) for n in range(40)]
+    parts = [legacy_batch(magic, records[at : at + 10], codec) for at in range(0, 40, 10)]
+    positions = [0, *accumulate(map(len, parts))]
+    damaged = bytearray(b"".join(parts) + batch(40))
+    damaged[positions[1] + 27] ^= 1
+    write(tmp_path, bytes(damaged))
+    found = rows(tmp_path, EVERY)
+    lost = range(10, 11 if codec is Compression.NONE else 20)
+    assert offsets(found) == [n for n in range(50) if n not in lost]
+    assert len(damage(found)) == 1
+    read_ones = [row for row in found if row["corrupt"] is None]
+    assert [row["timestampType"] for row in read_ones[:-10]] == [0 if magic else -1] * (40 - len(lost))
+    assert [row["position"] for row in read_ones if row["offset"] >= 40] == [positions[4]] * 10
+    if codec is not Compression.NONE:
+        assert [row["position"] for row in read_ones if row["offset"] < 10] == [0] * 10
+        assert [row["position"] for row in read_ones if 20 <= row["offset"] < 30] == [positions[2]] * 10
+        headers = rows(tmp_path, view="batches")
+        assert [(row["baseOffset"], row["lastOffset"], row["records"]) for row in headers if row["crcValid"]] == [
+            (0, 9, 10),
+            (20, 29, 10),
+            (30, 39, 10),
+            (40, 49, 10),
+        ]
 
 
 def test_zeros_behind_the_last_batch_are_named(tmp_path: Path) -> None:
