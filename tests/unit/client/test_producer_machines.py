@@ -61,6 +61,32 @@ def test_a_batch_waits_for_linger() -> None:
     assert len(batches(world)) == 1
 
 
+def test_a_full_batch_does_not_end_the_linger_of_the_next_one() -> None:
+    world = ready_world(**{"linger.ms": 50, "batch.size": 200})
+    for _ in range(3):
+        world.send(b"v" * 60, 0)
+    world.run(49)
+    assert [each[1:] for each in batches(world)] == [(0, 1, 2)]
+    world.run(40)
+    assert [each[1:] for each in batches(world)] == [(0, 1, 2), (0, 3, 1)]
+
+
+def test_full_batches_of_a_partition_leave_in_one_turn() -> None:
+    world = ready_world(**{"linger.ms": 60_000, "batch.size": 200, "delivery.timeout.ms": 200_000})
+    for _ in range(4):
+        world.send(b"v" * 110, 0)
+    world.run(0)
+    assert world.core.connections.in_flight == 3
+
+
+def test_a_request_takes_what_its_node_has_beside_a_full_batch() -> None:
+    world = World(partitions=2, brokers=1, **{"linger.ms": 60_000, "batch.size": 200, "delivery.timeout.ms": 200_000})
+    for partition in (0, 1, 1):
+        world.send(b"v" * 110, partition)
+    world.run(100)
+    assert sorted(each[1] for each in batches(world)) == [0, 1]
+
+
 @pytest.mark.parametrize("why", ["full", "flush", "closed", "exhausted"])
 def test_what_makes_a_batch_ready_before_linger(why: str) -> None:
     world = ready_world(**{"linger.ms": 60_000, "batch.size": 200, "buffer.memory": 1_000, "max.request.size": 200})
@@ -137,6 +163,17 @@ def test_acks_0_does_not_wait_where_all_requests_in_flight_were_written() -> Non
         world.send(b"v" * 110, 0)
     world.run(100)
     assert len(world.done) == 21
+
+
+def test_acks_0_with_one_request_in_flight_sends_one_batch_after_another() -> None:
+    keys = {"enable.idempotence": False, "batch.size": 200, "max.in.flight.requests.per.connection": 1}
+    world = World(acks="0", brokers=1, partitions=2, **keys)
+    for number in range(10):
+        world.send(b"%d" % number * 110, number % 2)
+    world.run_until_idle()
+    world.run(200)
+    assert [each[:1] for each in world.partitions[0].values] == [b"0", b"2", b"4", b"6", b"8"]
+    assert [each[:1] for each in world.partitions[1].values] == [b"1", b"3", b"5", b"7", b"9"]
 
 
 def test_acks_0_does_not_wait_for_the_response_of_another_request() -> None:

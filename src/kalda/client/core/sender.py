@@ -95,11 +95,19 @@ class Sender:
 
     def run(self, now_ms: int) -> None:
         """Send what can be sent, and fail what has expired."""
-        accumulator, connections = self._accumulator, self._connections
+        accumulator = self._accumulator
         self._expire_in_flight(now_ms)
         self._next_check_ms = None
         if not accumulator.has_queued:
             return
+        # What is behind a batch that was drained may still linger: what is ready is asked anew.
+        while self._send_ready(now_ms) and accumulator.has_queued:
+            pass
+        accumulator.update_load()
+
+    def _send_ready(self, now_ms: int) -> bool:
+        """Send one batch of each partition of the nodes that are ready. Whether any was sent."""
+        accumulator, connections = self._accumulator, self._connections
         ready = accumulator.ready(now_ms)
         for topic in ready.topics_without_leader:
             self._metadata.want(topic, now_ms)
@@ -107,7 +115,7 @@ class Sender:
         if ready.is_any_expired:
             for batch in accumulator.expired(now_ms):
                 self._fail_expired(batch, now_ms)
-        next_check_ms = ready.next_check_ms
+        next_check_ms, is_any_sent = ready.next_check_ms, False
         for node_id in ready.nodes:
             can_send = connections.is_ready(node_id, now_ms)
             accumulator.on_node_checked(node_id, now_ms, can_send)
@@ -116,14 +124,12 @@ class Sender:
                 if at_ms is not None and (next_check_ms is None or at_ms < next_check_ms):
                     next_check_ms = at_ms
                 continue
-            while can_send:
-                batches = accumulator.drain(node_id, now_ms)
-                if not batches:
-                    break
+            batches = accumulator.drain(node_id, now_ms)
+            if batches:
                 self._send(node_id, batches, now_ms)
-                can_send = accumulator.has_queued and connections.is_ready(node_id, now_ms)
-        accumulator.update_load()
+                is_any_sent = True
         self._next_check_ms = next_check_ms
+        return is_any_sent
 
     def deadline_ms(self, now_ms: int) -> int | None:
         """When `run` is due."""
@@ -189,6 +195,13 @@ class Sender:
         if self._config.keeps_order_by_muting:
             self._accumulator.mute(batch.topic_partition, True)
 
+    def _on_request_ended(self, batch: ProducerBatch) -> None:
+        """The counterpart of `_on_sending`."""
+        batch.is_in_flight = False
+        self._in_flight.pop(batch, None)
+        if self._config.keeps_order_by_muting:
+            self._accumulator.mute(batch.topic_partition, False)
+
     def _send_lone(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
         """Send the only batch of a request in fewer steps. False: `_send` has to do it, as for the first request on a
         connection."""
@@ -239,11 +252,8 @@ class Sender:
     def _on_acknowledged(self, node_id: int, batch: ProducerBatch, response: Acknowledged, sent_ms: int) -> None:
         """The only batch of a request was written."""
         now_ms = max(sent_ms, self._now_ms())
-        batch.is_in_flight = False
-        self._in_flight.pop(batch, None)
+        self._on_request_ended(batch)
         self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
-        if self._config.keeps_order_by_muting:
-            self._accumulator.mute(batch.topic_partition, False)
         self._succeed(batch, response.base_offset, response.log_append_time_ms)
 
     def _max_version(self, has_topic_ids: bool) -> int | None:
@@ -262,8 +272,7 @@ class Sender:
         """The request has ended: with a response, an error, or, for acks=0, when it was written."""
         now_ms = max(sent_ms, self._now_ms())
         for batch in batches:
-            batch.is_in_flight = False
-            self._in_flight.pop(batch, None)
+            self._on_request_ended(batch)
         if error is None:
             self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
         else:
@@ -303,8 +312,6 @@ class Sender:
         """Decide what becomes of one batch."""
         partition = batch.topic_partition
         code = ErrorCode(result.error_code)
-        if self._config.keeps_order_by_muting:
-            self._accumulator.mute(partition, False)
         if code is ErrorCode.NONE:
             self._succeed(batch, result.base_offset, result.log_append_time_ms)
             return
