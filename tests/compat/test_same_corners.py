@@ -83,7 +83,7 @@ def test_elections_of_an_unknown_type(both: Both, fresh: Fresh) -> None:
 def test_features_as_they_are(both: Both) -> None:
     def scenario(asker: Asker) -> None:
         for version in range(3):
-            for feature in ("kraft.version", "metadata.version", "group.version", "nope"):
+            for feature in ("kraft.version", "metadata.version", "transaction.version", "nope"):
                 for level in (0, 1, 2, 30, 99, -1):
                     for kind in (0, 1, 2, 3, 4) if version else (0,):
                         update = FeatureUpdateKey(feature=feature, max_version_level=level)

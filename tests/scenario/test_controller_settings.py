@@ -13,7 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.steps import run_to_end
 from kalda.controller.acl_matching import AclMatcher
 from kalda.controller.features import KraftVersionControl
-from kalda.metadata.features import VersionRange, supported_ranges
+from kalda.metadata.features import NOT_SERVED, VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages import admin, configs, security
@@ -324,6 +324,18 @@ def test_features() -> None:
     both = update(world, ("transaction.version", 2, UPGRADE), ("unheard.of", 1, UPGRADE))
     assert both[0] == ErrorCode.INVALID_UPDATE_VERSION
     assert world.active.features.level("transaction.version") == 1
+
+
+def test_what_is_not_served_is_not_finalized() -> None:
+    world = World()
+    world.start_brokers(0)
+    for name, what in NOT_SERVED.items():
+        assert world.active.features.level(name) == 1, "a cluster that Apache Kafka has formatted has it"
+        assert update(world, (name, 0, SAFE)) == (ErrorCode.NONE, "")
+        code, words = update(world, (name, 1, UPGRADE))
+        assert code == ErrorCode.INVALID_UPDATE_VERSION
+        assert f"This release does not serve {what}. Leave {name} out" in words
+        assert world.active.features.level(name) == 0
 
 
 def test_a_level_must_be_supported_by_all_nodes() -> None:

@@ -18,7 +18,7 @@ from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.topic import TOPIC
-from kalda.base.configs.without_effect import idle_changes, idle_topic_changes
+from kalda.base.configs.without_effect import idle_changes, idle_group_changes, idle_topic_changes
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.delta import MetadataDelta
@@ -27,7 +27,7 @@ from kalda.storage.config import LogConfig
 
 log = logging.getLogger("kalda.broker")
 
-_MAX_NAMED_TOPICS = 5
+_MAX_NAMED = 5
 _VALIDATE_RECORDS = "kalda.validate.records"
 
 OnConfig = Callable[[ServerConfig, MetadataImage], None]
@@ -147,16 +147,19 @@ def _warn_of_unreadable(changes: Changes) -> None:
 
 
 def _warn_of_idle(changes: Changes, node_id: int) -> None:
-    """Log which of the altered configs have no effect. Of topics that share a reason, a few are named."""
-    topics: dict[tuple[str, ...], list[str]] = {}
+    """Log which of the altered configs have no effect. Of topics and groups that share a reason, a few are named."""
+    resources: dict[tuple[str, ...], list[str]] = {}
     for resource, changed in changes.items():
         if resource.type == ConfigResourceType.TOPIC:
             for why, names in idle_topic_changes(changed).items():
-                topics.setdefault((why, *names), []).append(resource.name)
+                resources.setdefault((why, "topic", *names), []).append(resource.name)
+        elif resource.type == ConfigResourceType.GROUP:
+            for why, names in idle_group_changes(changed).items():
+                resources.setdefault((why, "group", *names), []).append(resource.name)
         elif resource.type == ConfigResourceType.BROKER and resource.name in ("", str(node_id)):
             for why, names in idle_changes(changed).items():
                 log.warning("dynamic config %s: no effect, because %s", ", ".join(names), why)
-    for (why, *names), found in topics.items():
-        others = len(found) - _MAX_NAMED_TOPICS
-        of = ", ".join(found[:_MAX_NAMED_TOPICS]) + (f" and {others} more" if others > 0 else "")
-        log.warning("config %s of topic %s: no effect, because %s", ", ".join(names), of, why)
+    for (why, kind, *names), found in resources.items():
+        others = len(found) - _MAX_NAMED
+        of = ", ".join(found[:_MAX_NAMED]) + (f" and {others} more" if others > 0 else "")
+        log.warning("config %s of %s %s: no effect, because %s", ", ".join(names), kind, of, why)

@@ -39,7 +39,7 @@ from kalda.broker.quotas import NodeQuotas
 from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.broker.watchdog import Watchdog
-from kalda.metadata.features import KRAFT_VERSION, supported_ranges
+from kalda.metadata.features import KRAFT_VERSION, NOT_SERVED, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
@@ -377,7 +377,7 @@ class Node:
             # The quorum finalizes kraft.version itself, in a control record; no image holds it.
             finalized[KRAFT_VERSION] = kraft_version
         return Features(
-            {name: (levels.min, levels.max) for name, levels in self._supported.items()},
+            {name: (levels.min, levels.max) for name, levels in self._supported.items() if name not in NOT_SERVED},
             finalized,
             image.offset,
         )

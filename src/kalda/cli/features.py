@@ -82,7 +82,7 @@ def upgrade_command(
     """
     from kalda.protocol.messages.admin import UpgradeType
 
-    _update(cluster, _new_levels(levels, release_version), UpgradeType.UPGRADE, dry_run, "Upgraded")
+    _update(cluster, levels, release_version, UpgradeType.UPGRADE, dry_run, "Upgraded")
 
 
 @features.command("downgrade")
@@ -105,36 +105,48 @@ def downgrade_command(
     from kalda.protocol.messages.admin import UpgradeType
 
     kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
-    _update(cluster, _new_levels(levels, release_version), kind, dry_run, "Downgraded")
+    _update(cluster, levels, release_version, kind, dry_run, "Downgraded")
 
 
-def _new_levels(texts: tuple[str, ...], release_version: str | None) -> dict[str, int]:
+def _levels_of_release(release: str) -> dict[str, int]:
+    from kalda.metadata.features import KRAFT_VERSION, default_levels
+    from kalda.metadata.formatter import parse_release_version
+
+    try:
+        version = parse_release_version(release, unstable=True)
+    except ValueError as error:
+        raise click.UsageError(f"--release-version {release}: {error}") from error
+    levels = {METADATA_VERSION: version.value, **default_levels(version)}
+    del levels[KRAFT_VERSION]  # kraft.version is only raised, and only when it is named
+    return levels
+
+
+def _named_levels(texts: tuple[str, ...]) -> dict[str, int]:
     levels = {}
-    if release_version is not None:
-        from kalda.metadata.features import KRAFT_VERSION, default_levels
-        from kalda.metadata.formatter import parse_release_version
-
-        try:
-            version = parse_release_version(release_version, unstable=True)
-        except ValueError as error:
-            raise click.UsageError(f"--release-version {release_version}: {error}") from error
-        levels = {METADATA_VERSION: version.value, **default_levels(version)}
-        del levels[KRAFT_VERSION]  # kraft.version is only raised, and only when it is named
     for name, text in parse_pairs("--feature", texts).items():
         if not text.isdecimal() or int(text) > MAX_INT16:
             raise click.UsageError(f"--feature {name}={text}: a level from 0 to {MAX_INT16} is expected")
         levels[name] = int(text)
-    if not levels:
-        raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")
     return levels
 
 
-def _update(cluster: ClusterClient, levels: dict[str, int], kind: int, dry_run: bool, done: str) -> None:
+def _update(
+    cluster: ClusterClient, texts: tuple[str, ...], release: str | None, kind: int, dry_run: bool, done: str
+) -> None:
+    """Finalize the levels of a release, as far as the cluster supports them, and those that are named."""
     from kalda.client.admin.features import describe_features, update_features
     from kalda.protocol.messages.admin import UpgradeType
 
-    finalized = {feature.name: feature.finalized for feature in describe_features(cluster).features}
-    changes = {name: level for name, level in levels.items() if finalized.get(name, 0) != level}
+    levels, named = {} if release is None else _levels_of_release(release), _named_levels(texts)
+    if not levels and not named:
+        raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")
+    described = {feature.name: feature for feature in describe_features(cluster).features}
+    for name in [name for name, level in levels.items() if level and name not in named]:
+        if name not in described or not described[name].supported_max:
+            del levels[name]
+            click.echo(f"{name} of release {release} is left out: the cluster does not support it.")
+    finalized = {name: feature.finalized for name, feature in described.items()}
+    changes = {name: level for name, level in {**levels, **named}.items() if finalized.get(name, 0) != level}
     if not changes:
         click.echo("Nothing to do: all these levels are finalized already.")
         return

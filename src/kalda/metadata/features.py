@@ -92,6 +92,15 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 
+NOT_SERVED: Mapping[str, str] = {
+    GROUP_VERSION: "consumer groups (KIP-848)",
+    SHARE_VERSION: "share groups (KIP-932)",
+    STREAMS_VERSION: "streams groups (KIP-1071)",
+}
+"""Features without an effect on a node of this release. It joins a cluster that has finalized one, since nodes of
+Apache Kafka may serve it there; it does not finalize one itself, and does not announce them to clients."""
+
+
 def feature_by_name(name: str) -> Feature:
     """Raises `ValueError` for an unknown name; metadata.version is not among these."""
     feature = FEATURES.get(name)
@@ -103,6 +112,18 @@ def feature_by_name(name: str) -> Feature:
 def default_levels(metadata_version: MetadataVersion) -> dict[str, int]:
     """Level by feature (without metadata.version) of a new cluster at that metadata.version; zeros included."""
     return {feature.name: feature.default_level(metadata_version) for feature in FEATURES.values()}
+
+
+def levels_of_new_cluster(metadata_version: MetadataVersion) -> dict[str, int]:
+    """As `default_levels`, without what this release does not serve."""
+    return {**default_levels(metadata_version), **dict.fromkeys(NOT_SERVED, 0)}
+
+
+def not_served_refusal(name: str, level: int) -> str | None:
+    """Why this release does not finalize a feature at this level; None where it does."""
+    if level == 0 or name not in NOT_SERVED:
+        return None
+    return f"This release does not serve {NOT_SERVED[name]}. Leave {name} out"
 
 
 def supported_ranges(*, unstable: bool = False) -> dict[str, VersionRange]:

@@ -23,7 +23,13 @@ from kalda.metadata.bootstrap import (
     BootstrapMetadata,
     snapshot_file,
 )
-from kalda.metadata.features import FEATURES, KRAFT_VERSION, check_dependencies, default_levels
+from kalda.metadata.features import (
+    FEATURES,
+    KRAFT_VERSION,
+    check_dependencies,
+    levels_of_new_cluster,
+    not_served_refusal,
+)
 from kalda.metadata.meta_properties import MetaProperties, MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.metadata.metadata_version import (
     FEATURE_NAME,
@@ -233,11 +239,14 @@ def effective_levels(request: FormatRequest) -> dict[str, int]:
         if name != FEATURE_NAME and name not in FEATURES:
             raise ValueError(f"Unsupported feature: {name}. Supported features are: {', '.join(sorted(FEATURES))}")
     version = _release(request)
-    levels = {**default_levels(version), **request.feature_levels, FEATURE_NAME: version.value}
+    levels = {**levels_of_new_cluster(version), **request.feature_levels, FEATURE_NAME: version.value}
     levels[KRAFT_VERSION] = _kraft_level(request)
     for name in sorted(levels):
         if name != FEATURE_NAME:
             check_dependencies(name, levels[name], levels)
+            refusal = not_served_refusal(name, levels[name])
+            if refusal is not None:
+                raise ValueError(f"{name}={levels[name]}: {refusal}.")
     return levels
 
 

@@ -109,6 +109,15 @@ def test_a_config_that_cannot_be_read_is_left_out(world: World, caplog: pytest.L
     ]
 
 
+def test_a_config_of_a_group_says_that_it_has_no_effect(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.set(ConfigResourceType.GROUP, "readers", "consumer.session.timeout.ms", "50000")
+    world.set(ConfigResourceType.GROUP, "readers", "consumer.session.timeout.ms", None)
+    assert caplog.messages == [
+        "config consumer.session.timeout.ms of group readers: no effect, because this release coordinates classic "
+        "groups only"
+    ]
+
+
 def test_a_number_of_java_is_read_as_java_does(world: World) -> None:
     world.set(ConfigResourceType.BROKER, "", "log.cleaner.min.cleanable.ratio", "0.25f")
     assert world.configs.log_config("orders", world.image).min_cleanable_dirty_ratio == 0.25

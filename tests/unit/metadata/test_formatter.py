@@ -14,8 +14,17 @@ import pytest
 from metadata_logs import GOLDEN
 
 from kalda.base.ids import Uuid, random_uuid, uuid_from_text, uuid_to_text
+from kalda.metadata import features
 from kalda.metadata.bootstrap import BootstrapMetadata, read_bootstrap, snapshot_records
-from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage, parse_initial_controllers
+from kalda.metadata.features import default_levels
+from kalda.metadata.formatter import (
+    FormatError,
+    FormatRequest,
+    QuorumChoice,
+    effective_levels,
+    format_storage,
+    parse_initial_controllers,
+)
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
 from kalda.protocol.messages.control_records import SnapshotHeaderRecord
@@ -121,7 +130,9 @@ def without_ids_and_times(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("variant", KAFKA["variants"], ids=lambda variant: variant["variant"])
-def test_files_and_output_are_kafkas(variant: dict[str, Any]) -> None:
+def test_files_and_output_are_kafkas(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, with the features that Kafka serves and this release does not."""
+    monkeypatch.setattr(features, "NOT_SERVED", {})
     disk = new_disk()
     output = run(disk, request_of(variant))
     expected = {name: b64decode(data) for name, data in variant["files"].items()}
@@ -132,6 +143,23 @@ def test_files_and_output_are_kafkas(variant: dict[str, Any]) -> None:
     for name, data in written.items():
         if name.endswith("bootstrap.checkpoint"):
             assert list(snapshot_records(data)) == list(snapshot_records(expected[name]))
+
+
+def test_a_new_cluster_has_no_feature_that_is_not_served() -> None:
+    levels = effective_levels(BASE)
+    assert {name for name, level in default_levels(LATEST_PRODUCTION).items() if level > levels[name]} == {
+        "group.version", "share.version", "streams.version"
+    }  # fmt: skip
+    disk = new_disk()
+    run(disk, BASE)
+    data = next(data for name, data in files_under(disk, "/node").items() if name.endswith("bootstrap.checkpoint"))
+    records = [versioned.record for versioned in snapshot_records(data)]
+    named = {record.name for record in records if isinstance(record, FeatureLevelRecord)}
+    assert "transaction.version" in named
+    assert not named & set(features.NOT_SERVED)
+    with pytest.raises(ValueError, match=r"share\.version=1: This release does not serve share groups \(KIP-932\)"):
+        effective_levels(replace(BASE, feature_levels={"share.version": 1}))
+    assert effective_levels(replace(BASE, feature_levels={"share.version": 0})) == levels
 
 
 BASE = FormatRequest(

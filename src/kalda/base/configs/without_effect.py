@@ -140,6 +140,12 @@ def idle_topic_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]
     )
 
 
+def idle_group_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """By reason, the altered configs of a group that have no effect: all of them concern kinds of groups that this
+    release does not serve."""
+    return _by_reason((name, _GROUPS) for name, text in changes.items() if text is not None)
+
+
 def _find(reasons: Mapping[str, tuple[str, ...]], name: str) -> str | None:
     for why, keys in reasons.items():
         if any(name.startswith(key) if key.endswith(".") else name == key for key in keys):
