@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
+from kalda.network.addresses import AddressIndex
 from kalda.network.client import RpcConnection
 from kalda.protocol.notation import Request
 
@@ -88,6 +89,8 @@ class ControllerChannel:
         """None before the first request, and after a change of the controller. May be closed by the controller."""
         self._connected_to: Address | None = None
         """The address of the last connection that was tried."""
+        self._first = AddressIndex()
+        """Of `_connected_to`."""
         self._connecting = asyncio.Lock()
         """Held while a connection is made, so that all requests share it."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,6 +212,8 @@ class ControllerChannel:
             if connection is not None and not connection.closed.is_set() and address == self._connected_to:
                 return connection
             self._disconnect()
+            if address != self._connected_to:
+                self._first = AddressIndex()
             self._connected_to = address
             self._connection = await self._new_connection(address)
             return self._connection
@@ -224,6 +229,7 @@ class ControllerChannel:
                     security=self._security,
                     negotiate=True,
                     silence_ms=self._silence_ms,
+                    first=self._first,
                 )
         except ApiError as error:
             if error.code not in _LOGIN_FAILED:

@@ -13,6 +13,7 @@ from collections import deque
 from itertools import islice
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.client.core.connections import SocketAddress
 from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.network.frames import Arena, BadFrameSize, FrameReader
 from kalda.protocol.notation import Buffer
@@ -27,8 +28,6 @@ _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
 CLOSED = "the node closed the connection"
 BLOCKED = -1
 """Instead of a number of bytes: the socket takes, or has, none now."""
-SocketAddress = tuple[int, tuple[object, ...]]
-"""Address family, and what `connect` takes."""
 
 
 class NodeHasTls(ConnectionError):

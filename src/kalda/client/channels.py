@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.errors import ApiError
-from kalda.client.channel import Channel, SocketAddress
-from kalda.client.core.connections import Action, Close, Connect, Connections, Write
+from kalda.client.channel import Channel
+from kalda.client.core.connections import Action, Close, Connect, Connections, SocketAddress, Write
 
 if TYPE_CHECKING:
     from kalda.client.sasl_channel import SaslChannel
@@ -66,7 +66,7 @@ class Watch(Protocol):
         ...
 
     def resolve(self, action: Connect) -> None:
-        """Find the addresses of the host, then call `open` or `on_unresolved`."""
+        """Find the addresses of the host, then call `on_resolved` or `on_failed`."""
         ...
 
     def log_in(self, connection_id: int, host: str) -> bool:
@@ -101,8 +101,6 @@ class Channels:
         self._channels: dict[int, Channel | SaslChannel] = {}
         self._unflushed: dict[int, Channel | SaslChannel] = {}
         """Connections with bytes that were queued in this turn."""
-        self._next_address: dict[tuple[str, int], int] = {}
-        """Which of a host's addresses the next attempt takes (KIP-302)."""
 
     def carry_out(self) -> None:
         """Carry out all of the core's actions, and those that follow from them."""
@@ -114,7 +112,10 @@ class Channels:
                         channel.write(action.buffers)
                         self._unflushed[action.connection_id] = channel
                 elif isinstance(action, Connect):
-                    self._watch.resolve(action)
+                    if action.target is None:
+                        self._watch.resolve(action)
+                    else:
+                        self._open(action, action.target)
                 else:
                     assert isinstance(action, Close)
                     self._drop(action.connection_id)
@@ -161,16 +162,17 @@ class Channels:
 
     # -- connecting
 
-    def open(self, action: Connect, addresses: list[SocketAddress]) -> None:
-        """The host's addresses were found: connect to the next of them."""
-        host, port = action.address
-        index = self._next_address.get((host, port), 0)
-        self._next_address[host, port] = index + 1
+    def on_resolved(self, action: Connect, found: Iterable[tuple[Any, ...]]) -> None:
+        """The host's addresses were found, one at least, as `getaddrinfo` lists them."""
+        targets = dict.fromkeys((int(family), target) for family, _, _, _, target in found)
+        self._driven.at(monotonic_ms()).on_resolved(action.connection_id, targets)
+
+    def _open(self, action: Connect, target: SocketAddress) -> None:
+        """Begin to connect to one of the host's addresses."""
         try:
-            address = addresses[index % len(addresses)]
-            channel = self._make(address, host, action.connection_id)
+            channel = self._make(target, action.address.host, action.connection_id)
         except (OSError, UnicodeError, ValueError) as error:
-            self.on_unresolved(action, str(error))
+            self.on_failed(action, str(error))
             return
         self._channels[action.connection_id] = channel
         self._watch.watch(action.connection_id, channel.socket, True)
@@ -206,8 +208,8 @@ class Channels:
         if channel.has_unwritten:
             self._watch.watch(connection_id, channel.socket, channel.wants_write)
 
-    def on_unresolved(self, action: Connect, why: str) -> None:
-        """The host has no address, or none that can be tried."""
+    def on_failed(self, action: Connect, why: str) -> None:
+        """The host has no address, or this one cannot be tried."""
         now_ms = monotonic_ms()
         self._driven.at(now_ms).on_connect_failed(action.connection_id, why, now_ms)
 

@@ -140,9 +140,9 @@ class IoLoop:
         try:
             listed = await self._loop.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            self._channels.on_unresolved(action, str(error))
+            self._channels.on_failed(action, str(error))
         else:
-            self._channels.open(action, [(family, target) for family, _, _, _, target in listed])
+            self._channels.on_resolved(action, listed)
         self.wake()
 
     def log_in(self, connection_id: int, host: str) -> bool:

@@ -197,9 +197,9 @@ class IoThread(threading.Thread):
         try:
             listed = socket.getaddrinfo(action.address.host, action.address.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            self._channels.on_unresolved(action, str(error))
+            self._channels.on_failed(action, str(error))
             return
-        self._channels.open(action, [(family, target) for family, _, _, _, target in listed])
+        self._channels.on_resolved(action, listed)
 
     def log_in(self, connection_id: int, host: str) -> bool:
         """The thread waits for a login."""

@@ -6,7 +6,8 @@ import ssl
 from collections import deque
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channel import BLOCKED, Channel, SocketAddress
+from kalda.client.channel import BLOCKED, Channel
+from kalda.client.core.connections import SocketAddress
 from kalda.protocol.notation import Buffer
 
 

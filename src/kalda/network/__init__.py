@@ -31,6 +31,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `http`: a small HTTP server for what operators read
 - `named_files`: files that values name: regular ones of bounded size, without a wait
 - `python_classes`: classes of the operator that the properties name
+- `addresses`: the addresses of a host, and which one an attempt to connect takes first
 - `probe`: whether every address of a host refuses connections to a port
 - `free_ports`: ports for servers that are not running yet
 """

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.network.addresses import AddressIndex, addresses_of
 from kalda.network.calls import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
@@ -37,6 +38,8 @@ from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:
+    import ssl
+
     from kalda.network.client_security import ClientSecurity
 
 MAX_IN_FLIGHT = 1000
@@ -109,29 +112,26 @@ class RpcConnection(asyncio.BufferedProtocol):
         security: ClientSecurity | None = None,
         negotiate: bool = False,
         silence_ms: int | None = None,
+        first: AddressIndex | None = None,
     ) -> RpcConnection:
         """Connect, with `negotiate` request the peer's API versions, and with `security` log in; without it the
-        connection is plain text. Raises `ApiError`."""
-        loop = asyncio.get_running_loop()
-        tls = None if security is None else security.tls
-        try:
-            async with asyncio.timeout(connect_timeout_ms / 1000):
-                _, connection = await loop.create_connection(
-                    lambda: cls(client_id, timeout_ms, max_response_bytes, silence_ms),
-                    host,
-                    port,
-                    ssl=tls,
-                    server_hostname=host if tls is not None else None,
-                )
-        except TimeoutError:
-            raise disconnected(f"no connection to {host}:{port} within {connect_timeout_ms} ms") from None
-        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
-            raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
+        connection is plain text. Each address of the host has the connect timeout, beginning with the one that `first`
+        says. Raises `ApiError`."""
+        index = first or AddressIndex()
+        connection = await _open(
+            lambda: cls(client_id, timeout_ms, max_response_bytes, silence_ms),
+            host,
+            port,
+            connect_timeout_ms,
+            None if security is None else security.tls,
+            index,
+        )
         if negotiate:
             try:
                 await connection.negotiate()
             except BaseException:
                 connection.close()
+                index.value += 1
                 raise
         if security is not None and security.mechanism is not None:
             try:
@@ -337,6 +337,41 @@ class RpcConnection(asyncio.BufferedProtocol):
         self._fail(disconnected(f"the connection was lost: {exc}" if exc else "the peer closed the connection"))
 
 
+async def _open(
+    make: Callable[[], RpcConnection],
+    host: str,
+    port: int,
+    timeout_ms: int,
+    tls: ssl.SSLContext | None,
+    index: AddressIndex,
+) -> RpcConnection:
+    """A connection to the first address of the host that accepts one. Raises `ApiError`."""
+    loop = asyncio.get_running_loop()
+    server_hostname = host if tls is not None else None
+    left = 1
+    found: list[tuple[Any, ...]] = []
+    while True:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                if not found:
+                    found = await addresses_of(host, port)
+                    left = len(found)
+                target = found[index.value % len(found)][4]
+                index.value += 1  # where this attempt is cancelled, the next one begins behind it
+                _, connection = await loop.create_connection(
+                    make, target[0], port, ssl=tls, server_hostname=server_hostname
+                )
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
+            left -= 1
+            if left > 0:
+                continue
+            if isinstance(error, TimeoutError):
+                raise disconnected(f"no connection to {host}:{port} within {timeout_ms} ms") from None
+            raise disconnected(f"cannot connect to {host}:{port}: {error}") from error
+        index.value -= 1
+        return connection
+
+
 class RpcClient:
     """One address, with at most one connection, made when there is a request to send.
 
@@ -377,6 +412,7 @@ class RpcClient:
         """Failed attempts to connect since the last success."""
         self._next_attempt_s = 0.0
         """The loop's time of the next attempt; used only after a failure."""
+        self._first = AddressIndex()
         self._closed = False
 
     async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
@@ -425,6 +461,7 @@ class RpcClient:
                 max_response_bytes=self._max_response_bytes,
                 security=self._security,
                 negotiate=self._negotiate,
+                first=self._first,
             )
         except ApiError:
             wait_ms = min(self._backoff_max_ms, self._backoff_ms * 2 ** min(self._failures, 20))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+
+from kalda.network.addresses import addresses_of
 
 PROBE_TIMEOUT_MS = 500
 """Shorter than the second after which a kernel repeats its first packet: without an answer by then the packet may have
@@ -23,7 +24,7 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            addresses = _numeric(host, port) or await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await addresses_of(host, port)
             if not 0 < len(addresses) <= _MAX_ADDRESSES:
                 return False
             for family, kind, protocol, _, address in addresses:
@@ -32,14 +33,6 @@ async def is_refused(host: str, port: int, timeout_ms: int = PROBE_TIMEOUT_MS) -
     except (OSError, TimeoutError, UnicodeError):  # UnicodeError: the name cannot be encoded as a host name
         return False
     return True
-
-
-def _numeric(host: str, port: int) -> list[Any]:
-    """The address where `host` is a numeric one, which needs no lookup in a thread; else an empty list."""
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        return []
 
 
 async def _refuses(loop: asyncio.AbstractEventLoop, probe: socket.socket, address: tuple[object, ...]) -> bool:

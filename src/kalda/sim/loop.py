@@ -173,6 +173,10 @@ class SimLoop(asyncio.BaseEventLoop):
             await server.start_serving()
         return server
 
+    async def getaddrinfo(self, host: str, port: int, **_: Any) -> Any:  # type: ignore[override]
+        """One address, of which `create_connection` takes the name."""
+        return [(0, 0, 0, "", (host, port))]
+
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:

@@ -45,6 +45,8 @@ class ScriptedBroker:
 
     def __init__(self, node_id: int = 1) -> None:
         self.node_id = node_id
+        self.host = "127.0.0.1"
+        """What Metadata names; connections come by 127.0.0.1."""
         self.topics: dict[str, list[int]] = {}
         self.topic_id = TOPIC_ID
         self.leader_epoch = 5
@@ -124,7 +126,7 @@ class ScriptedBroker:
             cluster_id="scripted",
             controller_id=self.node_id,
             brokers=[
-                MetadataResponseBroker(node_id=node_id, host="127.0.0.1", port=port)
+                MetadataResponseBroker(node_id=node_id, host=self.host, port=port)
                 for node_id, port in self.nodes.items()
             ],
             topics=[self._topic(name) for name in names],

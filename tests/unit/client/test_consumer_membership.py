@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 from consumer_world import ASSIGNED, LOST, REVOKED, Cluster, Member
 
+from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.consumer import SubscriptionPattern
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatResponse
 
 KEYS = {"group.id": "g", "group.protocol": "consumer"}
 P = [TopicPartition("t", index) for index in range(4)]
@@ -71,6 +74,17 @@ def test_a_fenced_member_loses_its_partitions_and_joins_again() -> None:
     cluster.modern.fenced.add("id-a")
     poll_until([member], lambda: (LOST, [P[0]]) in member.calls and member.owned == {P[0]})
     assert [call for call, _ in member.calls] == [ASSIGNED, LOST, ASSIGNED]
+
+
+def test_a_member_whose_joins_are_refused_asks_less_often_each_time() -> None:
+    cluster, (member,) = cluster_of("a")
+
+    def refuse(_request: object) -> ConsumerGroupHeartbeatResponse:
+        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.FENCED_MEMBER_EPOCH)
+
+    cluster.modern.heartbeat = refuse  # type: ignore[method-assign]
+    member.poll(20_000)
+    assert 10 <= sum(key is ApiKey.CONSUMER_GROUP_HEARTBEAT for _, key, _ in cluster.requests) <= 40
 
 
 def test_a_member_that_does_not_poll_leaves_and_comes_back() -> None:

@@ -12,6 +12,7 @@ from scripted_broker import AcknowledgingBroker, ScriptedBroker
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.core.backoff import Backoff
 from kalda.client.core.connections import ConnectionConfig, Connections
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.metadata import Broker
@@ -108,7 +109,7 @@ def test_a_consumer_refuses_an_argument_and_goes_on(
 
 
 def test_a_request_that_cannot_be_encoded_fails_and_the_connection_goes_on() -> None:
-    connections = Connections(ConnectionConfig("client", "1", lambda _attempts: 0))  # type: ignore[arg-type]
+    connections = Connections(ConnectionConfig("client", "1", Backoff(50, 1_000, lambda: 0.5)))
     connections.set_nodes({1: Broker(1, "host", 9092, None)}, 0)
     connections.is_ready(1, 0)
     connections.take_actions()

@@ -7,7 +7,8 @@
     deadline_ms(now)             when `run` is due
     take_actions()               what the shell has to do, in order: `Connect`, `Write`, `Close`
 
-    on_connected(id), on_connect_failed(id, why, now), on_frame(id, frame, now), on_lost(id, why, now), on_written(id)
+    on_resolved(id, targets), on_connected(id, now), on_connect_failed(id, why, now), on_frame(id, frame, now),
+    on_lost(id, why, now), on_written(id)
 
 A connection has an id of its own, which is never used again: a late event of a connection that was given up is ignored.
 Before the first request, the node's API versions are requested (KIP-511).
@@ -17,14 +18,16 @@ is not read any more once `Close` has been carried out.
 
 Invariants: at most `max_in_flight` requests of a connection are without a response, and a request that has no response
 within its timeout closes its connection (whose other requests fail with it). After a failure, the next attempt to
-connect to the node is made after an exponential backoff, and may take longer each time (KIP-601).
+connect to the node is made after an exponential backoff, and may take longer each time (KIP-601). A node has failed
+when all addresses of its host have been tried, each as a connection of its own (KIP-302), and its backoff is kept while
+the metadata does not list it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -52,14 +55,18 @@ OnDone = Callable[[Any, ApiError | None], None]
 """Called with the response and None, or with None and the error. A request without a response gets None twice."""
 Read = Callable[[memoryview, int], Any]
 """Called with the frame of a response and the correlation id that is due. None: the general codec has to read it."""
+SocketAddress = tuple[int, tuple[object, ...]]
+"""Address family, and what `connect` of a socket takes."""
 _new_tuple = tuple.__new__
 
 
 class Connect(NamedTuple):
-    """Open a connection, then call `on_connected` or `on_connect_failed`."""
+    """Open a connection, then call `on_connected` or `on_connect_failed`. Without a target: find the addresses of the
+    host, then call `on_resolved` or `on_connect_failed`."""
 
     connection_id: int
     address: Address
+    target: SocketAddress | None = None
 
 
 class Write(NamedTuple):
@@ -144,7 +151,8 @@ class _Peer:
 
     __slots__ = (
         "address", "chosen_versions", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms",
-        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "throttled_until_ms", "versions", "without_response",
+        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "target", "throttled_until_ms", "untried", "versions",
+        "without_response", "worked",
     )  # fmt: skip
 
     def __init__(self, node_id: int, address: Address) -> None:
@@ -159,6 +167,12 @@ class _Peer:
         """In the order of sending."""
         self.without_response = 0
         """How many of them get no response."""
+        self.target: SocketAddress | None = None
+        """Which of the host's addresses is connected, or being connected; None before they were found."""
+        self.untried: deque[SocketAddress] = deque()
+        """The addresses that are tried next, where this one fails before the node has listed its API versions."""
+        self.worked: SocketAddress | None = None
+        """The last address at which the node has listed them: it is tried first."""
         self.failures = 0
         """Attempts to connect, and connections lost before a response, in a row."""
         self.retry_at_ms = 0
@@ -174,6 +188,9 @@ class Connections:
     def __init__(self, config: ConnectionConfig) -> None:
         self._config = config
         self._peers: dict[int, _Peer] = {}
+        self._departed: dict[int, _Peer] = {}
+        """Nodes that have failed and are not in the metadata now: their backoff goes on where they come back, as with
+        a return to the bootstrap servers."""
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
@@ -204,11 +221,19 @@ class Connections:
                 if peer.state is not State.IDLE:
                     if broker is None and node_id < 0 and peer.in_flight:
                         continue  # a bootstrap connection ends when its requests have been answered
-                    self._give_up(peer, disconnected(f"node {node_id} has left {peer.address}"), now_ms)
-                del self._peers[node_id]
+                    self._close(peer, disconnected(f"node {node_id} has left {peer.address}"))
+                self._departed[node_id] = self._peers.pop(node_id)
         for node_id, broker in brokers.items():
             if node_id not in self._peers:
-                self._peers[node_id] = _Peer(node_id, broker.address)
+                known = self._departed.get(node_id)
+                is_same = known is not None and known.address == broker.address
+                self._peers[node_id] = known if known is not None and is_same else _Peer(node_id, broker.address)
+        longest_ms = self._config.backoff.longest_ms
+        self._departed = {
+            node_id: peer
+            for node_id, peer in self._departed.items()
+            if node_id not in self._peers and peer.failures and now_ms < peer.retry_at_ms + longest_ms
+        }
 
     def is_ready(self, node_id: int, now_ms: int) -> bool:
         """Whether a request can be sent to the node now. Where there is no connection, one is begun."""
@@ -406,12 +431,12 @@ class Connections:
                 continue
             if peer.state is State.CONNECTING:
                 if now_ms >= peer.setup_deadline_ms:
-                    self._give_up(peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True)
+                    self._fail(peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True)
             elif peer.in_flight:
                 if now_ms >= peer.in_flight[0].deadline_ms:
                     overdue = peer.in_flight[0]
                     log.info("node %d: no response to %s in time: reconnecting", peer.node_id, overdue.call)
-                    self._give_up(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms, lost=True)
+                    self._fail(peer, timed_out(overdue.call, overdue.timeout_ms), now_ms, lost=True)
             elif 0 <= self._config.max_idle_ms <= now_ms - peer.last_used_ms:
                 self._forget(peer)
 
@@ -429,6 +454,14 @@ class Connections:
                 times.append(peer.last_used_ms + self._config.max_idle_ms)
         return max(now_ms, min(times)) if times else None
 
+    def on_resolved(self, connection_id: int, targets: Iterable[SocketAddress]) -> None:
+        """The addresses of the host were found, one at least. One that has worked before is tried first."""
+        peer = self._by_connection.get(connection_id)
+        if peer is not None:
+            peer.untried = deque(sorted(targets, key=lambda target: target != peer.worked))
+            peer.target = peer.untried.popleft()
+            self._actions.append(Connect(connection_id, peer.address, peer.target))
+
     def on_connected(self, connection_id: int, now_ms: int) -> None:
         """The connection is open: request the API versions."""
         peer = self._by_connection.get(connection_id)
@@ -443,13 +476,13 @@ class Connections:
         """The connection could not be opened."""
         peer = self._by_connection.get(connection_id)
         if peer is not None:
-            self._give_up(peer, disconnected(f"cannot connect to {peer.address}: {why}"), now_ms, lost=True)
+            self._fail(peer, disconnected(f"cannot connect to {peer.address}: {why}"), now_ms, lost=True)
 
     def on_lost(self, connection_id: int, why: str, now_ms: int) -> None:
         """The connection broke, or the node closed it."""
         peer = self._by_connection.get(connection_id)
         if peer is not None:
-            self._give_up(peer, disconnected(f"the connection to {peer.address} was lost: {why}"), now_ms, lost=True)
+            self._fail(peer, disconnected(f"the connection to {peer.address} was lost: {why}"), now_ms, lost=True)
 
     def on_written(self, connection_id: int) -> None:
         """All that `Write` named has been written: requests without a response are done, also behind those that wait
@@ -470,7 +503,7 @@ class Connections:
         if peer is None:
             return
         if not peer.in_flight or not peer.in_flight[0].expects_response:
-            self._give_up(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
+            self._fail(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
             return
         first = peer.in_flight[0]
         try:
@@ -480,7 +513,7 @@ class Connections:
         except InvalidRequest as error:
             log.warning("node %d (%s) sent an invalid response: %s", peer.node_id, peer.address, error.message)
             why = disconnected(f"{peer.address} sent an invalid response: {error.message}")
-            self._give_up(peer, why, now_ms)
+            self._fail(peer, why, now_ms)
             return
         peer.in_flight.popleft()
         peer.last_used_ms = now_ms
@@ -500,7 +533,7 @@ class Connections:
             and now_ms >= peer.throttled_until_ms
         )
 
-    def _connect(self, peer: _Peer, now_ms: int) -> None:
+    def _connect(self, peer: _Peer, now_ms: int, target: SocketAddress | None = None) -> None:
         self._last_connection_id += 1
         peer.connection_id = self._last_connection_id
         self._by_connection[peer.connection_id] = peer
@@ -509,7 +542,8 @@ class Connections:
         config = self._config
         longest_ms = max(config.setup_timeout_ms, config.setup_timeout_max_ms)
         peer.setup_deadline_ms = now_ms + min(longest_ms, config.setup_timeout_ms * 2 ** min(peer.failures, 16))
-        self._actions.append(Connect(peer.connection_id, peer.address))
+        peer.target = target
+        self._actions.append(Connect(peer.connection_id, peer.address, target))
 
     def _send(
         self,
@@ -577,26 +611,42 @@ class Connections:
         versions = peer_versions(answer)
         if answer.error_code or self._config.required_api not in versions:
             why = f"{peer.address} answers no client; it may be a controller's listener"
-            self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
-            self._give_up(peer, disconnected(why), now_ms)
+            if not peer.untried:
+                self.on_refused(ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, why))
+            self._fail(peer, disconnected(why), now_ms)
             return
         peer.versions = versions
         peer.state = State.READY
+        peer.worked = peer.target
         self.was_connected = True
         self.last_failure = ""
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
             self.on_features(answer.finalized_features_epoch, levels)
 
+    def _fail(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
+        """The connection has failed. Where the node has not listed its API versions on it, the host's next address is
+        tried; the node has failed where there is none."""
+        if peer.state is State.READY or not peer.untried:
+            self._give_up(peer, error, now_ms, lost)
+            return
+        log.debug("node %d, at one address of %s: %s", peer.node_id, peer.address, error.message)
+        self._forget(peer)  # nothing but the request for the API versions can be in flight
+        self._connect(peer, now_ms, peer.untried.popleft())
+
     def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
-        """Close the connection; its requests fail with `error`."""
+        """The node has failed: it is connected again after a backoff. Requests in flight fail with `error`."""
         log.debug("node %d: %s", peer.node_id, error.message)
         self.last_failure = error.message
         peer.failures += 1
         peer.retry_at_ms = now_ms + self._config.backoff.pause_ms(peer.failures)
-        in_flight = self._forget(peer)
         if lost and peer.node_id >= 0:
             self.on_unreachable()
+        self._close(peer, error)
+
+    def _close(self, peer: _Peer, error: ApiError) -> None:
+        """Close the connection; its requests fail with `error`."""
+        in_flight = self._forget(peer)
         for index, each in enumerate(in_flight):
             each.on_done(
                 None,

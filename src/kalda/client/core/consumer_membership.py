@@ -329,16 +329,18 @@ class ConsumerMembership:
 
     def _fence(self, code: ErrorCode) -> None:
         log.warning("group %s: member %s was fenced: %s", self._config.group_id, self.member_id, code.name)
+        if self._is_member:  # else it is the join that was refused, which waits longer each time
+            self._next_heartbeat_ms = 0
         self._end_membership()
-        self._next_heartbeat_ms = 0
 
     def _end_membership(self) -> None:
         self.epoch = _JOIN_EPOCH
+        if self._is_member:
+            self._failures = 0
         self._is_member = False
         self._target = None
         self._acknowledges = False
         self._sent_subscription = None
-        self._failures = 0
         for state in self._subscription.partitions.values():
             state.is_revoking = True
         self._was_fenced = bool(self._subscription.partitions)

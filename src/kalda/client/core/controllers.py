@@ -35,11 +35,8 @@ class ControllerMetadata(ClusterMetadata):
             return
         self.refusal = None
         read = controllers_of(response)
-        self.brokers = read.brokers
-        self.cluster_id = read.cluster_id
+        self._take_over(read, now_ms)
         self.controller_id = read.controller_id
-        self._updated_at_ms = now_ms
-        self._trying_since_ms = None
         self._attempts = 0
         self.version += 1
 

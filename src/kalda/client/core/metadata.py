@@ -25,7 +25,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.client.core.backoff import Backoff
 from kalda.client.errors import refused
-from kalda.client.metadata import Address, Broker, Leader, Partition, Topic, newest, read_metadata
+from kalda.client.metadata import Address, Broker, Leader, Metadata, Partition, Topic, newest, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from kalda.protocol.notation import Request
 
@@ -82,6 +82,10 @@ class ClusterMetadata:
         self._attempted_at_ms = 0
         self._trying_since_ms: int | None = None
         """The first request since the last response."""
+        self._rebootstraps = 0
+        """Returns to the bootstrap servers since another broker has answered."""
+        self._rebootstrap_at_ms = 0
+        """When the next of them is allowed."""
         self._in_flight = False
         self._leaders: dict[tuple[str, int], Leader] = {}
         """The leaders that were found since the last change of `brokers` or `topics`."""
@@ -210,9 +214,7 @@ class ClusterMetadata:
         """Take over what the response says."""
         self._in_flight = False
         if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
-            attempts = self._attempts
             self.rebootstrap(now_ms)
-            self._attempts = attempts  # the bootstrap servers may answer the same: the backoff goes on
             return
         if response.error_code or not response.brokers:
             self._update_requested = True  # a broker without an image yet answers without brokers
@@ -224,10 +226,7 @@ class ClusterMetadata:
         self.fatal_error = None
         self._leaders.clear()
         read = read_metadata(response)
-        self.brokers = read.brokers
-        self.cluster_id = read.cluster_id
-        self._updated_at_ms = now_ms
-        self._trying_since_ms = None
+        self._take_over(read, now_ms)
         is_complete = True
         for name, topic in read.topics.items():
             if name not in self._wanted:
@@ -250,17 +249,28 @@ class ClusterMetadata:
             self._update_requested = True
         self.version += 1
 
+    def _take_over(self, read: Metadata, now_ms: int) -> None:
+        """The nodes of a response, which has come from one of those known until now."""
+        if not self._is_bootstrapping:
+            self._rebootstraps = 0
+        self.brokers = read.brokers
+        self.cluster_id = read.cluster_id
+        self._updated_at_ms = now_ms
+        self._trying_since_ms = None
+
     # -- without a reachable broker
 
     def has_to_rebootstrap(self, now_ms: int, any_node_usable: bool) -> bool:
-        """Whether to return to the bootstrap servers: no broker can be tried now, or none has answered for long."""
-        if not self._may_rebootstrap or self._is_bootstrapping:
+        """Whether to return to the bootstrap servers: no broker can be tried now, or none has answered for long. Where
+        they have named only brokers that did not answer, the next return waits longer each time."""
+        if not self._may_rebootstrap or self._is_bootstrapping or now_ms < self._rebootstrap_at_ms:
             return False
         since_ms = self._trying_since_ms
         return not any_node_usable or (since_ms is not None and now_ms - since_ms >= self._rebootstrap_trigger_ms)
 
     def rebootstrap(self, now_ms: int) -> None:
-        """Forget the brokers, and begin again with the bootstrap servers. Topics stay, until the next response."""
+        """Forget the brokers, and begin again with the bootstrap servers. Topics stay, until the next response, and so
+        does the backoff of requests: the bootstrap servers may answer the same."""
         if not self._may_rebootstrap:
             self._update_requested = True
             return
@@ -268,7 +278,8 @@ class ClusterMetadata:
         self._leaders.clear()
         self._use_bootstrap()
         self._in_flight = False
-        self._attempts = 0
+        self._rebootstraps += 1
+        self._rebootstrap_at_ms = now_ms + self._backoff.pause_ms(self._rebootstraps)
         self._trying_since_ms = now_ms
         self._update_requested = True
         self.version += 1
