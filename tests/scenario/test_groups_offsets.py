@@ -147,6 +147,11 @@ def test_topic_ids_distinguish_topics_of_one_name(version: int, error: str) -> N
         assert found.topic_id == topic_id
         return found.partitions[0].committed_offset, found.partitions[0].error_code
 
+    asked = [OffsetFetchRequestTopics(topic_id=each, partition_indexes=[0]) for each in (old, new, Uuid(b"?" * 16))]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=asked)])
+    answer = Answer(world.coordinator.offset_fetch(Context(10), request, world.now), 10)
+    ids = [each.topic_id for each in answer.value.groups[0].topics]
+    assert ids == [new, old, Uuid(b"?" * 16)], "topics of unknown ids come last"
     assert fetch(new) == (-1, 0)
     assert fetch(old) == (-1, ErrorCode.UNKNOWN_TOPIC_ID)
     world.runtime.on_topics_deleted({"orders": new})
@@ -196,7 +201,8 @@ def test_groups_of_partitions_that_are_not_served_get_errors() -> None:
     assert world.fetch(group="classic-group") == "COORDINATOR_LOAD_IN_PROGRESS"
     assert Client(world, group="classic-group").beat() == "NONE", "whether the member exists is unknown during the load"
     world.partitions = 0
-    assert world.commit(at, group="a").error == "COORDINATOR_NOT_AVAILABLE"
+    assert world.commit(at, group="a").error == "NOT_COORDINATOR"
+    assert world.fetch(group="classic-group") == "NOT_COORDINATOR", "as in Apache Kafka, while there is no topic"
 
 
 def test_offsets_expire_when_their_group_was_empty_for_the_retention_time() -> None:

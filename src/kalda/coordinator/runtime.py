@@ -249,15 +249,15 @@ class CoordinatorRuntime(Generic[S]):
     # -- shards --------------------------------------------------------------------------------------------------
 
     def partition_for(self, key: str) -> int:
-        """The partition that holds `key`. Raises COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
+        """The partition that holds `key`. Raises NOT_COORDINATOR while the topic does not exist: as in Apache Kafka,
+        no broker leads the partition then, and the client is to look for its coordinator again."""
         partitions = self._partition_count()
         if partitions <= 0:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            raise ApiError(ErrorCode.NOT_COORDINATOR)
         return coordinator_partition(key, partitions)
 
     def shard_for(self, key: str) -> S:
-        """The loaded shard of `key`. Raises COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR or
-        COORDINATOR_LOAD_IN_PROGRESS."""
+        """The loaded shard of `key`. Raises NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS."""
         return self._serving(self.partition_for(key)).shard
 
     def _serving(self, index: int) -> _Led[S]:

@@ -67,7 +67,10 @@ def only_visible_offsets(name_of: Callable[[Any], str | None], handler: Handler)
                     )
                     result.topics = [each for each in result.topics if not visible or name_of(each) not in visible]
                 elif not result.error_code:
-                    result.topics = [*result.topics, *map(_refused_topic, refused_topics[index])]
+                    result.topics = [
+                        *result.topics,
+                        *(_refused_topic(each, name_of(each) is not None) for each in refused_topics[index]),
+                    ]
                 results.append(result)
             return to_response(groups, results, version)
 
@@ -79,7 +82,8 @@ def only_visible_offsets(name_of: Callable[[Any], str | None], handler: Handler)
 def _parted(
     context: RequestContext, group: OffsetFetchRequestGroup, name_of: Callable[[Any], str | None]
 ) -> tuple[OffsetFetchRequestGroup, list[OffsetFetchRequestTopics]]:
-    """The group with the topics that the caller may describe, and the others."""
+    """The group with the topics that the caller may describe; and the others, where any is refused with those of
+    unknown ids, so that all errors come last, in the order of the request."""
     if group.topics is None:
         return group, []
     names = Counter(name for each in group.topics if (name := name_of(each)) is not None)
@@ -87,8 +91,12 @@ def _parted(
     if refused is None:
         return group, []
     allowed = shallow_copy(group)
-    allowed.topics = [each for each in group.topics if name_of(each) not in refused]
-    return allowed, [each for each in group.topics if name_of(each) in refused]
+    allowed.topics = []
+    others: list[OffsetFetchRequestTopics] = []
+    for each in group.topics:
+        name = name_of(each)
+        (others if name is None or name in refused else allowed.topics).append(each)
+    return allowed, others
 
 
 def _with_groups(
@@ -139,14 +147,13 @@ def _refused_group(group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
     return OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 
-def _refused_topic(topic: OffsetFetchRequestTopics) -> OffsetFetchResponseTopics:
+def _refused_topic(topic: OffsetFetchRequestTopics, is_known: bool) -> OffsetFetchResponseTopics:
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if is_known else ErrorCode.UNKNOWN_TOPIC_ID
     return OffsetFetchResponseTopics(
         name=topic.name,
         topic_id=topic.topic_id,
         partitions=[
-            OffsetFetchResponsePartitions(
-                partition_index=index, committed_offset=-1, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            )
+            OffsetFetchResponsePartitions(partition_index=index, committed_offset=-1, error_code=code)
             for index in topic.partition_indexes
         ],
     )

@@ -223,7 +223,7 @@ class Offsets:
         self, request: OffsetFetchRequestGroup, version: int, epoch: int = LATEST, *, require_stable: bool
     ) -> OffsetFetchResponseGroup:
         """The offsets requested, or all of the group where no topics are. One that was never committed is -1, without
-        an error.
+        an error. Topics of unknown ids come last.
 
         `epoch` is the snapshot to read at. With `require_stable`, an offset that an open transaction is about to
         replace is UNSTABLE_OFFSET_COMMIT.
@@ -232,15 +232,17 @@ class Offsets:
         if request.topics is None:
             topics = self._fetch_all(request.group_id, offsets, version, epoch, require_stable)
             return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics)
-        topics = []
+        topics: list[OffsetFetchResponseTopics] = []
+        unknown: list[OffsetFetchResponseTopics] = []
         for topic in request.topics:
             name = self._resolve(topic.name, topic.topic_id, version)
             results = [
                 self._fetch_one(request.group_id, name, index, topic.topic_id, offsets, epoch, require_stable)
                 for index in topic.partition_indexes
             ]
-            topics.append(OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=results))
-        return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics)
+            found = OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=results)
+            (unknown if name is None else topics).append(found)
+        return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics + unknown)
 
     def _fetch_one(
         self,
