@@ -32,6 +32,9 @@ def world() -> World:
     return world
 
 
+FORWARDED = Caller(forwarded_by="User:broker")
+
+
 def alter(
     world: World, kind: int, name: str, *ops: tuple[str, int, str | None], validate_only: bool = False, **fields: Any
 ) -> tuple[ErrorCode, str | None]:
@@ -413,7 +416,31 @@ def test_cordoning_needs_a_metadata_version_that_supports_it() -> None:
         world.start_brokers(0)
     code, message = alter(old, BROKER, "0", cordon)
     assert (code, "requires metadata.version >= 4.3-IV0" in str(message)) == (ErrorCode.INVALID_CONFIG, True)
-    assert alter(new, BROKER, "0", cordon)[0] == ErrorCode.NONE
+    assert alter(new, BROKER, "0", cordon, caller=FORWARDED)[0] == ErrorCode.NONE
+
+
+def test_a_controller_takes_directories_out_of_the_cordoned_ones_only() -> None:
+    """It has the ids of a broker's directories, not their paths: what no broker has checked may add none."""
+    world = World()
+    world.start_brokers(0)
+    refusal = (
+        ErrorCode.INVALID_CONFIG,
+        "When updating cordoned.log.dirs via controllers,  the new value must be a subset of the current configuration "
+        "value.",
+    )
+    for name in ("0", ""):
+        assert alter(world, BROKER, name, ("cordoned.log.dirs", SET, "/a")) == refusal
+    assert alter(world, BROKER, "0", ("cordoned.log.dirs", SET, "/a, /b"), caller=FORWARDED)[0] == ErrorCode.NONE
+    assert alter(world, BROKER, "0", ("cordoned.log.dirs", SET, "/b,/c")) == refusal
+    assert alter(world, BROKER, "0", ("cordoned.log.dirs", SET, "/b"))[0] == ErrorCode.NONE
+    assert alter(world, BROKER, "0", ("cordoned.log.dirs", SET, " "))[0] == ErrorCode.NONE
+    assert alter(world, BROKER, "0", ("cordoned.log.dirs", DELETE, None))[0] == ErrorCode.NONE
+
+
+def test_a_value_that_no_record_can_hold_is_refused(world: World) -> None:
+    refusal = "The configuration value cannot be added because it exceeds the maximum value size of 32767 bytes."
+    assert alter(world, BROKER, "", ("no.key", SET, "x" * 32_767))[0] is ErrorCode.NONE
+    assert alter(world, BROKER, "", ("no.key", SET, "x" * 32_768)) == (ErrorCode.INVALID_CONFIG, refusal)
 
 
 def test_the_list_of_a_subscription_is_replaced_as_a_whole(world: World) -> None:

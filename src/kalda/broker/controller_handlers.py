@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from kalda.base.clock import Clock
+from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
@@ -52,6 +53,7 @@ from kalda.broker.handlers.forwarded import (
 from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
 from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
 from kalda.broker.handlers.tokens import create_token_failed, expire_token_failed, renew_token_failed
+from kalda.broker.item_checks import mapped
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
@@ -63,6 +65,7 @@ from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from kalda.protocol.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -70,7 +73,7 @@ from kalda.protocol.messages.metadata import (
     EndpointType,
 )
 from kalda.protocol.messages.security import AclOperation, DeleteAclsRequest
-from kalda.protocol.notation import Request, Response
+from kalda.protocol.notation import Request, Response, shallow_copy
 
 
 class _Timed(Protocol):
@@ -216,7 +219,9 @@ class ControllerHandlers:
         elect_leaders = _in_time(cut(controller.handle_elect_leaders, elect_leaders_failed))
         reassign = _in_time(cut(controller.handle_alter_partition_reassignments, reassign_failed))
         list_reassignments = handled(controller.handle_list_partition_reassignments)
-        incremental = cut(controller.handle_incremental_alter_configs, incremental_alter_configs_failed)
+        incremental = self._with_loggers(
+            cut(controller.handle_incremental_alter_configs, incremental_alter_configs_failed)
+        )
         client_quotas = cut(controller.handle_alter_client_quotas, alter_client_quotas_failed)
         scram = cut(controller.handle_alter_user_scram_credentials, alter_scram_failed)
         features = handled(controller.handle_update_features)
@@ -292,6 +297,31 @@ class ControllerHandlers:
             reply = handle(request, context, self._clock.mono_ms())
             self._on_handled()
             return reply
+
+        return handler
+
+    def _with_loggers(
+        self,
+        alter: Callable[[RequestContext, IncrementalAlterConfigsRequest], Operation[IncrementalAlterConfigsResponse]],
+    ) -> Callable[[RequestContext, IncrementalAlterConfigsRequest], Any]:
+        """`alter`, where this node sets the levels of its own loggers itself (KIP-412), as a broker does."""
+
+        def handler(context: RequestContext, request: IncrementalAlterConfigsRequest) -> Any:
+            rows = self._configs.alter_loggers_of_controller(context, request)
+            if not rows:
+                return alter(context, request)
+            rest = shallow_copy(request)
+            rest.resources = [
+                each for each in request.resources if each.resource_type != ConfigResourceType.BROKER_LOGGER
+            ]
+            if not rest.resources:
+                return IncrementalAlterConfigsResponse(responses=rows)
+
+            def add(response: IncrementalAlterConfigsResponse) -> IncrementalAlterConfigsResponse:
+                response.responses += rows
+                return response
+
+            return mapped(alter(context, rest), add)
 
         return handler
 

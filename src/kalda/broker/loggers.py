@@ -95,7 +95,10 @@ def alter_loggers(changes: Iterable[LoggerChange], validate_only: bool) -> None:
 
 def _check(change: LoggerChange) -> None:
     if change.operation not in (ConfigOperation.SET, ConfigOperation.DELETE):
-        raise ApiError(ErrorCode.INVALID_REQUEST, "The level of a logger is one value: it is set or deleted")
+        word = f"Unknown operation type {change.operation} is"
+        if change.operation in ConfigOperation.__members__.values():
+            word = f"{ConfigOperation(change.operation).name} operation is"
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{word} not allowed for the BROKER_LOGGER resource")
     is_known = change.name == ROOT or change.name in ALIASES
     if not is_known and not isinstance(_loggers().get(change.name), logging.Logger):
         raise ApiError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
@@ -104,7 +107,8 @@ def _check(change: LoggerChange) -> None:
     if change.operation == ConfigOperation.SET and change.level not in _LEVELS:
         raise ApiError(
             ErrorCode.INVALID_CONFIG,
-            f"Cannot set the log level of {change.name} to {change.level!r}: it is one of {', '.join(_LEVELS)}",
+            f"Cannot set the log level of {change.name} to {change.level} as it is not a supported log level. Valid "
+            f"log levels are {', '.join(sorted(_LEVELS))}",
         )
 
 

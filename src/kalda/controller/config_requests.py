@@ -50,7 +50,7 @@ def incremental_alter_configs(
             changes[key] = _operations(resource)
         except ApiError as error:
             outcome[key] = error
-    result = configs.incremental_alter(changes)
+    result = configs.incremental_alter(changes, is_forwarded=caller.forwarded_by is not None)
     outcome.update(result.response)
     response = IncrementalAlterConfigsResponse(
         responses=[
@@ -75,7 +75,7 @@ def legacy_alter_configs(
         for resource in request.resources
         if _key(resource) in accepted
     }
-    result = configs.legacy_alter(changes)
+    result = configs.legacy_alter(changes, is_forwarded=caller.forwarded_by is not None)
     outcome.update(result.response)
     response = AlterConfigsResponse(
         responses=[

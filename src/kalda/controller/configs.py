@@ -31,6 +31,7 @@ from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 CORDONED_LOG_DIRS = "cordoned.log.dirs"
+_MAX_VALUE_LENGTH = 32_767
 UNCLEAN_LEADER_ELECTION_ENABLE = "unclean.leader.election.enable"
 CLUSTER_DEFAULT = broker_resource(None)
 
@@ -118,20 +119,23 @@ class ConfigControl:
     def of(self, resource: ConfigResource) -> Mapping[str, str]:
         return self.values.get(resource) or {}
 
-    def incremental_alter(self, changes: Mapping[ConfigResource, Sequence[KeyOp]]) -> Result[VersionedRecord, Outcome]:
-        """Alter resources. Of each one all keys are altered or none."""
+    def incremental_alter(
+        self, changes: Mapping[ConfigResource, Sequence[KeyOp]], *, is_forwarded: bool = True
+    ) -> Result[VersionedRecord, Outcome]:
+        """Alter resources. Of each one all keys are altered or none. `is_forwarded`: a broker has checked the changes
+        of its own configs."""
         records: list[VersionedRecord] = []
         outcome: Outcome = {}
         for resource, ops in changes.items():
             try:
-                records += self.alter_one(resource, ops)
+                records += self.alter_one(resource, ops, is_forwarded=is_forwarded)
                 outcome[resource] = None
             except ApiError as error:
                 outcome[resource] = error
         return self._finish(records, outcome)
 
     def legacy_alter(
-        self, changes: Mapping[ConfigResource, Mapping[str, str | None]]
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, is_forwarded: bool = True
     ) -> Result[VersionedRecord, Outcome]:
         """Alter resources. Keys of a resource that are not in `changes` are deleted."""
         records: list[VersionedRecord] = []
@@ -141,7 +145,7 @@ class ConfigControl:
             altered = {key: value for key, value in proposed.items() if self._is_change(resource, current, key, value)}
             dropped = [key for key in current if key not in proposed]
             try:
-                self._check(resource, altered, dropped, is_new=False)
+                self._check(resource, altered, dropped, is_new=False, is_forwarded=is_forwarded)
                 records += [_record(resource, key, value) for key, value in altered.items()]
                 records += [_record(resource, key, None) for key in dropped]
                 outcome[resource] = None
@@ -150,7 +154,7 @@ class ConfigControl:
         return self._finish(records, outcome)
 
     def alter_one(
-        self, resource: ConfigResource, ops: Sequence[KeyOp], *, is_new: bool = False
+        self, resource: ConfigResource, ops: Sequence[KeyOp], *, is_new: bool = False, is_forwarded: bool = True
     ) -> list[VersionedRecord]:
         """The records of one resource's alteration, without `clear_elr_records`. Raises `ApiError`."""
         current = self.of(resource)
@@ -159,7 +163,7 @@ class ConfigControl:
             value = self._applied(resource, current.get(op.key), op)
             if self._is_change(resource, current, op.key, value):
                 altered[op.key] = value
-        self._check(resource, altered, (), is_new=is_new)
+        self._check(resource, altered, (), is_new=is_new, is_forwarded=is_forwarded)
         return [_record(resource, key, value) for key, value in altered.items()]
 
     def clear_elr_records(self, records: Iterable[VersionedRecord]) -> list[VersionedRecord]:
@@ -269,15 +273,27 @@ class ConfigControl:
         return ",".join(parts)
 
     def _check(
-        self, resource: ConfigResource, altered: Mapping[str, str | None], dropped: Iterable[str], *, is_new: bool
+        self,
+        resource: ConfigResource,
+        altered: Mapping[str, str | None],
+        dropped: Iterable[str],
+        *,
+        is_new: bool,
+        is_forwarded: bool,
     ) -> None:
         current = self.of(resource)
         proposed = dict(current)
         for key, value in [*altered.items(), *((key, None) for key in dropped)]:
             self._check_min_insync_replicas(resource, key, value)
-            self._check_cordoning(resource, key)
+            self._check_cordoning(resource, key, value, current.get(key), is_forwarded)
             if value is None:
                 proposed.pop(key, None)
+            elif len(value) > _MAX_VALUE_LENGTH:
+                raise ApiError(
+                    ErrorCode.INVALID_CONFIG,
+                    "The configuration value cannot be added because it exceeds the maximum value size of "
+                    f"{_MAX_VALUE_LENGTH} bytes.",
+                )
             else:
                 proposed[key] = value
         self._schema.validate(resource, proposed, current)
@@ -298,13 +314,28 @@ class ConfigControl:
                 ErrorCode.INVALID_CONFIG, "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
             )
 
-    def _check_cordoning(self, resource: ConfigResource, key: str) -> None:
-        if key == CORDONED_LOG_DIRS and resource.type == ConfigResourceType.BROKER and not self._can_cordon():
+    def _check_cordoning(
+        self, resource: ConfigResource, key: str, value: str | None, before: str | None, is_forwarded: bool
+    ) -> None:
+        if key != CORDONED_LOG_DIRS or resource.type != ConfigResourceType.BROKER:
+            return
+        if not self._can_cordon():
             raise ApiError(
                 ErrorCode.INVALID_CONFIG,
                 "The cordoned.log.dirs configuration value cannot be set because it requires metadata.version >= "
                 f"{MetadataVersion.IBP_4_3_IV0}",
             )
+        # A controller has the ids of a broker's directories and not their paths: it can only take some of them away.
+        if not is_forwarded and value and value.strip() and not _paths(value) <= _paths(before or ""):
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                "When updating cordoned.log.dirs via controllers,  the new value must be a subset of the current "
+                "configuration value.",
+            )
+
+
+def _paths(text: str) -> set[str]:
+    return {path.strip() for path in text.split(",")}
 
 
 def _record(resource: ConfigResource, key: str, value: str | None) -> VersionedRecord:

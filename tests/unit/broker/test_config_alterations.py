@@ -203,3 +203,118 @@ def test_key_stores_are_not_read_for_a_client_that_may_not_alter() -> None:
         ("1", ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
     ]
     assert controllers.seen == []
+
+
+SET, DELETE, APPEND, SUBTRACT, UNKNOWN = 0, 1, 2, 3, 9
+_OTHER = "Config value {} is not allowed for config key: log.cleaner.threads"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "code", "message"),
+    [
+        (TOPIC, "t", [("a", SET, "1"), ("a", DELETE, None)], 42, "Error due to duplicate config keys"),
+        (99, "t", [("a", SET, "1"), ("a", SET, "1")], 42, "Error due to duplicate config keys"),
+        (
+            TOPIC,
+            "t",
+            [("a", SET, None), ("b", DELETE, None), ("c", APPEND, None)],
+            42,
+            "Null value not supported for : a, c",
+        ),
+        (BROKER, "1", [("log.cleaner.threads", UNKNOWN, "1")], 42, "Unknown operations type 9"),
+        (BROKER, "1", [("log.cleaner.threads", APPEND, "1")], 40, _OTHER.format("append")),
+        (BROKER, "1", [("log.cleaner.threads", SUBTRACT, "1")], 40, _OTHER.format("subtract")),
+        (BROKER, "1", [("no.key", APPEND, "1")], 40, "Unknown config name: no.key"),
+        (BROKER, "1", [("log.dirs", APPEND, "x")], 42, "Cannot update these configs dynamically: [log.dirs]"),
+        (BROKER, "2", [("log.cleaner.threads", SET, "1")], 42, "Unexpected broker id, expected 1, but received 2"),
+        (BROKER, "abc", [("log.cleaner.threads", SET, "1")], 42, "Node id must be an integer, but it is: abc"),
+        (BROKER_LOGGER, "7", [("root", SET, "INFO")], 42, "Unexpected node id. Expected 1, but received 7"),
+        (
+            BROKER_LOGGER,
+            "kafka.server.KafkaApis",
+            [],
+            42,
+            "Node id must be an integer, but it is: kafka.server.KafkaApis",
+        ),
+        (
+            BROKER_LOGGER,
+            "1",
+            [("root", APPEND, "INFO")],
+            42,
+            "APPEND operation is not allowed for the BROKER_LOGGER resource",
+        ),
+        (
+            BROKER,
+            "1",
+            [("cordoned.log.dirs", SET, "*,/data")],
+            42,
+            "requirement failed: When cordoned.log.dirs is set to *, it must not contain other values",
+        ),
+        (
+            BROKER,
+            "1",
+            [("cordoned.log.dirs", APPEND, "/nowhere")],
+            42,
+            "requirement failed: All entries in cordoned.log.dirs must be present in log.dirs or log.dir. "
+            "Missing entries : /nowhere",
+        ),
+    ],
+)
+def test_what_a_broker_refuses_is_not_forwarded(
+    kind: int, name: str, changes: list[tuple[str, int, str | None]], code: int, message: str
+) -> None:
+    """Codes and texts of Apache Kafka 4.3.1, whose controllers would make some of these changes."""
+    configs_ = [
+        IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=operation, value=value)
+        for key, operation, value in changes
+    ]
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=kind, resource_name=name, configs=configs_
+    )
+    controllers = Controllers()
+    rows = altering(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True), 1, controllers)
+    assert rows == [(name, code, message)]
+    assert controllers.seen == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([("a", "1"), ("a", "2")], "Error due to duplicate config keys"),
+        ([("a", None), ("b", None)], "Null value not supported for : a, b"),
+    ],
+)
+def test_what_a_broker_refuses_of_alter_configs(changes: list[tuple[str, str | None]], message: str) -> None:
+    configs_ = [AlterConfigsRequestAlterableConfig(name=key, value=value) for key, value in changes]
+    resource = AlterConfigsRequestAlterConfigsResource(resource_type=TOPIC, resource_name="t", configs=configs_)
+    controllers = Controllers()
+    rows = altering(AlterConfigsRequest(resources=[resource], validate_only=True), 2, controllers)
+    assert rows == [("t", ErrorCode.INVALID_REQUEST, message)]
+    assert controllers.seen == []
+
+
+def test_a_dynamic_config_that_no_broker_has_checked_does_not_block_others() -> None:
+    """A controller takes what a request to itself sets."""
+    image = Mock(configs=Mock(of=lambda resource: {"num.partitions": "3"} if resource.name else {}))
+    handlers, forwarding = ConfigHandlers(1, ServerConfig(PROPERTIES), Mock(image=image)), Mock()
+    request = IncrementalAlterConfigsRequest(resources=[incremental(BROKER, "1", "log.cleaner.threads", "1")])
+    handlers.incremental_alter_configs(forwarding)(Mock(), request)
+    assert forwarding.forward.called
+
+
+def test_a_controller_sets_levels_of_its_own_loggers() -> None:
+    """As Apache Kafka's: also while it is not the active one."""
+    handlers = ConfigHandlers(1, ServerConfig(PROPERTIES), Mock(image=EMPTY))
+    resources = [
+        incremental(BROKER_LOGGER, "1", "kafka.server.KafkaApis", "INFO"),
+        incremental(TOPIC, "t", "retention.ms", "1"),
+        incremental(BROKER_LOGGER, "1", "no.such.Logger", "INFO"),
+    ]
+    request = IncrementalAlterConfigsRequest(resources=resources, validate_only=True)
+    rows = handlers.alter_loggers_of_controller(context_of(request, 1), request)
+    assert [(each.error_code, each.error_message) for each in rows] == [
+        (0, None),
+        (ErrorCode.INVALID_CONFIG, "Logger no.such.Logger does not exist!"),
+    ]
+    (refused, _) = handlers.alter_loggers_of_controller(context_of(request, 1, is_allowed=False), request)
+    assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED

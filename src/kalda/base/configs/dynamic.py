@@ -25,6 +25,7 @@ from kalda.base.configs.broker import (
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.resources import ConfigSource
 from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.server_checks import RequirementFailed
 from kalda.base.errors import ErrorCode
 
 _READ_ONLY = "Cannot update these configs dynamically"
@@ -71,7 +72,7 @@ class Layers:
 def effective(layers: Layers) -> tuple[ServerConfig, list[InvalidConfig]]:
     """The effective configuration, and the errors of the dynamic values that were left out."""
     faults: list[InvalidConfig] = []
-    kept = Layers(layers.static, _valid(layers.cluster, faults), _valid(layers.broker, faults))
+    kept = Layers(layers.static, dynamic_values(layers.cluster, faults), dynamic_values(layers.broker, faults))
     try:
         return ServerConfig(kept.merged()), faults
     except InvalidConfig as error:
@@ -79,7 +80,9 @@ def effective(layers: Layers) -> tuple[ServerConfig, list[InvalidConfig]]:
         return ServerConfig(layers.static), faults
 
 
-def _valid(layer: Mapping[str, str], faults: list[InvalidConfig]) -> dict[str, str]:
+def dynamic_values(layer: Mapping[str, str], faults: list[InvalidConfig] | None = None) -> dict[str, str]:
+    """A dynamic layer without the values that cannot be used, whose errors are added to `faults`: a controller takes
+    what no broker has checked."""
     kept: dict[str, str] = {}
     for name, text in layer.items():
         key = find_key(name)
@@ -88,7 +91,8 @@ def _valid(layer: Mapping[str, str], faults: list[InvalidConfig]) -> dict[str, s
             if key is not None:
                 key.parse(text)
         except InvalidConfig as error:
-            faults.append(error)
+            if faults is not None:
+                faults.append(error)
         else:
             kept[name] = text
     return kept
@@ -113,7 +117,8 @@ def check_alteration(layers: Layers, altered: Mapping[str, str], *, per_broker: 
         before, _ = effective(layers)
         _check_threads(before, config)
     except InvalidConfig as error:
-        raise InvalidConfig(error.message, ErrorCode.INVALID_REQUEST) from None
+        prefix = "requirement failed: " if isinstance(error, RequirementFailed) else ""
+        raise InvalidConfig(prefix + error.message, ErrorCode.INVALID_REQUEST) from None
     return config
 
 

@@ -20,6 +20,10 @@ _KRAFT_KEYS = (
 )
 
 
+class RequirementFailed(InvalidConfig):
+    """Keys that do not fit together. In answers Kafka puts "requirement failed: " before the message."""
+
+
 def check_properties(properties: Mapping[str, str]) -> None:
     """Checks of the properties as they are written, before synonyms and defaults are filled in. Raises `InvalidConfig`.
 
@@ -47,7 +51,7 @@ def check_server(config: ServerValues) -> None:
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise InvalidConfig(message)
+        raise RequirementFailed(message)
 
 
 def _check_identity(config: ServerValues) -> None:
@@ -58,6 +62,11 @@ def _check_log(config: ServerValues) -> None:
     _require(config.log_roll_ms >= 1, "log.roll.ms must be greater than or equal to 1")
     _require(config.log_roll_jitter_ms >= 0, "log.roll.jitter.ms must be greater than or equal to 0")
     _require(config.log_retention_ms != 0, "log.retention.ms must be unlimited (-1) or, greater than or equal to 1")
+    cordoned = config["cordoned.log.dirs"] or ()
+    _require(
+        "*" not in cordoned or len(cordoned) == 1,
+        "When cordoned.log.dirs is set to *, it must not contain other values",
+    )
     missing = [entry for entry in config.cordoned_log_dirs if entry not in config.log_dirs]
     _require(
         not missing,

@@ -11,6 +11,7 @@ large request are answered from the same image, and share the results that are k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from kalda.base.configs import describe
@@ -199,7 +200,8 @@ class ConfigDescriptions:
         if kind is ConfigResourceType.BROKER:
             if not name:
                 return describe.describe_cluster_default(self._layers, keys)
-            check_broker(self._broker_id, name)
+            expected = f"Unexpected broker id, expected {self._broker_id} or empty string,"
+            check_broker(self._broker_id, name, "Broker id", expected)
             return describe.describe_broker(self._layers, self._effective, keys)
         overrides = self._image.configs.of(ConfigResource(kind, name))
         if kind is ConfigResourceType.GROUP:
@@ -218,7 +220,9 @@ class ConfigDescriptions:
         return describe.describe_topic(self._layers, self._effective, overrides, keys)
 
     def _loggers(self, name: str, keys: Collection[str] | None) -> list[DescribeConfigsResourceResult]:
-        check_broker(self._broker_id, name)
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        check_broker(self._broker_id, name, "Broker id", f"Unexpected broker id, expected {self._broker_id}")
         return [
             DescribeConfigsResourceResult(
                 name=logger, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
@@ -266,13 +270,13 @@ def describe_configs_failed(request: DescribeConfigsRequest, version: int, error
     )
 
 
-def check_broker(broker_id: int, name: str) -> None:
-    """Raises `ApiError` where `name` is another broker: each broker has only its own configs."""
-    if name != str(broker_id):
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
-            f"Unexpected broker id, expected {broker_id} or empty string, but received {name}",
-        )
+def check_broker(broker_id: int, name: str, no_number: str, another: str) -> None:
+    """Raises `ApiError` where `name` is another broker: each broker has only its own configs. `no_number` and `another`
+    begin Kafka's messages, which differ from request to request."""
+    if not re.fullmatch("[+-]?[0-9]{1,19}", name):
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{no_number} must be an integer, but it is: {name}")
+    if int(name) != broker_id:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{another} but received {name}")
 
 
 def _kind(resource_type: int) -> ConfigResourceType:

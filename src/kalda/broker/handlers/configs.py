@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from kalda.base.configs.dynamic import Layers, check_alteration
+from kalda.base.configs.broker import BROKER
+from kalda.base.configs.definition import LIST, to_text
+from kalda.base.configs.dynamic import Layers, check_alteration, dynamic_values
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
@@ -36,12 +38,14 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import configs as messages
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
+    AlterConfigsRequestAlterableConfig,
     AlterConfigsRequestAlterConfigsResource,
     AlterConfigsResponse,
     AlterConfigsResponseAlterConfigsResourceResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
@@ -270,7 +274,31 @@ class ConfigHandlers:
         """Set levels of this process's loggers, until the process ends. Raises `ApiError`."""
         assert isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource), "AlterConfigs refuses loggers"
         _require_may_alter(context)
-        check_broker(self._broker_id, resource.resource_name)
+        self._set_levels(resource, validate_only)
+
+    def alter_loggers_of_controller(
+        self, context: RequestContext, request: IncrementalAlterConfigsRequest
+    ) -> list[IncrementalAlterConfigsResponseAlterConfigsResourceResponse]:
+        """The rows of the resources of a request to a controller that are loggers: each is altered, or refused."""
+        rows = []
+        for resource in request.resources:
+            if resource.resource_type != ConfigResourceType.BROKER_LOGGER:
+                continue
+            row = IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+            )
+            try:
+                if not context.allows_on_cluster(AclOperation.CLUSTER_ACTION):
+                    raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+                self._set_levels(resource, request.validate_only)
+            except ApiError as error:
+                row.error_code, row.error_message = error.code, error.message
+            rows.append(row)
+        return rows
+
+    def _set_levels(self, resource: IncrementalAlterConfigsRequestAlterConfigsResource, validate_only: bool) -> None:
+        name, own = resource.resource_name, self._broker_id
+        check_broker(own, name, "Node id", f"Unexpected node id. Expected {own},")
         alter_loggers(
             [LoggerChange(each.name, each.config_operation, each.value) for each in resource.configs], validate_only
         )
@@ -280,19 +308,14 @@ class ConfigHandlers:
         these configs."""
         name = resource.resource_name
         if name:
-            check_broker(self._broker_id, name)
+            expected = f"Unexpected broker id, expected {self._broker_id},"
+            check_broker(self._broker_id, name, "Node id", expected)
         configs = self._metadata.image.configs
         layers = Layers(
             self._static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(self._broker_id))
         )
-        altered: dict[str, str] = {}
         if isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource):
-            altered = dict(layers.broker if name else layers.cluster)
-            for change in resource.configs:
-                if change.config_operation == ConfigOperation.SET and change.value is not None:
-                    altered[change.name] = change.value
-                elif change.config_operation == ConfigOperation.DELETE:
-                    altered.pop(change.name, None)
+            altered = _applied(resource.configs, dynamic_values(layers.broker if name else layers.cluster))
         else:
             altered = {config.name: config.value for config in resource.configs if config.value is not None}
         config = check_alteration(layers, altered, per_broker=bool(name))
@@ -390,14 +413,53 @@ def _check_once(resource: AlteredResource, repeated: set[tuple[int, str]]) -> No
 def _check_shape(resource: AlteredResource) -> None:
     """Raises `ApiError` for what is wrong whatever the configs are."""
     is_incremental = isinstance(resource, IncrementalAlterConfigsRequestAlterConfigsResource)
+    if len({config.name for config in resource.configs}) < len(resource.configs):
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    nulls = [config.name for config in resource.configs if config.value is None and not _is_deletion(config)]
+    if nulls:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
     if resource.resource_type not in DOCUMENTED_AS and not (
         is_incremental and resource.resource_type == ConfigResourceType.BROKER_LOGGER
     ):
         raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
-    if not is_incremental:
-        nulls = [config.name for config in resource.configs if config.value is None]
-        if nulls:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+
+
+def _is_deletion(config: AlterConfigsRequestAlterableConfig | IncrementalAlterConfigsRequestAlterableConfig) -> bool:
+    return getattr(config, "config_operation", ConfigOperation.SET) == ConfigOperation.DELETE
+
+
+def _applied(
+    changes: Sequence[IncrementalAlterConfigsRequestAlterableConfig], before: Mapping[str, str]
+) -> dict[str, str]:
+    """The dynamic configs of a broker after an incremental alteration, as Kafka's broker works it out before it
+    forwards. Raises `ApiError`, in Kafka's words."""
+    altered = dict(before)
+    for change in changes:
+        if change.config_operation not in ConfigOperation.__members__.values():
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {change.config_operation}")
+    for change in changes:
+        operation, name = ConfigOperation(change.config_operation), change.name
+        if operation is ConfigOperation.DELETE:
+            altered.pop(name, None)
+            continue
+        assert change.value is not None, "checked before"
+        if operation is ConfigOperation.SET:
+            altered[name] = change.value
+            continue
+        key = BROKER.get(name)
+        if key is None:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
+        if key.type is not LIST:
+            word = operation.name.lower()
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"Config value {word} is not allowed for config key: {name}")
+        parts = [part for part in altered.get(name, to_text(BROKER.default(name)) or "").split(",") if part]
+        for part in change.value.split(","):
+            if operation is ConfigOperation.APPEND and part not in parts:
+                parts.append(part)
+            elif operation is ConfigOperation.SUBTRACT and part in parts:
+                parts.remove(part)
+        altered[name] = ",".join(parts)
+    return altered
 
 
 def list_config_resources_failed(
