@@ -11,7 +11,7 @@ from kalda.base.durations import quantile_sensors
 from kalda.base.sensors import NO_TAGS, Measurable, SensorName, Sensors, counted, gauged
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.raft_times import RAFT
-from kalda.metadata.features import supported_ranges
+from kalda.metadata.features import KRAFT_VERSION, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import FEATURE_NAME
 from kalda.raft.leader import LeaderRole
@@ -60,7 +60,7 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
             "uncommitted-voter-change": lambda: _changes_voters(raft.machine.role),
         },
     )
-    sensors.add_source(lambda: _levels(loader.image))
+    sensors.add_source(lambda: _levels(loader.image, raft.kraft_version))
     for feature, levels in supported_ranges().items():
         tags = (("feature-name", feature),)
         sensors.gauge(NODE, "minimum-supported-level", tags, partial(float, levels.min))
@@ -86,10 +86,10 @@ def add_quorum_gauges(sensors: Sensors, quorum: QuorumSide, clock: Clock) -> Non
     )
 
 
-def _levels(image: MetadataImage) -> Iterator[tuple[SensorName, Measurable]]:
-    """The finalized level of each feature that is on."""
+def _levels(image: MetadataImage, kraft_version: int) -> Iterator[tuple[SensorName, Measurable]]:
+    """The finalized level of each feature that is on, and of kraft.version, which no record of the image has."""
     features = image.features
-    levels = dict(features.levels)
+    levels = {**features.levels, KRAFT_VERSION: kraft_version}
     if features.metadata_version is not None:
         levels[FEATURE_NAME] = int(features.metadata_version)
     for feature, level in levels.items():

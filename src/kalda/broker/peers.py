@@ -163,6 +163,11 @@ class ReplicaFetcherManager:
         """By how many offsets the partition that is furthest behind is behind its leader."""
         return self._fetchers.max_lag
 
+    @property
+    def failed(self) -> int:
+        """How many partitions cannot be followed, for now or while their disk is offline."""
+        return self._fetchers.failed
+
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Each partition that is followed: its fetcher and its lag."""
         return self._fetchers.lags()

@@ -190,6 +190,11 @@ class DirMoves:
         pairs = ((self._logs.get(copy.topic_partition), copy) for copy in list(self._logs.futures))
         return max((log.log_end_offset - copy.log_end_offset for log, copy in pairs if log is not None), default=0)
 
+    @property
+    def failed(self) -> int:
+        """How many copies had their last step fail, and are tried again."""
+        return sum(move.failures > 0 for move in self._moves.values())
+
     def resume(self) -> None:
         """Go on with the moves that a stop or a crash of the process has interrupted. Steps are taken when all have
         begun: a step may find that a directory has failed, which removes other copies."""

@@ -74,6 +74,7 @@ class Followed:
     __slots__ = (
         "asked",
         "backoff_ms",
+        "has_failed",
         "is_fenced",
         "is_in_sync",
         "lag",
@@ -100,8 +101,10 @@ class Followed:
         """Whether the log reached the leader's high watermark with the last response: no throttle leaves it out."""
         self.lag = 0
         """How many offsets the log was behind the leader's high watermark with the last response."""
+        self.has_failed = False
+        """Whether what the leader sent could not be taken; until an append succeeds."""
         self.is_fenced = False
-        """No request any more: the epoch is over, or the disk has failed."""
+        """No request any more: the disk has failed."""
 
     def pause(self, now_ms: int, longest_ms: int) -> None:
         """Make no request for about the backoff, until a multiple of it: thousands of partitions that their leader has
@@ -109,6 +112,13 @@ class Followed:
         self.backoff_ms = _next_backoff(self.backoff_ms, longest_ms)
         grid_ms = max(1, self.backoff_ms)
         self.retry_at_ms = ((now_ms + grid_ms // 2) // grid_ms + 1) * grid_ms
+
+    def fail(self, now_ms: int, longest_ms: int, why: str) -> None:
+        """Give the partition up, for as long as a pause lasts. The first of several failures is logged."""
+        if not self.has_failed:
+            log.warning("%s is given up for now, and tried again later: %s", self.partition, why)
+        self.has_failed = True
+        self.pause(now_ms, longest_ms)
 
     def is_ready(self, now_ms: int) -> bool:
         return not self.is_fenced and self.retry_at_ms <= now_ms and self.may_fetch
@@ -184,6 +194,11 @@ class ReplicaFetcher:
     def max_lag(self) -> int:
         """Of the partition that is furthest behind its leader's high watermark, in offsets. Visits each."""
         return max([each.lag for each in self._followed.values()], default=0)
+
+    @property
+    def failed(self) -> int:
+        """How many partitions are given up: for now, or for as long as their disk is offline."""
+        return sum(each.has_failed for each in self._followed.values())
 
     def lags(self) -> Iterator[tuple[TopicPartition, int]]:
         """By how many offsets each partition is behind its leader's high watermark."""
@@ -335,7 +350,7 @@ class ReplicaFetcher:
                 log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
                 followed.spec_to_look_up = OffsetSpec.LATEST
             case ErrorCode.FENCED_LEADER_EPOCH:
-                followed.is_fenced = True
+                followed.fail(now_ms, self._config.backoff_ms, f"epoch {followed.leader_epoch} of its leader is over")
             case code:
                 log.debug("%s cannot be fetched: %s", partition, code)
                 followed.pause(now_ms, self._config.backoff_ms)
@@ -347,15 +362,15 @@ class ReplicaFetcher:
             followed.partition.append_as_follower(
                 records, followed.leader_epoch, data.high_watermark, data.log_start_offset
             )
-            followed.backoff_ms = 0
+            followed.backoff_ms, followed.has_failed = 0, False
             followed.lag = max(0, data.high_watermark - followed.partition.log.log_end_offset)
             followed.is_in_sync = not followed.lag
             throttle = self._throttle
             if throttle is not None and records and throttle.is_throttled(*followed.partition.topic_partition):
                 throttle.record(len(records), now_ms)
         except (CorruptRecord, UnexpectedAppendOffset) as error:
-            log.error("%s: the leader's records cannot be appended: %s", followed.partition, error)
-            followed.pause(now_ms, self._config.backoff_ms)
+            why = f"the leader's records cannot be appended: {error}"
+            followed.fail(now_ms, self._config.backoff_ms, why)
         except ApiError as error:
             self._on_log_error(followed, error, now_ms)
 
@@ -363,11 +378,10 @@ class ReplicaFetcher:
         """The log raised this. Where its disk has failed, the log has reported that, and its directory is offline.
         Otherwise a file could not be opened, which is tried again."""
         if followed.partition.log.offline:
-            log.error("%s is not fetched any more: %s", followed.partition, error)
-            followed.is_fenced = True
+            log.warning("%s is not fetched any more: %s", followed.partition, error)
+            followed.has_failed = followed.is_fenced = True
         else:
-            log.warning("%s is fetched again later: %s", followed.partition, error)
-            followed.pause(now_ms, self._config.backoff_ms)
+            followed.fail(now_ms, self._config.backoff_ms, str(error))
 
     def _truncate(self, followed: Followed, epoch: int, end_offset: int, now_ms: int) -> None:
         """The leader's `epoch` ends at `end_offset`: truncate to the end that both logs have in common."""
@@ -396,8 +410,7 @@ class ReplicaFetcher:
                 self._truncations.append(truncation)
         except CorruptRecord as error:
             # The log is as it was. Its replica stays out of the ISR, or leaves it.
-            log.error("%s cannot be truncated, and is not fetched in this leader epoch: %s", partition, error)
-            followed.is_fenced = True
+            followed.fail(now_ms, self._config.backoff_ms, f"its log cannot be truncated: {error}")
         except ApiError as error:
             self._on_log_error(followed, error, now_ms)
         followed.asked = None
@@ -418,7 +431,7 @@ class ReplicaFetcher:
             if followed.spec_to_look_up is None or answer is None or key not in self._followed:
                 continue  # a disk that failed under one of them has removed others
             if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
-                followed.is_fenced = True
+                followed.fail(now_ms, self._config.backoff_ms, f"epoch {followed.leader_epoch} of its leader is over")
             elif answer.error_code or answer.offset < 0:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:

@@ -68,6 +68,11 @@ class ReplicaFetchers:
         """Of the partition that is furthest behind its leader's high watermark, in offsets."""
         return max([fetcher.max_lag for fetcher in self._fetchers.values()], default=0)
 
+    @property
+    def failed(self) -> int:
+        """How many partitions cannot be followed."""
+        return sum(fetcher.failed for fetcher in self._fetchers.values())
+
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Each partition that is followed: Kafka's name of its fetcher, and its lag."""
         for (leader_id, shard), fetcher in list(self._fetchers.items()):

@@ -286,12 +286,14 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.server:type=ReplicaFetcherManager": (
         Metric("MaxLag", "offsets by which the follower that is furthest behind is behind its leader", "clientId"),
+        Metric("FailedPartitionsCount", "followers that are given up, for now or with their disk", "clientId"),
     ),
     "kafka.server:type=FetcherLagMetrics": (
         Metric("ConsumerLag", "likewise of each partition followed here; where they are few", f"clientId,{_PARTITION}"),
     ),
     "kafka.server:type=ReplicaAlterLogDirsManager": (
         Metric("MaxLag", "offsets by which a copy for another directory is behind its log, at most", "clientId"),
+        Metric("FailedPartitionsCount", "copies whose last step has failed, and is tried again", "clientId"),
     ),
     "kafka.log:type=LogManager": (
         Metric("OfflineLogDirectoryCount", "log directories that have failed"),
@@ -330,10 +332,9 @@ ABSENT: Final[dict[str, str]] = {
         "the coordinator has no threads, no queue of events and no batches that linger: it runs within the request. "
         "LocalTimeMs of JoinGroup, OffsetCommit and the others is event-processing-time, RemoteTimeMs the purgatory's"
     ),
-    "FetcherStats; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount, "
-    "FailedPartitionsCount": (
+    "FetcherStats; ReplicaFetcherManager, ReplicaAlterLogDirsManager: MinFetchRate, DeadThreadCount": (
         "requests of followers are in RequestMetrics of their leader, bytes in ReplicationBytesInPerSec. There are no "
-        "threads that could die; a partition that fails is fetched again, or its directory is offline"
+        "threads that could die"
     ),
     "Produce, Fetch, Request, ControllerMutation: queue-size": (
         "a muted connection stands in no queue; `kalda quotas top` shows who pauses"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalda.base.errors import CorruptRecord, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -122,36 +122,79 @@ def test_an_unknown_error_code_is_followed_by_a_pause() -> None:
     assert started[0].next_request(1_000) is not None
 
 
-def test_a_log_that_cannot_be_truncated_is_not_fetched_in_this_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its records diverge from the leader's, so nothing may be appended to it, and the same response would follow."""
+class FollowedWorld:
+    """A fetcher with one partition whose log ends at 5."""
+
+    def __init__(self) -> None:
+        self.fetcher = ReplicaFetcher(1, FetcherConfig(7, "cluster"), lambda: 1)
+        self.partition = partition(0)
+        self.partition.may_fetch = True
+        self.partition.log = SimpleNamespace(
+            cold=False,
+            offline=False,
+            truncation=None,
+            log_end_offset=5,
+            log_start_offset=0,
+            high_watermark=3,
+            leader_epochs=SimpleNamespace(latest=0),
+            end_offset_for_epoch=lambda epoch: (epoch, 5),
+        )
+        self.failure: Exception | None = None
+        self.partition.append_as_follower = self._append
+        self.fetcher.add(self.partition)
+
+    def _append(self, *_: object) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def answered(self, now_ms: int, **fields: Any) -> None:
+        """What the leader answers to the fetch that is due now."""
+        assert self.fetcher.next_request(now_ms) is not None
+        data = FetchResponsePartitionData(partition_index=0, high_watermark=5, **fields)
+        topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=[data])
+        self.fetcher.on_response(FetchResponse(responses=[topic]), now_ms)
+
+
+@pytest.mark.parametrize("kind", ["diverging", "corrupt", "unopenable", "fenced"])
+def test_a_partition_that_is_given_up_is_counted_said_once_and_tried_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log stays as it is. The same answer may follow, and the failure may have passed."""
 
     def damaged(*_: object) -> None:
         raise CorruptRecord("damaged")
 
-    monkeypatch.setattr(replica_fetcher, "begin_truncation", damaged)
-    fetcher = ReplicaFetcher(1, FetcherConfig(7, "cluster"), lambda: 1)
-    followed = partition(0)
-    followed.may_fetch = True
-    epochs = SimpleNamespace(latest=0)
-    followed.log = SimpleNamespace(
-        cold=False,
-        truncation=None,
-        log_end_offset=5,
-        log_start_offset=0,
-        high_watermark=3,
-        leader_epochs=epochs,
-        end_offset_for_epoch=lambda epoch: (epoch, 5),
-    )
-    fetcher.add(followed)
-    assert fetcher.next_request(0) is not None
-    diverging = FetchResponseEpochEndOffset(epoch=0, end_offset=4)
-    data = [FetchResponsePartitionData(partition_index=0, diverging_epoch=diverging)]
-    topic = FetchableTopicResponse(topic_id=Uuid(bytes(16)), partitions=data)
-    fetcher.on_response(FetchResponse(responses=[topic]), 0)
-    assert fetcher.next_request(10_000) is None
-    followed.leader_epoch = 1
-    fetcher.add(followed)
-    assert fetcher.next_request(10_000) is not None
+    world = FollowedWorld()
+    fields: dict[str, Any] = {"records": b""}
+    if kind == "diverging":
+        monkeypatch.setattr(replica_fetcher, "begin_truncation", damaged)
+        fields = {"diverging_epoch": FetchResponseEpochEndOffset(epoch=0, end_offset=4)}
+    elif kind == "fenced":
+        fields = {"error_code": ErrorCode.FENCED_LEADER_EPOCH}
+    elif kind == "corrupt":
+        world.failure = CorruptRecord("damaged")
+    else:
+        world.failure = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "too many open files")
+    for now_ms in (0, 10_000, 20_000):
+        world.answered(now_ms, **fields)
+        assert world.fetcher.failed == 1
+        assert world.fetcher.next_request(now_ms) is None, "a pause comes first"
+    said = [record for record in caplog.records if "is given up for now, and tried again later" in record.message]
+    assert [record.levelname for record in said] == ["WARNING"]
+    world.failure = None
+    world.answered(30_000, records=b"")
+    assert world.fetcher.failed == 0
+    assert world.fetcher.next_request(30_000) is not None
+
+
+def test_a_partition_whose_disk_has_failed_is_counted_until_it_is_removed() -> None:
+    world = FollowedWorld()
+    world.failure, world.partition.log.offline = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "disk"), True
+    world.answered(0, records=b"")
+    assert world.fetcher.next_request(10_000) is None
+    assert world.fetcher.failed == 1
+    world.fetcher.remove(world.partition)
+    assert world.fetcher.failed == 0
 
 
 @pytest.mark.parametrize("leader_start", [0, 5])

@@ -117,6 +117,8 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     assert values["Size", "measured", "0"] > 60 * EVERY
     assert values["NumLogSegments", "measured", "0"] == 1
     assert values["ProducerIdCount",] == 1
+    for fetched_by in ("Replica", "ReplicaAlterLogDirs"):
+        assert values["FailedPartitionsCount", fetched_by] == 0
     assert values["MaxLag", "Replica"] == values["ReassigningPartitions",] == 0
     assert values["NumOffsets",] == values["offset-commit-count",] == 1
     assert values["num-partitions", "active"] == 1
@@ -126,6 +128,7 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     assert values["EventQueueOperationsStartedCount",] > 3
     assert values["FinalizedLevel", "metadata.version"] == values["CurrentMetadataVersion",] > 0
     assert values["minimum-supported-level", "kraft.version"] == 0
+    assert values["FinalizedLevel", "kraft.version"] == 1
     assert values["LatestSnapshotGeneratedAgeMs",] < 600_000
     assert 0 < values["RequestHandlerAvgIdlePercent",] <= 1
     assert values["connection-creation-total", "PLAINTEXT"] > values["connection-close-total", "PLAINTEXT"] > 0

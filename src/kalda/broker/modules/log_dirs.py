@@ -53,7 +53,9 @@ class LogDirsModule(Module):
         context.sensors.gauge(
             "kafka.server:type=AssignmentsManager", "QueuedReplicaToDirAssignments", read=lambda: len(self.assignments)
         )
-        context.sensors.gauge(_MOVERS, "MaxLag", (("clientId", "ReplicaAlterLogDirs"),), lambda: self._moves.max_lag)
+        tags = (("clientId", "ReplicaAlterLogDirs"),)
+        context.sensors.gauge(_MOVERS, "MaxLag", tags, lambda: self._moves.max_lag)
+        context.sensors.gauge(_MOVERS, "FailedPartitionsCount", tags, lambda: self._moves.failed)
         self._handlers = LogDirHandlers(context.logs, self._moves, context.jobs)
 
     def rows(self) -> list[Row]:

@@ -86,6 +86,7 @@ class ReplicationModule(Module):
         sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
         sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: cache.reassigning(config.node_id))
         sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
+        sensors.gauge(FETCHERS, "FailedPartitionsCount", (("clientId", "Replica"),), lambda: self._fetchers.failed)
         most: int = config["kalda.metrics.logs.max"]
         sensors.add_source(lambda: partition_sensors(self.replicas, most))
         sensors.add_source(lambda: lag_sensors(self._fetchers.lags()) if len(self.replicas) <= most else ())
