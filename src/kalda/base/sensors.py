@@ -11,6 +11,7 @@ argument, so the same events give the same measurements. Stores.
     rate           so much a second, over the last samples (`kalda.base.stats`)
     average        the mean of the last samples
     maximum        the largest value of the last samples
+    minimum        the smallest value of the last samples
 
 Invariant: a tag names something that exists (a topic, a partition), never a name that a client makes up. Where that
 thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded. Sensors of clients have an
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from kalda.base.stats import Avg, Max, MetricConfig, Rate
+from kalda.base.stats import Avg, Max, MetricConfig, Min, Rate
 
 Tags: TypeAlias = tuple[tuple[str, str], ...]
 """Keys and values, in the order of Kafka's MBean names; another order is another sensor."""
@@ -119,8 +120,8 @@ class Measurable(Protocol):
 
 
 Source: TypeAlias = Callable[[], Iterable[tuple["SensorName", Measurable]]]
-Sensor: TypeAlias = Counter | CounterSum | Gauge | Rate | Avg | Max
-_S = TypeVar("_S", Counter, CounterSum, Gauge, Rate, Avg, Max)
+Sensor: TypeAlias = Counter | CounterSum | Gauge | Rate | Avg | Max | Min
+_S = TypeVar("_S", Counter, CounterSum, Gauge, Rate, Avg, Max, Min)
 
 
 class Sensors:
@@ -181,6 +182,10 @@ class Sensors:
     def maximum(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Max:
         """The maximum of that name, made with `config` where there is none."""
         return self._get_or_make(group, name, tags, Max, lambda: Max(config))
+
+    def minimum(self, group: str, name: str, tags: Tags = NO_TAGS, config: MetricConfig | None = None) -> Min:
+        """The minimum of that name, made with `config` where there is none."""
+        return self._get_or_make(group, name, tags, Min, lambda: Min(config))
 
     def gauge(self, group: str, name: str, tags: Tags = NO_TAGS, read: Callable[[], float] | None = None) -> Gauge:
         """The gauge of that name, made where there is none. A function is given once: the one of two that is not read

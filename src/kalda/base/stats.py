@@ -11,6 +11,7 @@ an argument, and must not decrease from call to call. A negative value undoes a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nan
 from struct import pack, unpack
 from typing import Final, NamedTuple, Protocol
@@ -120,6 +121,11 @@ class SampledStat:
         sample.events += 1
         sample.last_event_ms = now_ms
 
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        for value in values:
+            self.record(value, now_ms)
+
     def measure(self, now_ms: int) -> float:
         """The samples that count, combined."""
         if now_ms >= self._drop_ms:
@@ -208,6 +214,13 @@ class Avg(WindowedSum):
 
     __slots__ = ()
 
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        sample = self._sample(now_ms)
+        sample.value += sum(values)
+        sample.events += len(values)
+        sample.last_event_ms = now_ms
+
     def _combine(self) -> float:
         events = sum([sample.events for sample in self._samples])
         return super()._combine() / events if events else nan
@@ -218,6 +231,10 @@ class Max(SampledStat):
 
     __slots__ = ()
     INITIAL = -inf
+
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        self.record(max(values), now_ms)
 
     def _update(self, sample: Sample, value: float) -> None:
         sample.value = max(sample.value, value)
@@ -233,6 +250,10 @@ class Min(SampledStat):
 
     __slots__ = ()
     INITIAL = MAX_DOUBLE
+
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        self.record(min(values), now_ms)
 
     def _update(self, sample: Sample, value: float) -> None:
         sample.value = min(sample.value, value)
@@ -255,6 +276,10 @@ class Rate(WindowedSum):
             sample = self._sample(now_ms)
         sample.value += value
         sample.last_event_ms = now_ms
+
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        self.record(sum(values), now_ms)
 
     def record_within(self, value: float, now_ms: int, free: FreeUse) -> bool:
         """Count `value`, and return whether the rate is within the quota of the config. What is surely within it from
@@ -305,6 +330,10 @@ class CountRate(Rate):
     def record(self, value: float, now_ms: int) -> None:
         """Count one value at this moment."""
         super().record(1.0, now_ms)
+
+    def record_all(self, values: Sequence[float], now_ms: int) -> None:
+        """Count each of the values, of which there is one at least, at this moment."""
+        super().record(len(values), now_ms)
 
 
 class SimpleRate(Rate):

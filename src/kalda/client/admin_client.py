@@ -35,7 +35,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.token_plans import Token
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
-from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
+from kalda.client.admin_driven import AdminCalls, AdminDriven, partitions_by, positions_by
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
@@ -50,7 +50,7 @@ T = TypeVar("T")
 Partition = TopicPartition | tuple[str, int]
 
 
-class Admin:
+class Admin(AdminCalls):
     """Administration of a cluster; a context manager that closes it."""
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
@@ -83,6 +83,9 @@ class Admin:
         self._finalizer()
         if self._pid == os.getpid():
             self._io.join()
+
+    def _now_ms(self) -> int:
+        return monotonic_ms()
 
     def _ms(self, timeout: float | None) -> int:
         return self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)

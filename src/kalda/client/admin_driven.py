@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kalda import __version__
 from kalda.base.configs.admin import AdminConfig
@@ -14,17 +14,15 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.administration import AdminCore, Plan
 from kalda.client.core.backoff import Backoff, Random
+from kalda.client.core.client_metrics import ClientMetrics, metric_config
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.core.own_metrics import OwnMetrics
+from kalda.client.core.own_metrics import OwnMetrics, measured_by
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.metadata import Address, configured_bootstrap
 from kalda.protocol.apis import ApiKey
-
-if TYPE_CHECKING:
-    from kalda.client.core.pushing import Measured
 
 _numbers = itertools.count(1)
 _MAX_IN_FLIGHT = 100
@@ -35,6 +33,9 @@ class AdminDriven:
 
     def __init__(self, config: AdminConfig, random: Random, now_ms: int) -> None:
         self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
+        self.metrics = ClientMetrics(
+            "admin-client", self.client_id, metric_config(config.values), version=__version__, lock=threading.Lock()
+        )
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         kind = ControllerMetadata if config.bootstrap_controllers else ClusterMetadata
         self.core = AdminCore(
@@ -54,17 +55,16 @@ class AdminDriven:
                     random,
                     _MAX_IN_FLIGHT,
                     ApiKey.DESCRIBE_CLUSTER if config.bootstrap_controllers else ApiKey.METADATA,
-                )
+                ),
+                self.metrics,
             ),
             retry,
             now_ms,
         )
         self._config = config
         self._random = random
-        self._own_metrics: OwnMetrics | None = None
+        self.own_metrics: OwnMetrics | None = None
         """None where `push_metrics` was not called, or has nothing to do."""
-        self._submitted = 0
-        """Operations so far."""
         self.is_ending = False
         self.failure: ApiError | None = None
         self._lock: AbstractContextManager[Any] = threading.Lock()
@@ -78,29 +78,21 @@ class AdminDriven:
             if self.is_ending:
                 operation.fail(self.failure or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client is closed"))
                 return
-            self._submitted += 1
             self._waiting.append((plan, operation))
 
     def push_metrics(self, wall_ms: Callable[[], int]) -> None:
         """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false, or the client is
         connected to controllers, which receive no metrics."""
+        self.metrics.started_at_ms = wall_ms()
         if self._config.enable_metrics_push and not self._config.bootstrap_controllers:
-            self._own_metrics = OwnMetrics(
+            self.own_metrics = OwnMetrics(
                 self.core.connections,
-                self._measured,
+                measured_by(self.metrics),
                 (),
                 wall_ms=wall_ms,
                 now_ms=lambda: self.core.requests.now_ms,
                 random=self._random,
             )
-
-    def _measured(self, now_ms: int) -> Iterable[Measured]:
-        from kalda.client.core.pushing import Measured
-
-        group, connections = "org.apache.kafka.admin.client", self.core.connections
-        yield Measured(f"{group}.connection.creation.total", connections.made, True)
-        yield Measured(f"{group}.requests.in.flight", connections.in_flight)
-        yield Measured(f"{group}.operation.total", self._submitted, True)
 
     def at(self, now_ms: int) -> Connections:
         return self.core.at(now_ms)
@@ -114,17 +106,17 @@ class AdminDriven:
             self._started.append(operation)
             self.core.start(plan, operation)
         self.core.run(now_ms)
-        if self._own_metrics is not None and now_ms >= self._own_metrics.due_ms:
-            self._own_metrics.run(now_ms)
+        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
+            self.own_metrics.run(now_ms)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         with self._lock:
             if self._waiting:
                 return now_ms
         due_ms = self.core.deadline_ms(now_ms)
-        if self._own_metrics is None:
+        if self.own_metrics is None:
             return due_ms
-        return self._own_metrics.due_ms if due_ms is None else min(due_ms, self._own_metrics.due_ms)
+        return self.own_metrics.due_ms if due_ms is None else min(due_ms, self.own_metrics.due_ms)
 
     def take_actions(self) -> list[Action]:
         return self.core.take_actions()
@@ -136,7 +128,7 @@ class AdminDriven:
         """A client that was closed sends its last metrics first."""
         if not self.is_ending:
             return False
-        return self._own_metrics is None or self._own_metrics.has_ended(self.core.requests.now_ms)
+        return self.own_metrics is None or self.own_metrics.has_ended(self.core.requests.now_ms)
 
     def on_end(self, error: ApiError | None) -> None:
         closed = error or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client was closed")
@@ -148,6 +140,30 @@ class AdminDriven:
         self.core.connections.close(self.core.requests.now_ms)
         for operation in left:
             operation.fail(closed)
+
+
+class AdminCalls:
+    """What both admin clients can do without waiting."""
+
+    _driven: AdminDriven
+
+    def metrics(self) -> dict[str, Any]:
+        """The client's metrics by Kafka's names; those of a node behind its name and a dot."""
+        return self._driven.metrics.snapshot(self._now_ms())
+
+    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
+        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
+        (KIP-1076). No effect where `enable.metrics.push` is false."""
+        if self._driven.own_metrics is not None:
+            self._driven.own_metrics.register(name, read, is_total=is_total)
+
+    def unregister_metric(self, name: str) -> None:
+        """Push it no longer."""
+        if self._driven.own_metrics is not None:
+            self._driven.own_metrics.unregister(name)
+
+    def _now_ms(self) -> int:
+        raise NotImplementedError
 
 
 def _bootstrap(config: AdminConfig) -> tuple[Address, ...]:

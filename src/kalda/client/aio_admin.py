@@ -23,7 +23,7 @@ from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.token_plans import Token
 from kalda.client.admin.topics import CreatedTopic, NewTopic
 from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
-from kalda.client.admin_driven import AdminDriven, partitions_by, positions_by
+from kalda.client.admin_driven import AdminCalls, AdminDriven, partitions_by, positions_by
 from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
@@ -39,7 +39,7 @@ T = TypeVar("T")
 Partition = TopicPartition | tuple[str, int]
 
 
-class Admin:
+class Admin(AdminCalls):
     """Administration of a cluster; an asynchronous context manager that closes it."""
 
     _host: ClientHost = REAL_HOST
@@ -67,6 +67,9 @@ class Admin:
         if self._io is not None:
             self._io.wake()
             await asyncio.shield(self._io.ended)
+
+    def _now_ms(self) -> int:
+        return self._host.monotonic_ms()
 
     def _ms(self, timeout: float | None) -> int:
         return self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
+_NS_PER_MS = 1_000_000
 _FOREVER_S = 3600.0 * 24 * 365
 
 
@@ -64,6 +65,7 @@ class _Driven:
 
     def __init__(self, core: ConsumerCore) -> None:
         self.core = core
+        self.metrics = core.metrics
         self.polling = 0
         """Calls of `poll` that are running."""
         self.is_ending = False
@@ -212,6 +214,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
+            driven.metrics.on_poll_ended(self._now_ms())
 
     def _has_news(self) -> bool:
         return self._is_woken or self._may_continue()
@@ -257,6 +260,7 @@ class Consumer(ConsumerCalls):
         """Commit `offsets`, those after a record, or None: the positions. It is repeated until it is done or `timeout`
         has passed, and raises `CommitFailed` where the partitions belong to others by now."""
         chosen = offsets_of(offsets)
+        began_ms = self._now_ms()
         committed = await self._wait(
             "the commit",
             timeout,
@@ -264,6 +268,7 @@ class Consumer(ConsumerCalls):
                 self.positions() if chosen is None else chosen, operation, repeats=True
             ),
         )
+        self._core.metrics.commit_sync_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
         for interceptor in self._interceptors():
             interceptor.on_commit(committed or {})
 
@@ -272,9 +277,11 @@ class Consumer(ConsumerCalls):
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
         wanted = partitions_of(partitions) or sorted(self.assignment())
+        began_ms = self._now_ms()
         found = await self._wait(
             "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
         )
+        self._core.metrics.committed_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
         return {partition: found.get(partition) for partition in wanted}
 
     async def offsets_for_times(

@@ -47,6 +47,7 @@ class _Driven:
 
     def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
         self.core = core
+        self.metrics = core.metrics
         self.outgoing = outgoing
         self.waiting: set[asyncio.Future[None]] = set()
         """Tasks that wait for metadata."""
@@ -269,8 +270,9 @@ class Producer(ProducerCalls):
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._driven.waiting.add(waiting)
             try:
-                async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
-                    await waiting
+                with self._timed(self._core.metrics.metadata_wait_ns):
+                    async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
+                        await waiting
             except TimeoutError:
                 raise self._no_topic(topic, partition) from None
             finally:
@@ -286,8 +288,9 @@ class Producer(ProducerCalls):
         waiter = core.pool.wait(size, given.set)
         io.wake()
         try:
-            async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
-                await given.wait()
+            with self._timed(core.metrics.wait_time_ns):
+                async with asyncio.timeout(max(0.0, (deadline_ms - self._monotonic_ms()) / 1000)):
+                    await given.wait()
             buffer, waiter.buffer = waiter.buffer, None
             assert buffer is not None, "the pool sets the buffer before it wakes its waiter"
             return buffer
@@ -298,6 +301,9 @@ class Producer(ProducerCalls):
 
     def _now_ms(self) -> int:
         return self._monotonic_ms()
+
+    def _now_ns(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1e9)
 
     def _check_open(self) -> None:
         driven = self._driven
@@ -312,11 +318,13 @@ class Producer(ProducerCalls):
         """As the blocking producer's."""
         transactions = self._transactions()
         transactions.initialize()
-        await self._wait_for_transaction(transactions, timeout, "initialized")
+        with self._timed(self._core.metrics.init_ns):
+            await self._wait_for_transaction(transactions, timeout, "initialized")
 
     async def begin_transaction(self) -> None:
         """As the blocking producer's."""
-        self._transactions().begin()
+        with self._timed(self._core.metrics.begin_ns):
+            self._transactions().begin()
 
     async def send_offsets_to_transaction(
         self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
@@ -324,19 +332,22 @@ class Producer(ProducerCalls):
         """As the blocking producer's."""
         transactions = self._transactions()
         transactions.send_offsets(offsets, group_metadata)
-        await self._wait_for_transaction(transactions, timeout, "given the offsets")
+        with self._timed(self._core.metrics.send_offsets_ns):
+            await self._wait_for_transaction(transactions, timeout, "given the offsets")
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
         """As the blocking producer's."""
         transactions = self._transactions()
         transactions.begin_commit()
-        await self._wait_for_transaction(transactions, timeout, "committed")
+        with self._timed(self._core.metrics.commit_ns):
+            await self._wait_for_transaction(transactions, timeout, "committed")
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """As the blocking producer's."""
         transactions = self._transactions()
         transactions.begin_abort()
-        await self._wait_for_transaction(transactions, timeout, "aborted")
+        with self._timed(self._core.metrics.abort_ns):
+            await self._wait_for_transaction(transactions, timeout, "aborted")
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -393,15 +404,9 @@ class Producer(ProducerCalls):
         accumulator.flushes += 1
         io.wake()
         try:
-            async with asyncio.timeout(timeout):
-                while waiting:
-                    batch = waiting.pop()
-                    if not batch.is_done:
-                        if batch.waiter is None:
-                            batch.waiter = asyncio.Event()
-                        await batch.waiter.wait()
-                    if batch.final_state is FinalState.SPLIT:
-                        waiting += [part for _, part in batch.parts]
+            with self._timed(self._core.metrics.flush_time_ns):
+                async with asyncio.timeout(timeout):
+                    await _until_done(waiting)
         finally:
             accumulator.flushes -= 1
 
@@ -447,6 +452,17 @@ def _wake(waiting: set[asyncio.Future[None]]) -> None:
             each.set_result(None)
 
 
+async def _until_done(waiting: list[ProducerBatch]) -> None:
+    while waiting:
+        batch = waiting.pop()
+        if not batch.is_done:
+            if batch.waiter is None:
+                batch.waiter = asyncio.Event()
+            await batch.waiter.wait()
+        if batch.final_state is FinalState.SPLIT:
+            waiting += [part for _, part in batch.parts]
+
+
 async def _written(batches: list[ProducerBatch]) -> list[WrittenBatch]:
     """Where rows are, when all of them are acknowledged."""
     while waiting := [batch for batch in leaves(batches) if not batch.is_done]:
@@ -467,7 +483,7 @@ def _deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
         error = batch.error
         for ticket in tickets or ():
             delivery, ticket.callback = ticket.callback, None
-            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket.timestamp)
+            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket)
             if outgoing.interceptors:
                 outgoing.acknowledge(metadata, error)
             if delivery.done():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.client.channel import Channel
+from kalda.client.core.client_metrics import ClientMetrics
 from kalda.client.core.connections import Action, Close, Connect, Connections, SocketAddress, Write
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 class Driven(Protocol):
     """A core with what its shell adds to it: what is run."""
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """The client's metrics: I/O is counted there."""
+        ...
 
     def at(self, now_ms: int) -> Connections:
         """The connections, for an event at this time."""
@@ -192,7 +198,8 @@ class Channels:
             return inner
         from kalda.client.sasl_channel import SaslChannel
 
-        return SaslChannel(inner, security, host, partial(self._watch.log_in, connection_id, host))
+        log_in = partial(self._watch.log_in, connection_id, host)
+        return SaslChannel(inner, security, host, log_in, self._driven.metrics.renewals.append)
 
     def on_login(self, connection_id: int, login: ClientLogin | None, error: ApiError | None) -> None:
         """A thread has prepared the login of a connection, or failed."""
@@ -238,6 +245,8 @@ class Channels:
         now_ms = monotonic_ms()
         connections = self._driven.at(now_ms)
         if channel.is_open and not was_open:
+            if self._security is not None:
+                self._driven.metrics.logins.value += 1
             connections.on_connected(connection_id, now_ms)
         for frame in frames:
             connections.on_frame(connection_id, frame, now_ms)
@@ -251,6 +260,9 @@ class Channels:
         connections = self._driven.at(now_ms)
         refusal = getattr(error, "error", None)
         if isinstance(refusal, ApiError):  # of a login or a certificate: no retry mends it
+            metrics = self._driven.metrics
+            failed = metrics.failed_renewals if self._channels[connection_id].is_open else metrics.failed_logins
+            failed.value += 1
             connections.on_refused(refusal)
         if self._channels[connection_id].is_open:
             connections.on_lost(connection_id, str(error), now_ms)

@@ -204,6 +204,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
+            driven.metrics.on_poll_ended(monotonic_ms())
 
     def _begin_poll(self, now_ms: int) -> None:
         with self._lock:
@@ -308,7 +309,9 @@ class Consumer(ConsumerCalls):
                 operation.on_done = lambda done: self._on_committed(done, on_done)
             core.commit(self.positions() if chosen is None else chosen, operation, repeats=wait)
         if wait:
+            began_ns = time.perf_counter_ns()
             self._finish(operation)
+            core.metrics.commit_sync_ns.value += time.perf_counter_ns() - began_ns
             for interceptor in self._interceptors():
                 interceptor.on_commit(operation.result or {})
         else:
@@ -328,9 +331,11 @@ class Consumer(ConsumerCalls):
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
         wanted = partitions_of(partitions) or sorted(self.assignment())
+        began_ns = time.perf_counter_ns()
         found = self._wait(
             "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
         )
+        self._core.metrics.committed_ns.value += time.perf_counter_ns() - began_ns
         return {partition: found.get(partition) for partition in wanted}
 
     def offsets_for_times(

@@ -74,6 +74,7 @@ class ConsumerCalls:
     _lock: AbstractContextManager[Any]
     _listening: object = None
     """The thread or task that is in a call of the listener by `poll`."""
+    _listening_since_ms = 0
     _is_revoking = False
     """The listener is being called for partitions that are taken away."""
 
@@ -228,12 +229,11 @@ class ConsumerCalls:
         with self._lock:
             self._core.request_rejoin(reason)
 
-    def metrics(self) -> dict[str, float]:
-        """Every metric's value, by Kafka's name."""
-        from kalda.client.core.consumer_metrics import consumer_metrics
-
+    def metrics(self) -> dict[str, Any]:
+        """The consumer's metrics by Kafka's names; those of a topic, a partition or a node behind its name and a
+        dot."""
         with self._lock:
-            return consumer_metrics(self._core, self._now_ms())
+            return self._core.metrics.snapshot(self._now_ms())
 
     def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
         """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
@@ -307,7 +307,7 @@ class ConsumerCalls:
             callback = self._core.callback
             if callback is None or self._listening is not None:
                 return None
-            self._listening = self._current()
+            self._listening, self._listening_since_ms = self._current(), self._now_ms()
             self._is_revoking = callback.call is not Call.ASSIGNED
             return callback
 
@@ -316,6 +316,9 @@ class ConsumerCalls:
         with self._lock:
             self._listening, self._is_revoking = None, False
             self._begin()
+            metrics = self._core.coordinator_metrics
+            if was_called and self._listener is not None and metrics is not None:
+                metrics.callbacks[callback.call.value].append(self._now_ms() - self._listening_since_ms)
             if was_called and self._core.callback is callback:
                 self._core.on_callback_done()
             self._core.run(self._now_ms(), True)

@@ -39,6 +39,7 @@ class ConsumerDriven:
 
     def __init__(self, core: ConsumerCore) -> None:
         self.core = core
+        self.metrics = core.metrics
         self.lock = threading.RLock()
         self.polling = 0
         """Calls of `poll` that are running."""

@@ -37,7 +37,7 @@ class DeliveryFuture(Ticket):
         batch, index = self._wait(timeout)
         if batch.error is not None:
             raise batch.error
-        return batch.record_metadata(index, self.timestamp)
+        return batch.record_metadata(index, self)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The record's error, None where it was acknowledged. Waits as `result` does."""
@@ -196,7 +196,7 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
         for ticket in tickets:
             callback, ticket.callback = ticket.callback, None
             error = batch.error
-            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket.timestamp)
+            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket)
             if outgoing.interceptors:
                 outgoing.acknowledge(metadata, error)
             for each in callback if isinstance(callback, list) else (callback,):

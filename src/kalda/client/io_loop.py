@@ -39,6 +39,8 @@ class IoLoop:
         self._driven = driven
         self._security = security
         self._channels: Channels = Channels(driven, self, security, send_bytes, receive_bytes)
+        self._io_s = loop.time()
+        """When the last reading or writing has ended."""
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -78,7 +80,9 @@ class IoLoop:
         try:
             ran_ms = self._now_ms()
             driven.run(ran_ms)
+            began_s = self._loop.time()
             self._channels.carry_out()
+            self._count_io(began_s)
             driven.finish()
             if driven.is_over():
                 self._end(None)
@@ -166,6 +170,16 @@ class IoLoop:
         self.wake()
 
     def _on_event(self, connection_id: int, readable: bool, writable: bool) -> None:
-        if self._channels.on_event(connection_id, readable, writable):
+        began_s = self._loop.time()
+        has_come = self._channels.on_event(connection_id, readable, writable)
+        self._count_io(began_s)
+        if has_come:
             self._driven.finish()
             self.wake()
+
+    def _count_io(self, began_s: float) -> None:
+        """Reading or writing has ended, which began at that time. The time before it counts as a wait for sockets."""
+        ended_s, metrics = self._loop.time(), self._driven.metrics
+        metrics.io_wait_ns.append(int((began_s - self._io_s) * 1e9))
+        metrics.io_ns.append(int((ended_s - began_s) * 1e9))
+        self._io_s = ended_s

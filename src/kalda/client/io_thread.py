@@ -15,6 +15,7 @@ import logging
 import select
 import socket
 import threading
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -45,6 +46,9 @@ class IoThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._driven = driven
         self._channels = Channels(driven, self, security, send_bytes, receive_bytes)
+        self._metrics = driven.metrics
+        self._io_ns = 0
+        """Nanoseconds of writing since the last wait for sockets."""
         self._poll = select.poll()
         self._select = self._poll.poll
         self._watched: dict[int, int] = {}
@@ -131,7 +135,7 @@ class IoThread(threading.Thread):
         self._wake_is_due = False
         ran_ms = monotonic_ms()
         driven.run(ran_ms)
-        self._channels.carry_out()
+        self._carry_out()
         driven.finish()
         if awaited is not None and awaited.is_done:
             self.sleeps_until_ms = 0
@@ -160,8 +164,10 @@ class IoThread(threading.Thread):
         self._is_selecting = True
         if self._wake_is_due or self.signals.is_any:
             wait_ms = 0
+        began_ns = perf_counter_ns()
         events = self._select(wait_ms)
         self._is_selecting = False
+        waited_ns = perf_counter_ns()
         goes_on = not events or not wait_ms
         for descriptor, mask in events:
             connection_id = self._watched.get(descriptor)
@@ -175,7 +181,19 @@ class IoThread(threading.Thread):
             elif descriptor == self._wakened.fileno():
                 self._wakened.recv(4096)
                 goes_on = True
+        self._count_io(began_ns, waited_ns)
         return goes_on
+
+    def _carry_out(self) -> None:
+        began_ns = perf_counter_ns()
+        self._channels.carry_out()
+        self._io_ns += perf_counter_ns() - began_ns
+
+    def _count_io(self, began_ns: int, waited_ns: int) -> None:
+        """A wait for sockets has lasted from the one time to the other, and reading until now."""
+        self._metrics.io_wait_ns.append(waited_ns - began_ns)
+        self._metrics.io_ns.append(self._io_ns + perf_counter_ns() - waited_ns)
+        self._io_ns = 0
 
     # -- what `Channels` needs
 

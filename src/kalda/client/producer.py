@@ -64,6 +64,7 @@ class _Driven:
 
     def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
         self.core = core
+        self.metrics = core.metrics
         self.outgoing = outgoing
         self.changed = threading.Condition()
         """Notified where the metadata has changed, and at the end."""
@@ -409,6 +410,9 @@ class Producer(ProducerCalls):
     def _now_ms(self) -> int:
         return monotonic_ms()
 
+    def _now_ns(self) -> int:
+        return time.perf_counter_ns()
+
     def _check_open(self) -> None:
         driven = self._driven
         if self._thread.was_forked:
@@ -425,11 +429,13 @@ class Producer(ProducerCalls):
         after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`."""
         transactions = self._transactions()
         transactions.initialize()
-        self._wait_for_transaction(transactions, timeout, "initialized")
+        with self._timed(self._core.metrics.init_ns):
+            self._wait_for_transaction(transactions, timeout, "initialized")
 
     def begin_transaction(self) -> None:
         """Begin a transaction: the records that are sent from now on are in it."""
-        self._transactions().begin()
+        with self._timed(self._core.metrics.begin_ns):
+            self._transactions().begin()
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[Any, Any], group_metadata: object, timeout: float | None = None
@@ -438,7 +444,8 @@ class Producer(ProducerCalls):
         read. `group_metadata` is that of the consumer, or the group's name."""
         transactions = self._transactions()
         transactions.send_offsets(offsets, group_metadata)
-        self._wait_for_transaction(transactions, timeout, "given the offsets")
+        with self._timed(self._core.metrics.send_offsets_ns):
+            self._wait_for_transaction(transactions, timeout, "given the offsets")
 
     def commit_transaction(self, timeout: float | None = None) -> None:
         """Wait until all of the transaction's records are acknowledged, and commit it. Raises
@@ -446,13 +453,15 @@ class Producer(ProducerCalls):
         again."""
         transactions = self._transactions()
         transactions.begin_commit()
-        self._wait_for_transaction(transactions, timeout, "committed")
+        with self._timed(self._core.metrics.commit_ns):
+            self._wait_for_transaction(transactions, timeout, "committed")
 
     def abort_transaction(self, timeout: float | None = None) -> None:
         """Abort the transaction. Records that were not sent yet fail."""
         transactions = self._transactions()
         transactions.begin_abort()
-        self._wait_for_transaction(transactions, timeout, "aborted")
+        with self._timed(self._core.metrics.abort_ns):
+            self._wait_for_transaction(transactions, timeout, "aborted")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

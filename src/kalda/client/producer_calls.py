@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, SupportsIndex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.sensors import Counter
 from kalda.base.topic_names import is_topic_name
 from kalda.client.core.outgoing import Outgoing
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
 from kalda.client.core.producing import ProducerCore
+from kalda.client.core.transaction_errors import is_of_state
 from kalda.client.errors import refused
 from kalda.client.metadata import Partition
 
@@ -28,10 +31,23 @@ class ProducerCalls:
     def _now_ms(self) -> int:
         raise NotImplementedError
 
+    def _now_ns(self) -> int:
+        """The clock of the metrics that are in nanoseconds."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _timed(self, spent_ns: Counter) -> Iterator[None]:
+        """Count what the block takes."""
+        began_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            spent_ns.value += self._now_ns() - began_ns
+
     # -- metrics
 
-    def metrics(self) -> dict[str, float]:
-        """The producer's metrics by Kafka's names; those of a topic behind its name and a dot."""
+    def metrics(self) -> dict[str, Any]:
+        """The producer's metrics by Kafka's names; those of a topic or a node behind its name and a dot."""
         return self._core.metrics.snapshot(self._now_ms())
 
     def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
@@ -108,6 +124,8 @@ class ProducerCalls:
 
     def _on_failed_send(self, error: BaseException) -> None:
         """A record got into no batch. The transaction in which it was sent can only be aborted; interceptors see it."""
+        if isinstance(error, Exception) and not (isinstance(error, ApiError) and is_of_state(error)):
+            self._core.metrics.errors.value += 1
         if self._core.transactions is not None:
             self._core.transactions.on_send_failed(error)
         if self._outgoing.interceptors and isinstance(error, Exception):

@@ -237,12 +237,15 @@ class ProducerIo(IoThread):
         self.sleeps_until_ms = monotonic_ms() + wait_ms  # before the queues are read: `send` appends, then reads this
         self._is_selecting = True
         if not self._wake_is_due and not self._core.accumulator.has_queued:
+            began_ns = time.perf_counter_ns()
             events = self._select(wait_ms)
             self._is_selecting = False
+            waited_ns = time.perf_counter_ns()
             if len(events) == 1 and events[0][1] == select.POLLIN:
                 connection_id = self._watched.get(events[0][0])
                 if connection_id == express.connection_id:
                     self._receive_express(express, connection_id)
+            self._count_io(began_ns, waited_ns)
         self._is_selecting = False
         self.sleeps_until_ms = 0
 
@@ -261,7 +264,7 @@ class ProducerIo(IoThread):
         self._turns += 1
         if not self._core.send(now_ms):
             return
-        self._channels.carry_out()
+        self._carry_out()
         if not self._core.sender.finished:  # as it has with acks=0
             self.sleeps_until_ms = now_ms + _USUAL_WAIT_MS
             self._wait(_USUAL_WAIT_MS)

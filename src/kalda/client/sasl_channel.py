@@ -40,15 +40,24 @@ class SaslChannel:
     """What `Channel` is, with a login."""
 
     def __init__(
-        self, inner: Channel, security: ClientSecurity, host: str, log_in_by_thread: Callable[[], bool]
+        self,
+        inner: Channel,
+        security: ClientSecurity,
+        host: str,
+        log_in_by_thread: Callable[[], bool],
+        on_renewed: Callable[[int], None],
     ) -> None:
         """`log_in_by_thread()` is called for a login that may have to wait: it has `security.login` called on a thread
-        and its result given to `on_login`, or returns False where the login may wait here."""
+        and its result given to `on_login`, or returns False where the login may wait here. `on_renewed(ms)` is called
+        when a session was renewed, with the time that this has taken."""
         self.is_open = False
         self._inner = inner
         self._security = security
         self._host = host
         self._log_in_by_thread = log_in_by_thread
+        self._on_renewed = on_renewed
+        self._began_s = 0.0
+        """When the login under way began."""
         self._is_preparing = False
         """A thread prepares a login."""
         self._login: ClientLogin | None = None
@@ -129,6 +138,7 @@ class SaslChannel:
 
     def _begin(self) -> None:
         self._renew_at_s = None
+        self._began_s = time.monotonic()
         if self._security.blocks and self._log_in_by_thread():
             self._is_preparing = True
             return
@@ -172,6 +182,8 @@ class SaslChannel:
             self._inner.flush()
             return
         self._login = self._call = None
+        if self.is_open:
+            self._on_renewed(int((time.monotonic() - self._began_s) * 1000))
         self.is_open = True
         if login.session_lifetime_ms > 0:
             self._renew_at_s = time.monotonic() + login.session_lifetime_ms * RENEWAL_SHARE / 1000

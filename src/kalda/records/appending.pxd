@@ -5,6 +5,8 @@ cdef class Ticket:
     cdef public Py_ssize_t index
     cdef public long long timestamp
     cdef public object callback
+    cdef public Py_ssize_t key_size
+    cdef public Py_ssize_t value_size
 
 cdef class Records:
     cdef public bytearray data
@@ -12,6 +14,7 @@ cdef class Records:
     cdef public Py_ssize_t limit
     cdef public Py_ssize_t switch_at
     cdef public Py_ssize_t count
+    cdef public Py_ssize_t largest_record
     cdef public long long base_timestamp
     cdef public long long max_timestamp
     cdef public bint is_open

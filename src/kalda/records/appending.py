@@ -47,6 +47,10 @@ class Ticket:
         self.index = index
         self.timestamp = timestamp
         self.callback = callback
+        self.key_size = -1
+        """Of the serialized key; -1 where there is none."""
+        self.value_size = -1
+        """Likewise."""
 
 
 class Records:
@@ -60,6 +64,9 @@ class Records:
         self.switch_at = self.limit
         """The position at which a batch is no longer its topic's sticky one, even where it is not full."""
         self.count = 0
+        self.largest_record = 0
+        """Bytes of the largest record as Kafka's metrics count them: with the header of a batch, and as many bytes as
+        the numbers in a record may have."""
         self.base_timestamp = 0
         self.max_timestamp = 0
         self.is_open = True
@@ -81,6 +88,7 @@ class Records:
         size = 1 + _varlong_size(delta) + _varlong_size(self.count) + tail_length
         size += _varlong_size(key_length) + (key_length if key_length > 0 else 0)
         size += _varlong_size(value_length) + (value_length if value_length > 0 else 0)
+        bound: cython.Py_ssize_t = 61 + 21 + size - 1 - _varlong_size(delta) - _varlong_size(self.count)
         pos = self.position
         if pos + size + _varlong_size(size) > (self.limit if self.count > 0 else len(self.data)):
             return False
@@ -105,7 +113,11 @@ class Records:
             self.base_timestamp = self.max_timestamp = timestamp
         elif timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
+        if bound > self.largest_record:
+            self.largest_record = bound
         ticket.index = self.count
+        ticket.key_size = key_length
+        ticket.value_size = value_length
         self.count += 1
         self.position = pos
         if ticket.callback is not None:

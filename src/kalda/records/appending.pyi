@@ -12,6 +12,8 @@ class Ticket:
     index: int
     timestamp: int
     callback: Any
+    key_size: int
+    value_size: int
     def __init__(self, batch: Any = ..., index: int = ..., timestamp: int = ..., callback: Any = ...) -> None: ...
 
 T = TypeVar("T", bound=Ticket)
@@ -22,6 +24,7 @@ class Records:
     limit: int
     switch_at: int
     count: int
+    largest_record: int
     base_timestamp: int
     max_timestamp: int
     is_open: bool

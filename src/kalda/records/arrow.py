@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -245,6 +246,24 @@ class RowEncoder:
         key_ends, value_ends, tail_ends = self._key[0], self._value[0], self._tails[0]
         size: int = key_ends[last] - key_ends[first] + value_ends[last] - value_ends[first]
         return size + (last - first) * _RECORD_OVERHEAD + (tail_ends[last] - tail_ends[first] if len(tail_ends) else 0)
+
+    @cached_property
+    def largest_row_bytes(self) -> int:
+        """An upper bound of the encoded size of each row."""
+        if not self.rows:
+            return 0
+        import pyarrow.compute as pc
+
+        sizes = [
+            pc.subtract(column.slice(1), column.slice(0, self.rows))
+            for ends in (self._key[0], self._value[0], self._tails[0])
+            if len(ends)
+            for column in [pa.Array.from_buffers(pa.int32(), self.rows + 1, [None, pa.py_buffer(ends)])]
+        ]
+        total = sizes[0]
+        for size in sizes[1:]:
+            total = pc.add(total, size)
+        return int(pc.max(total).as_py()) + _RECORD_OVERHEAD
 
     def encode(self, out: bytearray | memoryview, first: int) -> tuple[int, int, int, int]:
         """Encode rows from `first` on into `out`, behind the room for a header, as many as fit: (end, next row, base

@@ -396,8 +396,8 @@ def page() -> str:
         "What clients measure themselves they push where it is subscribed (KIP-714): `kalda client-metrics alter",
         "--name all --metrics '*'`. Seen in the topic `__client_metrics`, with `kalda client-metrics tail`, and as a",
         "table of Spark (`kalda.spark.client_metrics`): 96 metrics of a producer and 107 of a consumer of Apache Kafka",
-        "4.3.1, which push by default; 10 and 13 of librdkafka 2.16 with `enable.metrics.push=true`; 44 and 28 of",
-        "Kalda's own clients.",
+        "4.3.1, which push by default; 10 and 13 of librdkafka 2.16 with `enable.metrics.push=true`; those of",
+        "Apache Kafka's, by the same names, of Kalda's own clients, whose `metrics()` returns them too.",
         "",
     ]
     for group in sorted(METRICS):

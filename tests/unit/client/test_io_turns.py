@@ -15,6 +15,7 @@ import pytest
 from kalda.base.errors import ApiError
 from kalda.client import io_thread
 from kalda.client.channels import Channels
+from kalda.client.core.client_metrics import ClientMetrics
 from kalda.client.core.connections import Action
 from kalda.client.io_loop import IoLoop
 from kalda.client.io_thread import IoThread
@@ -29,6 +30,7 @@ class OneTimer:
 
     def __init__(self) -> None:
         self.has_fired = False
+        self.metrics = ClientMetrics("test", "test")
 
     def run(self, now_ms: int) -> None:
         self.has_fired |= now_ms >= DUE_MS

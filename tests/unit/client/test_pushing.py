@@ -9,8 +9,9 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.base.sensors import SensorName
 from kalda.client.core.own_metrics import FIRST_MS, OwnMetrics
-from kalda.client.core.pushing import Measured, consumer_measured, producer_measured
+from kalda.client.core.pushing import Measured, by_names_of_telemetry
 from kalda.protocol.messages.telemetry import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
@@ -229,13 +230,22 @@ def test_metrics_of_the_application(world: World) -> None:
 
 
 def test_names_are_those_of_kip_714() -> None:
-    found = producer_measured([("producer-topic-metrics", "record-send-total", {"client-id": "c", "topic": "t"}, 1)])
-    assert list(found) == [Measured("org.apache.kafka.producer.topic.record.send.total", 1, True, (("topic", "t"),))]
-    consumer = {"rebalance-latency-avg": 1.0, "a-b-3.records-lag": 2.0}
-    assert list(consumer_measured(consumer, 4)) == [
-        Measured("org.apache.kafka.consumer.connection.creation.total", 4, True),
-        Measured("org.apache.kafka.consumer.coordinator.rebalance.latency.avg", 1.0),
-        Measured(
-            "org.apache.kafka.consumer.fetch.manager.records.lag", 2.0, False, (("topic", "a-b"), ("partition", "3"))
-        ),
+    client, topic = ("client-id", "c"), ("topic", "a-b")
+    found = by_names_of_telemetry(
+        [
+            (SensorName("producer-topic-metrics", "record-send-total", (client, topic)), 1, True),
+            (SensorName("admin-client-node-metrics", "request-rate", (client, ("node-id", "node-1"))), 2.0, False),
+            (
+                SensorName("consumer-fetch-manager-metrics", "records-lag", (client, topic, ("partition", "3"))),
+                3,
+                False,
+            ),
+            (SensorName("kafka-metrics-count", "count", (client,)), 4, False),
+        ]
+    )
+    assert list(found) == [
+        Measured("org.apache.kafka.producer.topic.record.send.total", 1, True, (topic,)),
+        Measured("org.apache.kafka.admin.client.node.request.rate", 2.0, False, (("node_id", "node-1"),)),
+        Measured("org.apache.kafka.consumer.fetch.manager.records.lag", 3, False, (topic, ("partition", "3"))),
+        Measured("org.apache.kafka.kafka.count.count", 4),
     ]

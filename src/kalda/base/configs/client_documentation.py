@@ -96,9 +96,9 @@ CLIENT: dict[str, str] = {
         "`none` goes on with the known ones."
     ),
     "metric.reporters": "No effect: `metrics()` of a client returns its metrics.",
-    "metrics.num.samples": "No effect: windows of metrics have a fixed number of samples.",
+    "metrics.num.samples": "Windows over which a rate, an average or a maximum of `metrics()` reaches back.",
     "metrics.recording.level": "No effect: all metrics are recorded.",
-    "metrics.sample.window.ms": "No effect: windows of metrics have a fixed length.",
+    "metrics.sample.window.ms": "Length of a window of `metrics()`.",
     "partition.assignment.strategy": "Assignors that the members of a classic group may use, the preferred one first.",
     "partitioner.adaptive.partitioning.enable": (
         "Whether partitions whose leaders are slow get fewer of the records without a key."

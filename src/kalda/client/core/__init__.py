@@ -7,6 +7,7 @@ Of all clients:
 - `controllers`: the same of a client of controllers
 - `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
 - `requests`: metadata kept up to date, coordinators found, requests sent
+- `client_metrics`: what a client measures of its connections and its I/O
 - `own_metrics`: when a client pushes its own metrics
 - `pushing`: which of them, and how (KIP-714)
 
@@ -25,7 +26,7 @@ Of the producer, from `send` to the acknowledgement:
 - `lone_batches`: requests of one batch, in fewer steps
 - `express`: a record that is sent at once, where nothing else is queued or in flight
 - `lone_request`: its request, written in one piece; compiled
-- `producer_metrics`: metrics by Kafka's names
+- `producer_metrics`: a producer's metrics, by Kafka's names
 - `producer_errors`: errors that no broker has sent
 - `producing`: a whole producer, put together
 - `partitioner`: the partition of a key

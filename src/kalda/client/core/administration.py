@@ -299,7 +299,11 @@ class AdminCore:
             left_ms = max(1, run.operation.deadline_ms - self.requests.now_ms)
             timeout_ms = min(left_ms, self.connections.request_timeout_ms)
 
+            sent_ms, metrics = self.requests.now_ms, self.connections.metrics
+
             def on_done(answer: Any, error: ApiError | None) -> None:
+                if error is None:
+                    metrics.node(node_id).latency.append(self.requests.now_ms - sent_ms)
                 if run.asks is asks:
                     self._on_answer(run, index, answer, error)
 

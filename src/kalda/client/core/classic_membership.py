@@ -30,6 +30,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.core.assignors import Assignor, Rebalance, Subscriber, Topics
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.consumer_metrics import CoordinatorMetrics
 from kalda.client.core.consumer_protocol import (
     read_assignment,
     read_member_subscription,
@@ -41,7 +42,6 @@ from kalda.client.core.membership import (
     Callback,
     CommitBeforeRebalance,
     MembershipConfig,
-    MembershipCounters,
 )
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import Kind, Subscription
@@ -88,6 +88,7 @@ class ClassicMembership:
         subscription: Subscription,
         requests: Requests,
         commit: CommitBeforeRebalance,
+        metrics: CoordinatorMetrics,
     ) -> None:
         self._config = config
         self._assignors = {assignor.name: assignor for assignor in assignors}
@@ -100,7 +101,7 @@ class ClassicMembership:
         self.phase = Phase.UNJOINED
         self.callback: Callback | None = None
         self.error: ApiError | None = None
-        self.counters = MembershipCounters()
+        self.metrics = metrics
         self._rejoin_reason: str | None = "the consumer starts"
         """Why a rebalance is needed; None: it is not."""
         self._was_lost = False
@@ -120,7 +121,8 @@ class ClassicMembership:
         self._is_in_flight = False
         self._retry_at_ms = 0
         self._failures = 0
-        self._join_sent_at_ms = 0
+        self._sent_at_ms = 0
+        """When the last JoinGroup or SyncGroup was sent."""
         self._heartbeat_in_flight = False
         self._next_heartbeat_ms = 0
         self._heard_at_ms = 0
@@ -228,7 +230,7 @@ class ClassicMembership:
     # -- before joining
 
     def _begin_rebalance(self) -> None:
-        self.counters.rebalance_started_ms = self._requests.now_ms
+        self.metrics.on_rebalance_started(self._requests.now_ms)
         owned = tuple(self._subscription.partitions)
         if self._was_lost:
             self._to_revoke = owned
@@ -310,9 +312,8 @@ class ClassicMembership:
             reason=(self._rejoin_reason or "")[:255],
         )
         self._is_in_flight = True
-        self._join_sent_at_ms = now_ms
+        self._sent_at_ms = now_ms
         self._rejoin_reason = None
-        self.counters.joins += 1
         timeout_ms = max(self._config.request_timeout_ms, self._config.max_poll_interval_ms + _JOIN_SLACK_MS)
         self._requests.send(node_id, request, self._on_joined, timeout_ms=timeout_ms)
 
@@ -330,9 +331,7 @@ class ClassicMembership:
         if error is not None or answer is None:
             self._failed("JoinGroup", error)
             return
-        self.counters.join_latency_ms_max = max(
-            self.counters.join_latency_ms_max, self._requests.now_ms - self._join_sent_at_ms
-        )
+        self.metrics.joins.append(self._requests.now_ms - self._sent_at_ms)
         self._failures = 0
         self.member_id = answer.member_id
         self.generation = answer.generation_id
@@ -415,7 +414,7 @@ class ClassicMembership:
             assignments=assignments,
         )
         self._is_in_flight = True
-        self.counters.syncs += 1
+        self._sent_at_ms = self._requests.now_ms
         timeout_ms = max(self._config.request_timeout_ms, self._config.max_poll_interval_ms + _JOIN_SLACK_MS)
         generation = self.generation
         self._requests.send(
@@ -431,6 +430,7 @@ class ClassicMembership:
         if error is not None:
             self._failed("SyncGroup", error)
             return
+        self.metrics.syncs.append(self._requests.now_ms - self._sent_at_ms)
         self._failures = 0
         self._heard()
         assigned = read_assignment(answer.assignment)
@@ -476,12 +476,7 @@ class ClassicMembership:
             state.is_new = False
         self._assignment = ()
         self.phase = Phase.STABLE
-        counters = self.counters
-        counters.rebalances += 1
-        counters.last_rebalance_ms = self._requests.now_ms
-        latency_ms = self._requests.now_ms - counters.rebalance_started_ms
-        counters.rebalance_latency_ms_sum += latency_ms
-        counters.rebalance_latency_ms_max = max(counters.rebalance_latency_ms_max, latency_ms)
+        self.metrics.on_rebalance_ended(self._requests.now_ms)
         log.info(
             "group %s: generation %d has assigned %d partitions to %s",
             self._config.group_id, self.generation, len(self._subscription.partitions), self.member_id,
@@ -503,7 +498,7 @@ class ClassicMembership:
         if node_id is None:
             return
         self._heartbeat_in_flight = True
-        self.counters.heartbeats += 1
+        self.metrics.heartbeat_sent_ms = now_ms
         self._next_heartbeat_ms = now_ms + self._config.heartbeat_interval_ms
         request = HeartbeatRequest(
             group_id=self._config.group_id,
@@ -514,19 +509,22 @@ class ClassicMembership:
         generation = self.generation
         timeout_ms = min(self._config.request_timeout_ms, self._config.session_timeout_ms)
         self._requests.send(
-            node_id, request, lambda answer, error: self._on_heartbeat(generation, answer, error), timeout_ms=timeout_ms
+            node_id,
+            request,
+            lambda answer, error: self._on_heartbeat(generation, now_ms, answer, error),
+            timeout_ms=timeout_ms,
         )
 
-    def _on_heartbeat(self, generation: int, answer: Any, error: ApiError | None) -> None:
+    def _on_heartbeat(self, generation: int, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
         self._heartbeat_in_flight = False
         if error is not None:
             self._requests.on_coordinator_error(error)
             self._next_heartbeat_ms = self._requests.now_ms + self._config.retry_backoff_ms
             return
+        self.metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
         code = ErrorCode(answer.error_code)
         if code is ErrorCode.NONE:
             self._heard_at_ms = self._requests.now_ms
-            self.counters.last_heartbeat_ms = self._requests.now_ms
         elif generation != self.generation:
             return
         elif code is ErrorCode.REBALANCE_IN_PROGRESS:
@@ -549,7 +547,7 @@ class ClassicMembership:
 
     def _failed(self, what: str, error: ApiError | None) -> None:
         """JoinGroup or SyncGroup has failed: begin again from JOINING, or fail."""
-        self.counters.failed_rebalances += 1
+        self.metrics.on_rebalance_failed()
         self._joined = None
         self._failures += 1
         self._retry_at_ms = self._requests.now_ms + min(

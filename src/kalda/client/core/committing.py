@@ -24,6 +24,7 @@ from kalda.client.core.commits import (
     read_committed,
 )
 from kalda.client.core.consumer_errors import CommitFailed, Operation
+from kalda.client.core.consumer_metrics import CoordinatorMetrics
 from kalda.client.core.membership import Membership
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import OffsetAndEpoch
@@ -59,22 +60,22 @@ class Committing:
         group_id: str | None,
         membership: Callable[[], Membership | None],
         *,
+        metrics: CoordinatorMetrics | None,
         retry_backoff_ms: int,
         require_stable: bool,
     ) -> None:
-        """`membership` returns None where the application assigns the partitions."""
+        """`membership` returns None where the application assigns the partitions; `metrics` is None without a
+        group."""
         self._requests = requests
         self._group_id = group_id
+        self._metrics = metrics
         self._membership = membership
         self._retry_backoff_ms = retry_backoff_ms
         self._require_stable = require_stable
         self._commits: deque[_Commit] = deque()
         self._in_flight: _Commit | None = None
         self._reads: list[_Read] = []
-        self.commits_total = 0
         self.committed_total = 0
-        self.commit_latency_ms_max = 0
-        self.commit_latency_ms_sum = 0
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, *, repeats: bool) -> None:
         """Commit `offsets`; `operation` is done when they are committed."""
@@ -139,7 +140,6 @@ class Committing:
             return
         self._commits.popleft()
         self._in_flight = commit
-        self.commits_total += 1
         sent_at_ms = self._requests.now_ms
         self._requests.send(
             node_id,
@@ -150,9 +150,8 @@ class Committing:
 
     def _on_committed(self, commit: _Commit, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
         self._in_flight = None
-        latency_ms = self._requests.now_ms - sent_at_ms
-        self.commit_latency_ms_sum += latency_ms
-        self.commit_latency_ms_max = max(self.commit_latency_ms_max, latency_ms)
+        if answer is not None and self._metrics is not None:
+            self._metrics.commits.append(self._requests.now_ms - sent_at_ms)
         failed: ApiError | None = error
         if answer is not None:
             for partition, code in committed_errors(answer):

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.client.core.backoff import Backoff, Random
+from kalda.client.core.client_metrics import ClientMetrics, NodeTraffic
 from kalda.client.metadata import Address, Broker
 from kalda.network.calls import (
     Call,
@@ -58,6 +59,7 @@ Read = Callable[[memoryview, int], Any]
 SocketAddress = tuple[int, tuple[object, ...]]
 """Address family, and what `connect` of a socket takes."""
 _new_tuple = tuple.__new__
+_SIZE_BYTES = 4
 
 
 class Connect(NamedTuple):
@@ -151,9 +153,12 @@ class _Peer:
 
     __slots__ = (
         "address", "chosen_versions", "connection_id", "failures", "in_flight", "last_correlation_id", "last_used_ms",
-        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "target", "throttled_until_ms", "untried", "versions",
-        "without_response", "worked",
+        "node_id", "retry_at_ms", "setup_deadline_ms", "state", "target", "throttled_until_ms", "traffic", "untried",
+        "versions", "without_response", "worked",
     )  # fmt: skip
+
+    traffic: NodeTraffic
+    """Set where a connection is begun."""
 
     def __init__(self, node_id: int, address: Address) -> None:
         self.node_id = node_id
@@ -185,12 +190,15 @@ class _Peer:
 class Connections:
     """The connections of one client, at most one to each node."""
 
-    def __init__(self, config: ConnectionConfig) -> None:
+    def __init__(self, config: ConnectionConfig, metrics: ClientMetrics | None = None) -> None:
+        """`metrics` are the client's, of which the connections report their part."""
         self._config = config
+        self.metrics = metrics or ClientMetrics("client", config.client_id)
         self._peers: dict[int, _Peer] = {}
         self._departed: dict[int, _Peer] = {}
         """Nodes that have failed and are not in the metadata now: their backoff goes on where they come back, as with
         a return to the bootstrap servers."""
+        self.metrics.gauge("connection-count", lambda _now_ms: len(self._by_connection))
         self._by_connection: dict[int, _Peer] = {}
         self._last_connection_id = 0
         self._ran_at_ms = -1
@@ -338,7 +346,9 @@ class Connections:
         """As `send`, of a request that is encoded already, and whose response `read` may be able to decode."""
         peer = self._peers[node_id]
         call = self._new_call(peer, api_key, version, now_ms, on_done, True, None, read)
-        self._actions.append(_new_tuple(Write, (peer.connection_id, frame_body(call, body, self._config.client_id))))
+        buffers = frame_body(call, body, self._config.client_id)
+        peer.traffic.sent.append(sum(map(len, buffers)))
+        self._actions.append(_new_tuple(Write, (peer.connection_id, buffers)))
 
     # A request that its sender writes itself, on a connection without others in flight: `is_idle`,
     # `next_correlation_id`, then either `on_answered_at_once` or `take_over`, before anything else is done here.
@@ -402,14 +412,13 @@ class Connections:
         return self._config.request_timeout_ms
 
     @property
-    def made(self) -> int:
-        """How many connections were begun so far."""
-        return self._last_connection_id
-
-    @property
     def in_flight(self) -> int:
         """Requests without a response."""
-        return sum(len(peer.in_flight) for peer in self._peers.values())
+        return sum(len(peer.in_flight) for peer in list(self._peers.values()))
+
+    def traffic(self, node_id: int) -> NodeTraffic:
+        """What was sent to a node, and received from it."""
+        return self.metrics.node(node_id)
 
     # -- for the shell
 
@@ -426,6 +435,7 @@ class Connections:
         if now_ms == self._ran_at_ms:
             return
         self._ran_at_ms = now_ms
+        self.metrics.run(now_ms)
         for peer in list(self._peers.values()):
             if peer.state is State.IDLE:
                 continue
@@ -468,6 +478,7 @@ class Connections:
         if peer is None:
             return
         peer.state = State.NEGOTIATING
+        self.metrics.connections_created.value += 1
         request = api_versions_request(self._config.software_version)
         version = choose_version(request, None, None)
         self._send(peer, request, version, now_ms, lambda answer, error: self._on_versions(peer, answer, error, now_ms))
@@ -506,6 +517,7 @@ class Connections:
             self._fail(peer, disconnected(f"{peer.address} sent a response that is not due"), now_ms)
             return
         first = peer.in_flight[0]
+        peer.traffic.received.append(len(frame) + _SIZE_BYTES)
         try:
             answer = None if first.read is None else first.read(frame, first.call.correlation_id)
             if answer is None:
@@ -537,6 +549,7 @@ class Connections:
         self._last_connection_id += 1
         peer.connection_id = self._last_connection_id
         self._by_connection[peer.connection_id] = peer
+        peer.traffic = self.metrics.node(peer.node_id)
         peer.state = State.CONNECTING
         peer.last_used_ms = now_ms
         config = self._config
@@ -569,6 +582,7 @@ class Connections:
                 ),
             )
             return
+        peer.traffic.sent.append(sum(map(len, buffers)))
         self._actions.append(Write(peer.connection_id, buffers))
 
     def _new_call(
@@ -657,6 +671,7 @@ class Connections:
 
     def _forget(self, peer: _Peer) -> deque[_InFlight]:
         self._by_connection.pop(peer.connection_id, None)
+        self.metrics.connections_closed.value += 1
         self._actions.append(Close(peer.connection_id))
         peer.state = State.IDLE
         peer.connection_id = -1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from kalda.base.configs.consumer import ConsumerConfig
 from kalda.base.configs.definition import InvalidConfig
@@ -24,16 +24,18 @@ from kalda.base.topic_names import can_be_requested
 from kalda.client.core.assignors import Assignor, RangeAssignor, RoundRobinAssignor
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.classic_membership import ClassicMembership
+from kalda.client.core.client_metrics import metric_config
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.committing import Committing
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.consumer_membership import ConsumerMembership
+from kalda.client.core.consumer_metrics import ConsumerMetrics, CoordinatorMetrics
 from kalda.client.core.deserializers import deserializer_of
 from kalda.client.core.fetching import FetchConfig, Fetcher, Taken
-from kalda.client.core.membership import Callback, Membership, MembershipConfig, MembershipCounters
+from kalda.client.core.membership import Callback, Membership, MembershipConfig
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.core.own_metrics import OwnMetrics
+from kalda.client.core.own_metrics import OwnMetrics, measured_by
 from kalda.client.core.positions import Positions
 from kalda.client.core.requests import Requests, all_topics_request
 from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
@@ -51,9 +53,6 @@ from kalda.client.errors import refused
 from kalda.client.metadata import Topic, configured_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.records.consuming import Record
-
-if TYPE_CHECKING:
-    from kalda.client.core.pushing import Measured
 
 _MAX_IN_FLIGHT = 100
 """Requests of one connection without a response: a consumer sends few, and none that must keep an order."""
@@ -106,16 +105,32 @@ class ConsumerCore:
             rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
             allow_auto_topic_creation=config.allow_auto_create_topics,
         )
-        self.connections = Connections(ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT))
+        self.subscription = Subscription()
+        self.metrics = ConsumerMetrics(
+            client_id,
+            self.subscription,
+            metric_config(config.values),
+            read_committed=config.read_committed,
+            version=software_version,
+        )
+        self.coordinator_metrics: CoordinatorMetrics | None = None
+        """None without a group."""
+        if config.group_id is not None:
+            self.coordinator_metrics = CoordinatorMetrics(
+                self.metrics, self.subscription, is_classic=not config.is_consumer_protocol
+            )
+        self.connections = Connections(
+            ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT), self.metrics
+        )
         self.connections.on_refused = self._on_refused
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
-        self.subscription = Subscription()
         self._reset = reset = _reset_of(config)
         self.fetcher = Fetcher(
             _fetch_config(config, reset),
             self.subscription,
             self.requests,
+            self.metrics,
             deserializer_of("key.deserializer", _deserializer(config, "key.deserializer")),
             deserializer_of("value.deserializer", _deserializer(config, "value.deserializer")),
         )
@@ -133,6 +148,7 @@ class ConsumerCore:
             self.requests,
             config.group_id,
             lambda: self._membership if self.subscription.is_by_group else None,
+            metrics=self.coordinator_metrics,
             retry_backoff_ms=config.retry_backoff_ms,
             require_stable=config.read_committed,
         )
@@ -153,7 +169,8 @@ class ConsumerCore:
 
     def _make_membership(self, member_id: str) -> Membership | None:
         config = self.config
-        if config.group_id is None:
+        metrics = self.coordinator_metrics
+        if config.group_id is None or metrics is None:
             return None
         settings = MembershipConfig(
             config.group_id,
@@ -174,12 +191,15 @@ class ConsumerCore:
                 self.requests,
                 self._commit_before_rebalance,
                 self._resolve_topic_ids,
+                metrics,
             )
         assignors = [
             _ASSIGNORS[item]() if isinstance(item, str) else cast(Assignor, item() if isinstance(item, type) else item)
             for item in config.assignors
         ]
-        return ClassicMembership(settings, assignors, self.subscription, self.requests, self._commit_before_rebalance)
+        return ClassicMembership(
+            settings, assignors, self.subscription, self.requests, self._commit_before_rebalance, metrics
+        )
 
     # -- turns
 
@@ -284,6 +304,7 @@ class ConsumerCore:
     def begin_poll(self) -> None:
         """The application polls: the records that it was given before are processed, and may be committed."""
         config = self.config
+        self.metrics.on_poll(self.requests.now_ms)
         if config.enable_auto_commit and self.requests.now_ms >= self._next_auto_commit_ms:
             self._next_auto_commit_ms = self.requests.now_ms + config.auto_commit_interval_ms
             if self._membership is None or not self.subscription.is_by_group or self._membership.may_commit:
@@ -341,11 +362,6 @@ class ConsumerCore:
     def has_news(self) -> bool:
         """Whether a poll has something to do besides waiting."""
         return self.fetcher.has_records or self.callback is not None or self.has_error
-
-    @property
-    def membership_counters(self) -> MembershipCounters | None:
-        """What the membership has counted; None without a group."""
-        return None if self._membership is None else self._membership.counters
 
     @property
     def may_commit(self) -> bool:
@@ -450,22 +466,17 @@ class ConsumerCore:
     def push_metrics(self, wall_ms: Callable[[], int], random: Random) -> None:
         """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
         config = self.config
+        self.metrics.started_at_ms = wall_ms()
         if config.enable_metrics_push:
             labels = {"group_id": config.group_id, "group_instance_id": config.group_instance_id}
             self.own_metrics = OwnMetrics(
                 self.connections,
-                self._measured,
+                measured_by(self.metrics),
                 tuple((name, value) for name, value in labels.items() if value),
                 wall_ms=wall_ms,
                 now_ms=lambda: self.requests.now_ms,
                 random=random,
             )
-
-    def _measured(self, now_ms: int) -> Iterable[Measured]:
-        from kalda.client.core.consumer_metrics import consumer_metrics
-        from kalda.client.core.pushing import consumer_measured
-
-        return consumer_measured(consumer_metrics(self, now_ms), self.connections.made)
 
     def metrics_have_ended(self, now_ms: int) -> bool:
         """Whether the last metrics are sent, so that the connections may be closed. The first call begins that."""

@@ -25,12 +25,12 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.consumer_metrics import CoordinatorMetrics
 from kalda.client.core.membership import (
     Call,
     Callback,
     CommitBeforeRebalance,
     MembershipConfig,
-    MembershipCounters,
 )
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import Subscription
@@ -69,6 +69,7 @@ class ConsumerMembership:
         requests: Requests,
         commit: CommitBeforeRebalance,
         find_topic_ids: Callable[[Sequence[Uuid]], None],
+        metrics: CoordinatorMetrics,
     ) -> None:
         """`find_topic_ids` requests the names of topics of which an assignment has the ids only."""
         self._config = config
@@ -81,7 +82,7 @@ class ConsumerMembership:
         self.phase = Phase.STABLE
         self.callback: Callback | None = None
         self.error: ApiError | None = None
-        self.counters = MembershipCounters()
+        self.metrics = metrics
         self.names_by_id: dict[Uuid, str] = {}
         """Topics that were resolved for assignments."""
         self._is_member = False
@@ -193,7 +194,7 @@ class ConsumerMembership:
         self._target = None
         self.phase = Phase.STABLE
         wanted = frozenset(self._assignment)
-        self.counters.rebalance_started_ms = self._requests.now_ms
+        self.metrics.on_rebalance_started(self._requests.now_ms)
         self._to_release = tuple(p for p in self._subscription.partitions if p not in wanted)
         if self._to_release:
             for partition in self._to_release:
@@ -221,7 +222,7 @@ class ConsumerMembership:
             self.phase = Phase.STABLE
             if not self._was_fenced:
                 self._acknowledges = True
-                self._count_rebalance()
+                self.metrics.on_rebalance_ended(self._requests.now_ms)
 
     def _accept(self) -> None:
         owned = self._subscription.partitions
@@ -232,14 +233,6 @@ class ConsumerMembership:
             self._requests.metadata.want(partition.topic, self._requests.now_ms)
         self.phase = Phase.ACCEPTING
         self.callback = Callback(Call.ASSIGNED, added)
-
-    def _count_rebalance(self) -> None:
-        now_ms = self._requests.now_ms
-        latency_ms = now_ms - self.counters.rebalance_started_ms
-        self.counters.rebalances += 1
-        self.counters.last_rebalance_ms = now_ms
-        self.counters.rebalance_latency_ms_sum += latency_ms
-        self.counters.rebalance_latency_ms_max = max(self.counters.rebalance_latency_ms_max, latency_ms)
 
     # -- heartbeats
 
@@ -275,9 +268,9 @@ class ConsumerMembership:
         self._is_in_flight = True
         self._sent_subscription = subscribed
         self._next_heartbeat_ms = now_ms + self._interval_ms
-        self.counters.heartbeats += 1
+        self.metrics.heartbeat_sent_ms = now_ms
         epoch = self.epoch
-        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(epoch, answer, error))
+        self._requests.send(node_id, request, lambda answer, error: self._on_heartbeat(epoch, now_ms, answer, error))
 
     def _owned_by_id(self) -> list[ConsumerGroupHeartbeatRequestTopicPartitions]:
         ids = {name: topic_id for topic_id, name in self.names_by_id.items()}
@@ -291,8 +284,12 @@ class ConsumerMembership:
             if name in ids
         ]
 
-    def _on_heartbeat(self, epoch: int, answer: ConsumerGroupHeartbeatResponse | None, error: ApiError | None) -> None:
+    def _on_heartbeat(
+        self, epoch: int, sent_at_ms: int, answer: ConsumerGroupHeartbeatResponse | None, error: ApiError | None
+    ) -> None:
         self._is_in_flight = False
+        if answer is not None:
+            self.metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
         if epoch != self.epoch:
             return
         if answer is not None and answer.error_code:
@@ -301,7 +298,6 @@ class ConsumerMembership:
             self._on_heartbeat_error(error)
             return
         self._failures = 0
-        self.counters.last_heartbeat_ms = self._requests.now_ms
         self._is_member = True
         if answer.member_id:
             self.member_id = answer.member_id

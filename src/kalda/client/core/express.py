@@ -44,8 +44,10 @@ from kalda.records.compression import Compression
 
 if TYPE_CHECKING:
     from kalda.client.core.accumulator import PartitionQueue
+    from kalda.client.core.client_metrics import NodeTraffic
     from kalda.client.core.sticky_partitioner import Sticky
 
+_SIZE_BYTES = 4
 REQUEST_BYTES = 4096
 """A record whose request is larger takes the general way."""
 _IDLE_MS = 1_000
@@ -57,7 +59,7 @@ class _Lane:
 
     __slots__ = (
         "connection_id", "leader_epoch", "metadata_version", "node_id", "partition", "queue", "request", "responses",
-        "topic",
+        "topic", "traffic",
     )  # fmt: skip
 
     connection_id: int
@@ -70,6 +72,7 @@ class _Lane:
     request: LoneRequest
     responses: LonePartition
     topic: TopicState
+    traffic: NodeTraffic
 
 
 class Express:
@@ -165,8 +168,12 @@ class Express:
             return None
         batch = self._next_batch or self._new_batch(lane)
         batch.created_ms = batch.last_attempt_ms = batch.drained_ms = now_ms
-        batch.position = lane.request.batch_size
+        batch.position, batch.largest_record = lane.request.batch_size, lane.request.record_bound
         ticket = self._ticket_type(batch, 0, timestamp_ms, callback)
+        if key is not None:
+            ticket.key_size = len(key)
+        if value is not None:
+            ticket.value_size = len(value)
         if callback is not None:
             batch.tickets = [ticket]
         self._lane, self._sent_ms, self._record = lane, now_ms, (timestamp_ms, key, value)
@@ -205,6 +212,7 @@ class Express:
         lane.connection_id = self._connections.connection_id(leader.node_id)
         lane.metadata_version = self._metadata.version
         lane.responses = responses
+        lane.traffic = self._metrics.node(leader.node_id)
         call = Call(ApiKey.PRODUCE, responses.version, 0)
         prefix = frame_body(call, responses.body(b"")[:1], self._client_id)
         lane.request = LoneRequest(b"".join(prefix)[:-1], self._memory)  # without the length of no records
@@ -247,6 +255,7 @@ class Express:
         """The request was written, or a part of it. What is done here costs no time: the broker works meanwhile."""
         if not self.request or self.batch is None or self._lane is None:
             return
+        self._lane.traffic.sent.append(len(self.request))
         self.request = b""
         self._metrics.on_request([self.batch], self._sent_ms)
         self._next_batch = self._new_batch(self._lane)
@@ -271,7 +280,8 @@ class Express:
             self._sequence = advance_sequence(self._sequence, 1)
         self._is_sole = answer.throttle_time_ms == 0
         self._accumulator.incomplete.pop(batch, None)  # it has no memory of the pool
-        self._metrics.on_response(lane.node_id, now_ms - self._sent_ms, answer, now_ms)
+        lane.traffic.received.append(len(frame) + _SIZE_BYTES)
+        self._metrics.on_response(lane.traffic, now_ms - self._sent_ms, answer)
         return True
 
     def _settle(self) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition
 from kalda.client.core.consumer_errors import OffsetOutOfRange, UndecodableRecord
+from kalda.client.core.consumer_metrics import ConsumerMetrics, Fetched
 from kalda.client.core.fetch_sessions import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Wanted
 from kalda.client.core.requests import FETCH_BASE, Requests
 from kalda.client.core.subscription import PartitionState, Reset, Subscription
@@ -92,10 +93,15 @@ class FetchConfig(NamedTuple):
 class Chunk:
     """What a response has of one partition: whole batches from `fetch_offset` on."""
 
-    __slots__ = ("batches", "data", "dropped", "next_offset", "reader", "reader_header", "seeks", "size", "state")
+    __slots__ = (
+        "batches", "data", "dropped", "fetched", "next_offset", "reader", "reader_header", "seeks", "size", "state",
+    )  # fmt: skip
 
-    def __init__(self, state: PartitionState, data: memoryview, batches: deque[tuple[int, BatchHeader]]) -> None:
+    def __init__(
+        self, state: PartitionState, data: memoryview, batches: deque[tuple[int, BatchHeader]], fetched: Fetched
+    ) -> None:
         self.state = state
+        self.fetched = fetched
         self.seeks = state.seeks
         self.data = data
         self.batches = batches
@@ -132,12 +138,14 @@ class Fetcher:
         config: FetchConfig,
         subscription: Subscription,
         requests: Requests,
+        metrics: ConsumerMetrics,
         read_key: Read | None = None,
         read_value: Read | None = None,
     ) -> None:
         self._config = config
         self._subscription = subscription
         self._requests = requests
+        self._metrics = metrics
         self._read_key = read_key
         self._read_value = read_value
         self._sessions: dict[int, FetchSession] = {}
@@ -156,14 +164,6 @@ class Fetcher:
         """(partition, its `seeks`, error) to raise."""
         self.has_room = True
         """A chunk was used up since `run`: a Fetch may be sent that could not be sent before."""
-        self.bytes_fetched = 0
-        self.records_taken = 0
-        self.bytes_taken = 0
-        self.fetches = 0
-        self.last_records_in_request = 0
-        self.fetch_latency_ms_sum = 0
-        self.fetch_latency_ms_max = 0
-        self.last_throttle_ms = 0
 
     # -- sending
 
@@ -232,7 +232,6 @@ class Fetcher:
             rack_id=config.rack,
         )
         self._in_flight.add(node_id)
-        self.fetches += 1
         sent_at_ms = self._requests.now_ms
         self._requests.send(
             FETCH_BASE + node_id,
@@ -275,10 +274,8 @@ class Fetcher:
                 self._fail_all(session, error)
             return
         self._retry_at_ms.pop(node_id, None)
-        latency_ms = now_ms - sent_at_ms
-        self.fetch_latency_ms_sum += latency_ms
-        self.fetch_latency_ms_max = max(self.fetch_latency_ms_max, latency_ms)
-        self.last_throttle_ms = answer.throttle_time_ms
+        self._metrics.node(FETCH_BASE + node_id).latency.append(now_ms - sent_at_ms)
+        self._metrics.throttle.append(answer.throttle_time_ms)
         sent = session.partitions
         if not session.on_response(answer):
             code = ErrorCode(answer.error_code)
@@ -294,6 +291,7 @@ class Fetcher:
             return
         self._ended_sessions.pop(node_id, None)
         brokers = [Broker(each.node_id, each.host, each.port, each.rack) for each in answer.node_endpoints]
+        fetched = Fetched()
         for topic in answer.responses:
             name = session.name_of(topic.topic, topic.topic_id)
             if name is None:
@@ -307,7 +305,7 @@ class Fetcher:
                 if data.error_code:
                     self._on_error(node_id, state, entry, data, brokers)
                 else:
-                    self._on_data(state, entry, data)
+                    self._on_data(state, entry, data, fetched)
 
     def _fail_all(self, session: FetchSession, error: ApiError) -> None:
         for state in self._subscription.partitions.values():
@@ -370,7 +368,9 @@ class Fetcher:
         config = self._config
         return 0 if times < 2 else min(config.retry_backoff_max_ms, config.retry_backoff_ms * 2 ** min(times - 2, 20))
 
-    def _on_data(self, state: PartitionState, entry: Wanted, data: FetchResponsePartitionData) -> None:
+    def _on_data(
+        self, state: PartitionState, entry: Wanted, data: FetchResponsePartitionData, fetched: Fetched
+    ) -> None:
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
         state.log_start_offset = data.log_start_offset
@@ -397,7 +397,7 @@ class Fetcher:
                 if header.is_legacy:
                     with suppress(CorruptRecord):  # which is raised once it is the first to be returned
                         batches[at] = pos, with_range(header, records, pos, self._config.max_decompressed_bytes)
-            chunk = Chunk(state, records, batches)
+            chunk = Chunk(state, records, batches, fetched)
             if data.aborted_transactions and self._config.read_committed:
                 aborted = ((each.producer_id, each.first_offset) for each in data.aborted_transactions)
                 chunk.dropped = aborted_batches(records, aborted)
@@ -417,7 +417,7 @@ class Fetcher:
         state.fetch_epoch = batches[-1][1].partition_leader_epoch
         state.buffered_bytes += chunk.size
         self.buffered_bytes += chunk.size
-        self.bytes_fetched += chunk.size
+        fetched.chunks += 1
         self._chunks.append(chunk)
 
     # -- handing out
@@ -441,7 +441,6 @@ class Fetcher:
                 break
         if not out:
             self._raise_failure()
-        self.records_taken += len(out)
         return out
 
     def take_chunks(self, rows: int) -> list[Taken]:
@@ -458,7 +457,6 @@ class Fetcher:
                 left -= found[1]
         if not taken:
             self._raise_failure()
-        self.records_taken += rows - left
         return taken
 
     def _take_batches(self, chunk: Chunk, left: int) -> tuple[Taken, int] | None:
@@ -481,13 +479,13 @@ class Fetcher:
                 break
             rows += count
             self._pop_batch(chunk, header)
+        buffer = chunk.data[first_pos:end_pos]
+        self._count(chunk, len(buffer), rows)
         self._release_if_empty(chunk)
         if not rows:
             return None
         dropped = chunk.dropped
         keep = (lambda header: header.base_offset not in dropped) if dropped else None
-        buffer = chunk.data[first_pos:end_pos]
-        self.bytes_taken += len(buffer)
         return Taken(state.partition.topic, state.partition.partition, buffer, start, end, keep), rows
 
     def _next_chunk(self) -> Chunk | None:
@@ -506,6 +504,7 @@ class Fetcher:
 
     def _take_from(self, chunk: Chunk, out: list[Record], limit: int) -> None:
         state = chunk.state
+        size_bytes, count = 0, len(out)
         while chunk.batches and len(out) < limit:
             pos, header = chunk.batches[0]
             if header.is_control or header.base_offset in chunk.dropped or header.next_offset <= state.offset:
@@ -519,10 +518,24 @@ class Fetcher:
                 reader.take(out, limit - len(out), state.offset)
             finally:
                 state.offset = max(state.offset, reader.next_offset)
-                self.bytes_taken += reader.bytes_read - before
+                size_bytes += reader.bytes_read - before
             if reader.is_done:
                 self._pop_batch(chunk, header)
+        self._count(chunk, size_bytes, len(out) - count)
         self._release_if_empty(chunk)
+
+    def _count(self, chunk: Chunk, size_bytes: int, records: int) -> None:
+        """Records of a chunk are returned."""
+        if records:
+            chunk.fetched.take(chunk.state.partition.topic, size_bytes, records)
+            self._metrics.on_returned(chunk.state.partition, size_bytes, records, self._requests.now_ms)
+
+    def _end(self, chunk: Chunk) -> None:
+        """Nothing of a chunk is buffered any more."""
+        self.buffered_bytes -= chunk.size
+        chunk.fetched.chunks -= 1
+        if not chunk.fetched.chunks:
+            self._metrics.on_fetched(chunk.fetched, self._requests.now_ms)
 
     def _open(self, chunk: Chunk, pos: int, header: BatchHeader) -> SectionReader:
         whole: Buffer = chunk.data
@@ -560,7 +573,7 @@ class Fetcher:
         if not chunk.batches and self._chunks and self._chunks[0] is chunk:
             self._chunks.popleft()
             self.has_room = True
-            self.buffered_bytes -= chunk.size
+            self._end(chunk)
             chunk.state.buffered_bytes = max(0, chunk.state.buffered_bytes - chunk.size)
 
     def _drop_stale(self) -> None:
@@ -569,7 +582,7 @@ class Fetcher:
         kept: deque[Chunk] = deque()
         for chunk in self._chunks:
             if chunk.is_stale:
-                self.buffered_bytes -= chunk.size
+                self._end(chunk)
             else:
                 kept.append(chunk)
         self._chunks = kept

@@ -40,9 +40,11 @@ class LoneRequest:
         self.prefix = prefix
         self.memory = memory
         self.batch_size = 0
+        self.record_bound = 0
 
     def encode(self, correlation_id, producer_id, epoch, sequence, timestamp, key, value):
-        """The request; None where it does not fit. `batch_size` is the size of its batch then."""
+        """The request; None where it does not fit. `batch_size` is the size of its batch then, and
+        `record_bound` what `Records.largest_record` would be."""
         key_length: cython.Py_ssize_t = -1 if key is None else len(key)
         value_length: cython.Py_ssize_t = -1 if value is None else len(value)
         size: cython.Py_ssize_t
@@ -63,6 +65,7 @@ class LoneRequest:
         else:
             p = self.memory
         self.batch_size = 61 + _varlong_size(size) + size
+        self.record_bound = 61 + 21 + size - 3
         _put_bytes(p, 0, self.prefix)
         left = self.batch_size + 1  # a compact length is one more
         while left >= 0x80:

@@ -1,5 +1,6 @@
 class LoneRequest:
     batch_size: int
+    record_bound: int
     def __init__(self, prefix: bytes, memory: bytearray) -> None: ...
     def encode(
         self,

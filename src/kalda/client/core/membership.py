@@ -51,23 +51,6 @@ class MembershipConfig(NamedTuple):
     remote_assignor: str | None = None
 
 
-class MembershipCounters:
-    """For metrics."""
-
-    def __init__(self) -> None:
-        self.rebalances = 0
-        self.failed_rebalances = 0
-        self.joins = 0
-        self.syncs = 0
-        self.heartbeats = 0
-        self.last_heartbeat_ms = -1
-        self.last_rebalance_ms = -1
-        self.rebalance_started_ms = -1
-        self.rebalance_latency_ms_sum = 0
-        self.rebalance_latency_ms_max = 0
-        self.join_latency_ms_max = 0
-
-
 class CommitBeforeRebalance(Protocol):
     """Commits the positions where `enable.auto.commit` is set; returns None where there is nothing to commit."""
 
@@ -80,7 +63,6 @@ class Membership(Protocol):
     callback: Callback | None
     error: ApiError | None
     """Why membership cannot go on; raised by poll."""
-    counters: MembershipCounters
 
     def run(self, is_polling: bool) -> None: ...
     def deadline_ms(self, is_polling: bool) -> int | None: ...

@@ -97,6 +97,11 @@ class ClusterMetadata:
             for index, address in enumerate(self._bootstrap)
         }
 
+    @property
+    def updated_at_ms(self) -> int:
+        """When the last metadata came; 0 where none has."""
+        return self._updated_at_ms or 0
+
     # -- topics
 
     def want(self, topic: str, now_ms: int) -> None:

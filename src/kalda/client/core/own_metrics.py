@@ -10,11 +10,23 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kalda.client.core.client_metrics import ClientMetrics
     from kalda.client.core.connections import Connections
     from kalda.client.core.pushing import Measured, TelemetryPusher
 
 FIRST_MS: Final = 1_000
 """From the making of the client to its first request of telemetry."""
+
+
+def measured_by(metrics: ClientMetrics) -> Callable[[int], Iterable[Measured]]:
+    """What a client pushes: all that it measures."""
+
+    def measure(now_ms: int) -> Iterable[Measured]:
+        from kalda.client.core.pushing import by_names_of_telemetry
+
+        return by_names_of_telemetry(metrics.measured(now_ms))
+
+    return measure
 
 
 class OwnMetrics:

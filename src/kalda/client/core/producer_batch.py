@@ -43,13 +43,21 @@ from kalda.records.compression import Compression, compress
 log = logging.getLogger(__name__)
 
 
-class RecordMetadata(NamedTuple):
-    """Where a record is. `offset` is -1 where it is unknown: with acks=0, and for a duplicate."""
-
+class _Place(NamedTuple):
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
+
+
+class RecordMetadata(_Place):
+    """Where a record is: a tuple of topic, partition, offset and timestamp. `offset` is -1 where it is unknown: with
+    acks=0, and for a duplicate."""
+
+    serialized_key_size: int = -1
+    """Bytes of the record's key as it was sent; -1: it has none."""
+    serialized_value_size: int = -1
+    """Likewise of its value."""
 
 
 class WrittenBatch(NamedTuple):
@@ -191,13 +199,17 @@ class ProducerBatch(appending.Records):
         self.final_state = state
         return True
 
-    def record_metadata(self, index: int, timestamp_ms: int) -> RecordMetadata:
+    def record_metadata(self, index: int, ticket: appending.Ticket) -> RecordMetadata:
         """Where a record of this batch is, once that succeeded."""
         topic, partition = self.topic_partition
         offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return RecordMetadata(
-            topic, partition, offset, timestamp_ms if self.log_append_time_ms < 0 else self.log_append_time_ms
-        )
+        timestamp_ms = ticket.timestamp if self.log_append_time_ms < 0 else self.log_append_time_ms
+        found = RecordMetadata(topic, partition, offset, timestamp_ms)
+        if ticket.key_size >= 0:
+            found.serialized_key_size = ticket.key_size
+        if ticket.value_size >= 0:
+            found.serialized_value_size = ticket.value_size
+        return found
 
     def written(self) -> WrittenBatch:
         """Where its records are, once it succeeded."""

@@ -8,7 +8,7 @@ The caller's thread uses `metadata.want` and `accumulator.append` only; all else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,11 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.accumulator import Accumulator, AccumulatorConfig
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.buffer_pool import BufferPool
+from kalda.client.core.client_metrics import metric_config
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.core.own_metrics import OwnMetrics
+from kalda.client.core.own_metrics import OwnMetrics, measured_by
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.row_batches import table_batch_bytes
@@ -31,7 +32,6 @@ from kalda.records.compression import Compression
 
 if TYPE_CHECKING:
     from kalda.client.core.express import Express
-    from kalda.client.core.pushing import Measured
     from kalda.client.core.transactions import TransactionDriver
 
 
@@ -55,11 +55,11 @@ class ProducerCore:
     ) -> None:
         self.config = config
         self.client_id = client_id
-        self.metrics = ProducerMetrics(client_id)
+        self.metrics = ProducerMetrics(client_id, metric_config(config.values), version=software_version, lock=lock)
         self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         self.metadata = _metadata(config, retry)
         self.connections = Connections(
-            ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight)
+            ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight), self.metrics
         )
         self.connections.on_unreachable = self.metadata.request_update
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
@@ -88,7 +88,8 @@ class ProducerCore:
         self.sender._now_ms = self.now_ms
         if self.transactions is not None:
             self.sender.on_failure = self.transactions.on_batch_failed
-        self.metrics.watch(self.pool, self.now_ms)
+        self._made_at_ms = now_ms
+        self.metrics.watch(self.pool, self._in_flight, lambda: self.metadata.updated_at_ms or self._made_at_ms)
         self.refused: ApiError | None = None
         """The bootstrap servers are not brokers."""
         self.connections.on_refused = self._on_refused
@@ -121,6 +122,11 @@ class ProducerCore:
             ticket_type,
             self.deadline_ms,
         )
+
+    def _in_flight(self) -> int:
+        """Requests without a response."""
+        is_sent_at_once = self.express is not None and self.express.batch is not None
+        return self.connections.in_flight + is_sent_at_once
 
     def now_ms(self) -> int:
         """The time of the event that is being processed."""
@@ -194,22 +200,18 @@ class ProducerCore:
 
     def push_metrics(self, wall_ms: Callable[[], int]) -> None:
         """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
+        self.metrics.started_at_ms = wall_ms()
         if not self.config.enable_metrics_push:
             return
         transactional_id = self.config.transactional_id
         self.own_metrics = OwnMetrics(
             self.connections,
-            self._measured,
+            measured_by(self.metrics),
             () if transactional_id is None else (("transactional_id", transactional_id),),
             wall_ms=wall_ms,
             now_ms=self.now_ms,
             random=self._retry.random,
         )
-
-    def _measured(self, now_ms: int) -> Iterable[Measured]:
-        from kalda.client.core.pushing import producer_measured
-
-        return producer_measured(self.metrics.measured(now_ms, self.connections.made))
 
     @property
     def has_work(self) -> bool:

@@ -23,6 +23,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
 
 if TYPE_CHECKING:
+    from kalda.base.sensors import SensorName
     from kalda.client.core.connections import Connections
 
 log = logging.getLogger(__name__)
@@ -287,27 +288,9 @@ def _code_of(error: ApiError | None) -> ErrorCode:
 # -- what clients measure
 
 
-def producer_measured(snapshot: Iterable[tuple[str, str, dict[str, str], float]]) -> Iterable[Measured]:
-    """Metrics of a producer by group, name, tags and value."""
-    for group, name, tags, value in snapshot:
-        kind = group.removesuffix("-metrics").replace("-", ".")
-        attributes = tuple((tag, text) for tag, text in tags.items() if tag != "client-id")
-        yield Measured(f"org.apache.kafka.{kind}.{name.replace('-', '.')}", value, name.endswith("-total"), attributes)
-
-
-_COORDINATOR: Final = ("commit-", "join-", "sync-", "heartbeat-", "rebalance-", "failed-", "last-", "assigned-")
-
-
-def consumer_measured(snapshot: dict[str, float], connections: int) -> Iterable[Measured]:
-    """Metrics of a consumer, those of a partition behind its name and a dot; and how many connections it has made."""
-    yield Measured("org.apache.kafka.consumer.connection.creation.total", connections, True)
-    for key, value in snapshot.items():
-        partition, _, name = key.rpartition(".")
-        attributes: tuple[tuple[str, str], ...] = ()
-        if partition:
-            topic, _, index = partition.rpartition("-")
-            attributes = (("topic", topic), ("partition", index))
-        group = "coordinator" if name.startswith(_COORDINATOR) else "fetch.manager"
-        yield Measured(
-            f"org.apache.kafka.consumer.{group}.{name.replace('-', '.')}", value, name.endswith("-total"), attributes
-        )
+def by_names_of_telemetry(measured: Iterable[tuple[SensorName, float, bool]]) -> Iterable[Measured]:
+    """A client's metrics with the names and labels that KIP-714 gives them."""
+    for (group, name, tags), value, is_total in measured:
+        kind = group.lower().replace("-", ".").replace(".metrics", "")
+        labels = tuple((tag.replace("-", "_"), text) for tag, text in tags if tag != "client-id")
+        yield Measured(f"org.apache.kafka.{kind}.{name.lower().replace('-', '.')}", value, is_total, labels)

@@ -72,6 +72,7 @@ class Rows:
         batch = ProducerBatch(TopicPartition(topic, partition), buffer, len(buffer), now_ms)
         batch.position = end
         batch.count = following - self._next
+        batch.largest_record = HEADER_SIZE + self._encoder.largest_row_bytes
         batch.base_timestamp, batch.max_timestamp = base_timestamp, max_timestamp
         batch.is_open = False
         self._next = following

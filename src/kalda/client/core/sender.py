@@ -253,7 +253,7 @@ class Sender:
         """The only batch of a request was written."""
         now_ms = max(sent_ms, self._now_ms())
         self._on_request_ended(batch)
-        self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
+        self._metrics.on_response(self._metrics.node(node_id), now_ms - sent_ms, response)
         self._succeed(batch, response.base_offset, response.log_append_time_ms)
 
     def _max_version(self, has_topic_ids: bool) -> int | None:
@@ -273,10 +273,8 @@ class Sender:
         now_ms = max(sent_ms, self._now_ms())
         for batch in batches:
             self._on_request_ended(batch)
-        if error is None:
-            self._metrics.on_response(node_id, now_ms - sent_ms, response, now_ms)
-        else:
-            self._metrics.on_no_response()
+        if response is not None:
+            self._metrics.on_response(self._metrics.node(node_id), now_ms - sent_ms, response)
         left = dict.fromkeys(batches)
         if response is not None:
             brokers = [Broker(each.node_id, each.host, each.port, each.rack) for each in response.node_endpoints]
