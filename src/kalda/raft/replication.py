@@ -220,8 +220,7 @@ def on_fetch_reply(replica: Replica, reply: rpc.FetchReply, call: rpc.FetchCall,
         # Another fetch, sent to the leader's other address, was answered first and has changed the log.
         return True
     if reply.diverging is not None:
-        _truncate(replica, reply.diverging)
-        return True
+        return _truncate(replica, reply.diverging)
     if reply.snapshot is not None:
         if not (
             replica.high_watermark <= reply.snapshot.offset <= MAX_OFFSET and 0 <= reply.snapshot.epoch <= role.epoch
@@ -235,20 +234,24 @@ def on_fetch_reply(replica: Replica, reply: rpc.FetchReply, call: rpc.FetchCall,
     return True
 
 
-def _truncate(replica: Replica, diverging: OffsetAndEpoch) -> None:
+def _truncate(replica: Replica, diverging: OffsetAndEpoch) -> bool:
+    """Whether there was something to cut off; otherwise the next reply may be the same."""
     offset = replica.log.truncation_point(diverging)
     assert offset >= replica.high_watermark, f"truncating to {offset} would undo what is committed"
-    if offset < replica.log.end_offset:
-        replica.flush_generation += 1
-        replica.log.truncate_to(offset)
-        replica.history.truncate_to(offset)
-        replica.emit(fx.TruncateLog(offset))
+    if offset >= replica.log.end_offset:
+        return False
+    replica.flush_generation += 1
+    replica.log.truncate_to(offset)
+    replica.history.truncate_to(offset)
+    replica.emit(fx.TruncateLog(offset))
+    return True
 
 
 def _append_fetched(replica: Replica, role: Follower, reply: rpc.FetchReply) -> bool:
-    """Append the batches that continue the log, up to the first that does not. False where there is such a one."""
+    """Append the batches that continue the log, up to the first that does not. False where there is such a one, or
+    where the first one is damaged."""
     first = replica.log.end_offset
-    all_fit = True
+    all_fit = bool(reply.batches) or not reply.records
     controls: list[rpc.Control] = []
     for batch in reply.batches:
         count = batch.last_offset - batch.base_offset + 1

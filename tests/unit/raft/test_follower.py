@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kalda.base.errors import ErrorCode
 from kalda.raft import effects as fx
 from kalda.raft import events as ev
@@ -130,3 +132,21 @@ def test_a_damaged_snapshot_is_fetched_again_after_a_pause() -> None:
             follower.step(ev.Tick(), wait_ms=20)
         assert follower.now - began > timeout_ms * 5 // 4
     assert isinstance(follower.machine.role, FollowerRole)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        rpc.FetchReply(header(), 0, 0, records=b"damaged"),
+        rpc.FetchReply(header(), 0, 0, diverging=OffsetAndEpoch(7, EPOCH)),
+        fetched(3, 9),
+    ],
+    ids=["damaged", "diverging", "straddling"],
+)
+def test_a_reply_that_changes_nothing_is_followed_by_a_pause(refused: rpc.FetchReply) -> None:
+    """The next one may be the same, at once."""
+    follower = Follower(2, LogState(end_offset=5, epochs=[(EPOCH, 0)]))
+    follower.reply(follower.fetch(), refused)
+    assert not [sent for sent in follower.sent if isinstance(sent.call, rpc.FetchCall)]
+    follower.step(ev.Tick(), wait_ms=1_000)
+    assert follower.fetch().call.fetch_from == OffsetAndEpoch(5, EPOCH)  # type: ignore[union-attr]
