@@ -8,6 +8,7 @@ again. `invalid_metadata`: the client must refresh its metadata first.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ErrorCode(IntEnum):
@@ -224,7 +225,22 @@ _MAX_MESSAGE = 8_000
 """Characters of a message; each takes up to four of the 32,767 bytes of a string."""
 
 
-class ApiError(Exception):
+class Portable(BaseException):
+    """An exception that comes out of `pickle` and `copy` as it went in, with its message and its attributes, whatever
+    its constructor takes. What a worker of a pool raises reaches its parent so."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
+
+
+class ApiError(Portable, Exception):
     """A failure with a Kafka error code.
 
     `message` states what was wrong, with which value, and what to do. The client receives it where the response has

@@ -8,7 +8,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, Portable
 from kalda.base.printable import printable
 
 FAILED = 1
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 """The exit code of shells after Ctrl-C: 128 and the number of SIGINT."""
 
 
-class Failure(click.ClickException):
+class Failure(Portable, click.ClickException):
     """A failure whose message names the problem, the value and the remedy."""
 
     exit_code = FAILED

@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from itertools import islice
 
-from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, Portable
 from kalda.client.core.connections import SocketAddress
 from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.network.frames import Arena, BadFrameSize, FrameReader
@@ -30,7 +30,7 @@ BLOCKED = -1
 """Instead of a number of bytes: the socket takes, or has, none now."""
 
 
-class NodeHasTls(ConnectionError):
+class NodeHasTls(Portable, ConnectionError):
     """A listener with TLS has answered plain text. No retry mends it."""
 
     def __init__(self, error: BadFrameSize) -> None:

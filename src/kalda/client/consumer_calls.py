@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from kalda.base.configs.consumer import ConsumerConfig
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, Portable
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import can_be_requested
 from kalda.client.core.commits import GroupMetadata
@@ -54,7 +54,7 @@ class ConsumerInterceptor(Protocol):
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None: ...
 
 
-class ConsumerClosed(RuntimeError):
+class ConsumerClosed(Portable, RuntimeError):
     """The consumer is closed, or belongs to the parent process."""
 
     def __init__(self, why: str = "the consumer is closed") -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from kalda.base.errors import ApiError, InvalidRequest
+from kalda.base.errors import ApiError, InvalidRequest, Portable
 from kalda.client.channel import Channel
 from kalda.network.calls import RENEWAL_SHARE, Call, frame_request
 from kalda.network.client_security import ClientSecurity
@@ -28,7 +28,7 @@ _AUTHENTICATE_VERSION = 1
 """The first with the life of the session; brokers have it since 2.2."""
 
 
-class LoginFailed(ConnectionError):
+class LoginFailed(Portable, ConnectionError):
     """The node has refused the login, or is not who it should be."""
 
     def __init__(self, error: ApiError) -> None:

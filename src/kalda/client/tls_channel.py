@@ -5,13 +5,13 @@ from __future__ import annotations
 import ssl
 from collections import deque
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, Portable
 from kalda.client.channel import BLOCKED, Channel
 from kalda.client.core.connections import SocketAddress
 from kalda.protocol.notation import Buffer
 
 
-class HandshakeFailed(ConnectionError):
+class HandshakeFailed(Portable, ConnectionError):
     """The certificate of a node is not trusted, or is of another host; or the node refuses this client's certificate or
     protocol. No retry mends it: Kafka's clients report an `SslAuthenticationException` then."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
-from kalda.base.errors import CorruptRecord, ErrorCode
+from kalda.base.errors import CorruptRecord, ErrorCode, Portable
 from kalda.records import values
 from kalda.records.batch import (
     COMPRESSION_MASK,
@@ -45,7 +45,7 @@ _MAX_REBUILT: Final = 10_000
 _SHOWN_ERRORS: Final = 3
 
 
-class InspectionUnfinished(Exception):
+class InspectionUnfinished(Portable, Exception):
     """The batch has too many records to check them at once, and was not appended. The caller runs `inspection.run()` on
     a thread, and then appends the batch again, with the inspection."""
 

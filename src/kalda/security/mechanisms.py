@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from kalda.base.errors import Portable
 
-class SaslFailed(Exception):
+
+class SaslFailed(Portable, Exception):
     """The peer is not authenticated."""
 
     def __init__(self, message: str, is_for_client: bool = False) -> None:

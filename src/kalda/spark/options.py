@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
+from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
 from kalda.client.metadata import parse_bootstrap
 
@@ -25,7 +26,7 @@ EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
 
-class OptionError(ValueError):
+class OptionError(Portable, ValueError):
     """An option is wrong; the message has its name, its value unless that may be a secret, and the remedy."""
 
     def __init__(self, name: str, value: object, advice: str) -> None:

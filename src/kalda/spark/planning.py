@@ -12,6 +12,7 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from typing import Final, NamedTuple, Protocol
 
+from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
 from kalda.spark.filters import Narrowing
 from kalda.spark.options import (
@@ -58,7 +59,7 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-class DataLoss(RuntimeError):
+class DataLoss(Portable, RuntimeError):
     """Requested offsets are not in the log."""
 
     def __init__(self, partition: TopicPartition, problem: str) -> None:

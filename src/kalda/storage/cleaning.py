@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
 from kalda.records.key_offsets import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
 from kalda.storage.aborted import AbortedRead
@@ -57,7 +58,7 @@ class CleaningFigures(NamedTuple):
     duration_ms: int
 
 
-class MapTooSmall(Exception):
+class MapTooSmall(Portable, Exception):
     """One batch has more keys than the map has room for."""
 
     def __init__(self, topic_partition: TopicPartition, offset: int, memory_bytes: int) -> None:

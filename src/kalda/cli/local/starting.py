@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, Portable
 from kalda.cli.local.layout import Layout, LayoutError, Place
 from kalda.cli.local.log_lines import tail
 from kalda.cli.local.process import NodeProcess
@@ -23,7 +23,7 @@ _CALL_MS = 2_000
 _LAST_LINES = 15
 
 
-class StartFailure(Exception):
+class StartFailure(Portable, Exception):
     """A node did not start; `lines` are the last lines of its log."""
 
     def __init__(self, message: str, lines: list[str]) -> None:

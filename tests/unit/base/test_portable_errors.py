@@ -1,0 +1,91 @@
+"""Errors that cross the border of a process, or are copied, say the same there."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+import kalda
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.client.core.consumer_errors import CommitFailed, LogTruncated, NoOffset, OffsetOutOfRange, UndecodableRecord
+from kalda.client.core.producer_errors import RecordTooLarge
+from kalda.records.rules import RecordsRefused
+
+P = TopicPartition("t", 3)
+EXAMPLES = [
+    ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "moved"),
+    ApiError(ErrorCode.NETWORK_EXCEPTION),
+    CommitFailed(ErrorCode.REBALANCE_IN_PROGRESS),
+    NoOffset([P, TopicPartition("u", 0)]),
+    OffsetOutOfRange({P: 17}),
+    LogTruncated({P: 17}, {P: 12}),
+    UndecodableRecord(P, 17, ValueError("no JSON")),
+    RecordTooLarge("5,000 bytes"),
+    RecordsRefused(ErrorCode.INVALID_RECORD, "no key", record_errors=[]),
+]
+WAYS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"pickle {protocol}": lambda error, protocol=protocol: pickle.loads(pickle.dumps(error, protocol))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+def raised_by_kalda() -> Iterator[type[BaseException]]:
+    """Every class of exceptions, of all modules."""
+    for module in pkgutil.walk_packages(kalda.__path__, "kalda."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    left: list[type[BaseException]] = [BaseException]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("kalda."):
+            yield kind
+
+
+def said(error: BaseException) -> tuple[object, ...]:
+    state = {name: value if isinstance(value, int | str) else str(value) for name, value in vars(error).items()}
+    return type(error), str(error), error.args, state
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_says_the_same(error: ApiError, way: Callable[[Any], Any]) -> None:
+    error.add_note("seen in a test")
+    assert said(way(error)) == said(error)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_errors_of_all_kinds_do(way: Callable[[Any], Any]) -> None:
+    kinds = set(raised_by_kalda())
+    assert {type(error) for error in EXAMPLES} < kinds
+    for kind in kinds:
+        error = kind.__new__(kind)
+        error.args = ("INVALID_REQUEST: the third field",)
+        vars(error).update(message="the third field", code=ErrorCode.INVALID_REQUEST, extra=[1])
+        again = way(error)
+        assert said(again) == said(error), kind
+
+
+def fail_in_a_worker(index: int) -> None:
+    raise EXAMPLES[index]
+
+
+def test_errors_of_the_workers_of_a_pool_come_back() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+        for index, error in enumerate(EXAMPLES):
+            with pytest.raises(type(error)) as caught:
+                pool.submit(fail_in_a_worker, index).result(60)
+            assert str(caught.value) == str(error)
