@@ -49,10 +49,12 @@ def absolute_dir(path: str) -> str:
 class _Descriptor:
     """A file descriptor, closed with the last handle that refers to it."""
 
-    __slots__ = ("fd", "syncs")
+    __slots__ = ("fd", "path", "syncs")
 
-    def __init__(self, fd: int, syncs: Durations) -> None:
+    def __init__(self, fd: int, path: str, syncs: Durations) -> None:
         self.fd = fd
+        self.path = path
+        """Where the file was opened."""
         self.syncs = syncs
         """Of the disk."""
 
@@ -62,7 +64,8 @@ class _Descriptor:
 
 
 class RealFile:
-    """A handle on a file descriptor, with positional reads and writes."""
+    """A handle on a file descriptor, with positional reads and writes. What they raise names the file, as what is
+    raised at its opening does: the kernel knows the descriptor only."""
 
     __slots__ = ("_descriptor", "_fd", "_nowait")
 
@@ -72,14 +75,18 @@ class RealFile:
         self._nowait = nowait
 
     def read(self, position: int, size: int) -> Buffer:
-        data = os.pread(self._fd, size, position)
-        if len(data) == size or not data:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < size and (more := os.pread(self._fd, size - got, position + got)):
-            parts.append(more)
-            got += len(more)
+        try:
+            data = os.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size and (more := os.pread(self._fd, size - got, position + got)):
+                parts.append(more)
+                got += len(more)
+        except OSError as error:
+            self._name(error)
+            raise
         return b"".join(parts)
 
     def read_nowait(self, position: int, size: int) -> Buffer | None:
@@ -92,6 +99,7 @@ class RealFile:
             return None
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                self._name(error)
                 raise
             self._nowait = False
             return self.read(position, size)
@@ -103,18 +111,26 @@ class RealFile:
         return memoryview(buffer)[:got]
 
     def write(self, position: int, data: Buffer) -> None:
-        written = os.pwrite(self._fd, data, position)
-        if written != len(data):
-            self._write_rest(position + written, memoryview(data).cast("B")[written:])
+        try:
+            written = os.pwrite(self._fd, data, position)
+            if written != len(data):
+                self._write_rest(position + written, memoryview(data).cast("B")[written:])
+        except OSError as error:
+            self._name(error)
+            raise
 
     def write_many(self, position: int, buffers: Sequence[Buffer]) -> None:
-        for start in range(0, len(buffers), _MAX_VECTORS):
-            chunk = buffers[start : start + _MAX_VECTORS]
-            size = sum(map(len, chunk))
-            written = os.pwritev(self._fd, chunk, position)
-            if written != size:
-                self._write_rest(position + written, memoryview(b"".join(chunk))[written:])
-            position += size
+        try:
+            for start in range(0, len(buffers), _MAX_VECTORS):
+                chunk = buffers[start : start + _MAX_VECTORS]
+                size = sum(map(len, chunk))
+                written = os.pwritev(self._fd, chunk, position)
+                if written != size:
+                    self._write_rest(position + written, memoryview(b"".join(chunk))[written:])
+                position += size
+        except OSError as error:
+            self._name(error)
+            raise
 
     def _write_rest(self, position: int, rest: memoryview) -> None:
         while rest:
@@ -128,17 +144,29 @@ class RealFile:
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self._name(error)
+            raise
 
     def sync(self) -> None:
         began_ns = time.monotonic_ns()
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            self._name(error)
+            raise
         if self._descriptor is not None:
             self._descriptor.syncs.add_us((time.monotonic_ns() - began_ns) // 1000)
 
     def drop_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _name(self, error: OSError) -> None:
+        if error.filename is None and self._descriptor is not None:
+            error.filename = self._descriptor.path
 
     def share(self) -> RealFile:
         if self._descriptor is None:
@@ -247,7 +275,8 @@ class RealDisk:
         flags = os.O_RDWR if writable else os.O_RDONLY
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return RealFile(_Descriptor(self._opener.open(path, flags, spare=self._may_use_reserve), self.syncs))
+        fd = self._opener.open(path, flags, spare=self._may_use_reserve)
+        return RealFile(_Descriptor(fd, path, self.syncs))
 
     def read_file(self, path: str, max_bytes: int = 64 * 1024 * 1024) -> bytes:
         fd = self._opener.open(path, os.O_RDONLY, spare=self._may_use_reserve)
@@ -259,6 +288,9 @@ class RealDisk:
             while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
                 data += more
             return data
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             os.close(fd)
 
@@ -266,6 +298,8 @@ class RealDisk:
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
+            if os.path.islink(path):  # a file is meant to be here: it is not treated as one that never was
+                raise OSError(errno.ENOENT, "a symbolic link to a file that does not exist", path) from None
             return None
         return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, (found.st_mode & 0o170000) == 0o040000)
 
@@ -296,6 +330,9 @@ class RealDisk:
         fd = self._opener.open(path, os.O_RDONLY | os.O_DIRECTORY, spare=self._may_use_reserve)
         try:
             os.fsync(fd)
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             os.close(fd)
 
@@ -318,4 +355,4 @@ class RealDisk:
         except (BlockingIOError, PermissionError):
             os.close(fd)
             return None
-        return RealFile(_Descriptor(fd, self.syncs))
+        return RealFile(_Descriptor(fd, path, self.syncs))

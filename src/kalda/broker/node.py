@@ -190,12 +190,15 @@ class Node:
                 await self._start()
         except (MetaPropertiesError, ValueError) as error:
             raise StartError(str(error)) from error
+        except TimeoutError:
+            raise StartError(f"the node did not come up within {limit_ms} ms; see the lines above") from None
         except OSError as error:
             raise StartError(f"{error.filename or 'the node'}: {error.strerror or error}") from error
         except ApiError as error:
             raise StartError(error.message or error.code.name) from error  # the metadata log's disk
-        except TimeoutError:
-            raise StartError(f"the node did not come up within {limit_ms} ms; see the lines above") from None
+        except Exception as error:
+            log.exception("the start failed")
+            raise StartError(f"the node cannot start, by an error that was not foreseen: {error!r}") from error
 
     async def _start(self) -> None:
         config = self.config

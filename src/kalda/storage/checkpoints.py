@@ -36,6 +36,7 @@ passes the file over."""
 
 _CHECKPOINT_VERSION = "0"
 _MAX_BYTES = 64 * 1024 * 1024
+_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
 def mark_failed(disk: Disk, directory: str) -> None:
@@ -89,7 +90,7 @@ def read_lines(disk: Disk, path: str) -> list[str] | None:
         return []  # Kafka makes the file empty, and fills it with the first entry
     if len(lines) < 2 or lines[0].strip() != _CHECKPOINT_VERSION:
         raise ValueError(f"{path} does not begin with version {_CHECKPOINT_VERSION} and a count")
-    if not lines[1].strip().isdigit() or int(lines[1]) != len(lines) - 2:
+    if not lines[1].strip().isdecimal() or int(lines[1]) != len(lines) - 2:
         raise ValueError(f"{path} announces {lines[1]!r} entries and holds {len(lines) - 2}")
     if not text.endswith("\n"):
         raise ValueError(f"{path} ends within its last line")  # which may be a number that lacks digits
@@ -102,13 +103,20 @@ def write_lines(disk: Disk, path: str, lines: Iterable[str], *, durable: bool = 
     replace_file(disk, path, text.encode("utf-8"), durable=durable)
 
 
+def _number(text: str, largest: int) -> int:
+    """Raises `ValueError` for what no checkpoint has: it would break invariants of the log, or could not be written."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > largest:
+        raise ValueError(text)
+    return int(text)
+
+
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     """An offset checkpoint; empty where there is no such file."""
     offsets = {}
     for line in read_lines(disk, path) or ():
         try:
             topic, partition, offset = line.split()
-            offsets[TopicPartition(topic, int(partition))] = int(offset)
+            offsets[TopicPartition(topic, _number(partition, _MAX_INT32))] = _number(offset, _MAX_INT64)
         except ValueError as error:
             raise ValueError(f"{path} has the malformed line {line!r}") from error
     return offsets
@@ -124,7 +132,7 @@ def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
     for line in read_lines(disk, path) or ():
         try:
             epoch, offset = line.split()
-            entries.append((int(epoch), int(offset)))
+            entries.append((_number(epoch, _MAX_INT32), _number(offset, _MAX_INT64)))
         except ValueError as error:
             raise ValueError(f"{path} has the malformed line {line!r}") from error
     return entries

@@ -17,6 +17,7 @@ All functions here work on their own objects and may run on any thread.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -223,16 +224,21 @@ class Loading:
             self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{name[: -len(SWAP_SUFFIX)]}")
 
     def _swap_end(self, base: int) -> int:
-        found = self._disk.stat(f"{self._directory}/{file_name(base, LOG_SUFFIX)}{SWAP_SUFFIX}")
-        assert found is not None
-        segment = Segment(
-            self._disk, self._directory, base, self._config, size=found.size_bytes, suffix=SWAP_SUFFIX, fresh=True
-        )
+        size = self._size_of(f"{file_name(base, LOG_SUFFIX)}{SWAP_SUFFIX}")
+        segment = Segment(self._disk, self._directory, base, self._config, size=size, suffix=SWAP_SUFFIX, fresh=True)
         end = base + 1
         for _, batch_base, delta, _ in segment.walk(0, read_waiting):
             end = batch_base + delta + 1
         segment.close()
         return end
+
+    def _size_of(self, name: str) -> int:
+        """Of a file that the directory lists."""
+        path = f"{self._directory}/{name}"
+        found = self._disk.stat(path)
+        if found is None:
+            raise OSError(errno.ENOENT, "the directory lists the file, but it cannot be found", path)
+        return found.size_bytes
 
     def _open_segments(self, names: list[str]) -> tuple[Segments, set[int]]:
         """Every segment, and the base offsets of those that lack an offset index."""
@@ -243,8 +249,6 @@ class Loading:
             if offset is None:
                 continue
             if name.endswith(LOG_SUFFIX):
-                found = self._disk.stat(f"{self._directory}/{name}")
-                assert found is not None
                 if file_name(offset, INDEX_SUFFIX) not in known:
                     unindexed.add(offset)
                 segments.append(
@@ -253,7 +257,7 @@ class Loading:
                         self._directory,
                         offset,
                         self._config,
-                        size=found.size_bytes,
+                        size=self._size_of(name),
                         created_ms=self._now_ms,
                         jitter_ms=self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms)),
                         has_txn_index=file_name(offset, TXN_INDEX_SUFFIX) in known,

@@ -174,8 +174,13 @@ class LogManager:
             return self._open_as(directory, topic_partition, name, clean)
         except (CorruptRecord, ValueError) as error:
             if not clean:
-                raise OSError(5, f"{topic_partition}: {error}", directory.path) from error
+                raise OSError(5, f"{topic_partition}: {error}", f"{directory.path}/{name}") from error
             log.warning("%s is recovered, although the last stop was clean: %s", topic_partition, error)
+        except OSError:
+            raise
+        except Exception as error:  # an invariant that its files break ends the use of their directory, not the node
+            log.exception("%s: %s cannot be opened", topic_partition, f"{directory.path}/{name}")
+            raise OSError(5, f"{topic_partition}: {error!r}", f"{directory.path}/{name}") from error
         return self._open(directory, topic_partition, name, clean=False)
 
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:

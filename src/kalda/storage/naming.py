@@ -18,6 +18,7 @@ STRAY_DIR_SUFFIX = "-stray"
 
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 _MAX_NAME = 255
+_MAX_OFFSET = 2**63 - 1
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -30,7 +31,8 @@ def offset_of(name: str) -> int | None:
     digits = name.partition(".")[0]
     if not digits.isdigit() or not digits.isascii() or len(digits) > 20:
         return None
-    return int(digits)
+    offset = int(digits)
+    return offset if offset <= _MAX_OFFSET else None
 
 
 def dir_name(topic_partition: TopicPartition) -> str:
