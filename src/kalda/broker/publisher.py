@@ -361,6 +361,12 @@ class BrokerPublisher:
     def _open_log(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration, image: MetadataImage
     ) -> Log:
+        unreadable = self._logs.unreadable.get(topic_partition)
+        if unreadable is not None:
+            if unreadable.topic_id in (None, topic_id):
+                self._report_lost(topic_partition, topic_id, registration)
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, unreadable.why)
+            self._logs.set_aside(topic_partition, "is the log of a former topic of that name")
         existing = self._logs.get(topic_partition)
         if existing is not None and existing.topic_id != topic_id:
             if existing.topic_id is None and self._had_synced_records(existing) and self._is_relied_on(registration):
@@ -371,8 +377,7 @@ class BrokerPublisher:
             self._logs.set_aside(topic_partition, why)
         if self._may_be_offline(topic_partition, topic_id, registration):
             # The metadata has the replica online: report it as lost, so that another broker is elected.
-            if registration.directory(self._broker_id) != DIRECTORY_LOST:
-                self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
+            self._report_lost(topic_partition, topic_id, registration)
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
             )
@@ -385,6 +390,13 @@ class BrokerPublisher:
             raise
         self._report_directory(topic_partition, topic_id, registration)
         return opened
+
+    def _report_lost(
+        self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration
+    ) -> None:
+        """The replica is offline: another broker is to be elected."""
+        if registration.directory(self._broker_id) != DIRECTORY_LOST:
+            self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
 
     def _had_synced_records(self, log_: Log) -> bool:
         """Whether records of a log that the start has found were synced. A checkpoint names a recovery point that is
@@ -406,8 +418,7 @@ class BrokerPublisher:
             uuid_to_text(topic_id),
             uuid_to_text(topic_id),
         )
-        if registration.directory(self._broker_id) != DIRECTORY_LOST:
-            self._on_placed(topic_id, topic_partition.partition, DIRECTORY_LOST)
+        self._report_lost(topic_partition, topic_id, registration)
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic_partition} has lost its topic id")
 
     def _open_later(self, topic_partition: TopicPartition) -> None:

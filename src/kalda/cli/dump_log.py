@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.printable import printable, printable_json
 from kalda.cli.failures import Failure
 from kalda.cli.formats import as_json as bytes_as_json
@@ -67,7 +67,7 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
     for path, is_named in _files(paths):
         try:
             rows = dump(disk, path, records=deep, meaning=_meaning(path, decode), max_bytes=max_bytes)
-        except ValueError as error:
+        except (ValueError, UnsupportedFormat) as error:
             if is_named:
                 raise Failure(f"{path}: {error}") from error
             continue

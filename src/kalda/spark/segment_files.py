@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import TopicPartition
 from kalda.broker.disk import RealDisk
 from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
@@ -167,7 +167,7 @@ def _log_starts(log_dirs: Iterable[str]) -> dict[tuple[str, TopicPartition], int
     for log_dir in log_dirs:
         try:
             offsets = read_offsets(disk, f"{log_dir}/{LOG_START_OFFSET_FILE}")
-        except (ValueError, OSError):
+        except (ValueError, OSError, UnsupportedFormat):
             continue  # a damaged checkpoint: all records that are there are read
         starts.update({(log_dir, partition): offset for partition, offset in offsets.items()})
     return starts
@@ -185,7 +185,7 @@ def _longest(replicas: Sequence[Replica]) -> list[Replica]:
 def _length(replica: Replica) -> tuple[int, int]:
     try:
         epochs = read_epochs(RealDisk(), f"{replica.path}/{LEADER_EPOCH_FILE}")
-    except (ValueError, OSError):
+    except (ValueError, OSError, UnsupportedFormat):
         epochs = []
     return (epochs[-1][0] if epochs else -1), _end_offset(replica.segments[-1])
 

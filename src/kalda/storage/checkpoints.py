@@ -5,7 +5,8 @@ So after a crash there is the old file or the new one. `durable=False` leaves th
 power may then lose or tear the file, and its reader must have another source.
 
 A checkpoint's lines: version, number of entries, one line an entry. Bytes from disk are hostile: sizes are bounded,
-and anything malformed raises `ValueError` with the file's name.
+and anything malformed raises `ValueError` with the file's name. A file of a later version is not malformed: it raises
+`UnsupportedFormat`, and is not replaced.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 
 from kalda.base.disk import Disk
+from kalda.base.errors import UnsupportedFormat
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
 from kalda.base.properties import format_properties, parse_properties
 
@@ -35,6 +38,8 @@ DISK_FAILED_FILE = ".kalda_disk_failed"
 passes the file over."""
 
 _CHECKPOINT_VERSION = "0"
+"""Of all checkpoints, and of `partition.metadata`."""
+_LATER_VERSION = re.compile("[1-9][0-9]{0,4}")
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 
@@ -77,8 +82,14 @@ def _read_small(disk: Disk, path: str, max_bytes: int) -> bytes:
         raise ValueError(f"{path} has more than {max_bytes} bytes") from error
 
 
+def _check_version(path: str, text: str) -> None:
+    if _LATER_VERSION.fullmatch(text.strip()):
+        raise UnsupportedFormat(f"{path} has version {text.strip()}, only {_CHECKPOINT_VERSION} is known")
+
+
 def read_lines(disk: Disk, path: str) -> list[str] | None:
-    """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one."""
+    """The entries of a checkpoint; None where there is no such file. Raises `ValueError` on a malformed one,
+    `UnsupportedFormat` on one of a later version."""
     try:
         text = _read_small(disk, path, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -88,6 +99,7 @@ def read_lines(disk: Disk, path: str) -> list[str] | None:
     lines = text.splitlines()
     if not lines:
         return []  # Kafka makes the file empty, and fills it with the first entry
+    _check_version(path, lines[0])
     if len(lines) < 2 or lines[0].strip() != _CHECKPOINT_VERSION:
         raise ValueError(f"{path} does not begin with version {_CHECKPOINT_VERSION} and a count")
     if not lines[1].strip().isdecimal() or int(lines[1]) != len(lines) - 2:
@@ -153,6 +165,7 @@ def read_partition_metadata(disk: Disk, path: str) -> Uuid | None:
         key, colon, value = line.partition(":")
         if colon:
             values[key.strip()] = value.strip()
+    _check_version(path, values.get("version", ""))
     if values.get("version") != "0" or "topic_id" not in values:
         raise ValueError(f"{path} has no version 0 and topic_id")
     return uuid_from_text(values["topic_id"])

@@ -7,6 +7,10 @@ that does not, later segments are removed, and indexes, transaction index, leade
 anew from what was read. After a failure of the disk that is what the device has, not what the page cache returns.
 Whatever is cut off or dropped is named in a warning, and kept for a while (`corrupt_files.py`).
 
+What is of a format that is not known need not be damaged: a batch of a later magic, a leader epoch checkpoint, a
+producer snapshot, a transaction index or a `partition.metadata` of a later version. Then `UnsupportedFormat` is raised,
+before anything of it is changed.
+
 A recovery that cuts nothing syncs nothing and leaves the recovery point where it was, as Kafka does: a start after the
 next crash reads the same again, and a node with thousands of logs does not wait for as many syncs. What was read may
 thus not be on the device yet: where durability is promised, it is flushed first (`Log.flush_due`, `MetadataLog.open`).
@@ -23,7 +27,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kalda.base.disk import Disk
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.storage.config import LogConfig
 from kalda.storage.corrupt_files import CorruptFiles
 from kalda.storage.index import read_waiting
@@ -127,6 +131,8 @@ class Loading:
         self._corrupt_files.note(self._disk, self._directory, names)
         segments, unindexed = self._open_segments(names)
         self._snapshots = SnapshotFiles(self._disk, self._directory, _offsets(names, SNAPSHOT_SUFFIX))
+        if not self._clean:
+            self._snapshots.check_versions()
         self._epochs = self._load_epochs(segments)
         stored_epochs = self._epochs.entries
         producers = self._producers
@@ -284,6 +290,8 @@ class Loading:
             try:
                 for _, header in segment.headers():
                     note_epoch(epochs, header)
+            except UnsupportedFormat:
+                raise
             except CorruptRecord:
                 break
         epochs.write()
@@ -471,8 +479,8 @@ class Loading:
                 load(producers, start, upto, self._now_ms, self._expiration_ms, high_watermark)
             replay_producers(producers, segments, upto)
         except CorruptRecord as error:
-            if self._clean:
-                raise  # the log is opened anew, and recovered
+            if self._clean or isinstance(error, UnsupportedFormat):
+                raise  # the log is opened anew, and recovered, or it is not opened
             log.warning("%s: its producers are known as of a damaged batch only: %s", self._name, error)
             producers.map_end_offset = upto
 

@@ -83,6 +83,7 @@ class LogDir:
         "path",
         "previous_broker_epoch",
         "recovery_points",
+        "unreadable",
     )
 
     def __init__(self, disk: Disk, path: str, *, locks: bool = True, corrupt_bytes: int = KEPT_BYTES) -> None:
@@ -118,6 +119,8 @@ class LogDir:
         self._lock: File | None = None
         self._unopened: set[TopicPartition] = set()
         """Logs that were found and are still to be opened."""
+        self.unreadable: set[TopicPartition] = set()
+        """Logs of a format that is not known: they stay as they are, and so do their entries in the checkpoints."""
         self._former: set[TopicPartition] = set()
         """Names of logs that were removed, for which the checkpoints on the disk may still have entries."""
         self._any_former = False
@@ -129,7 +132,7 @@ class LogDir:
         """Lock the directory, remove the marker of a clean stop, read the checkpoints; the names that it holds.
 
         Raises `OSError` where the disk fails, `BlockingIOError` where another process has the directory. A checkpoint
-        that cannot be read makes the stop count as unclean.
+        that cannot be read makes the stop count as unclean, one of an unknown version raises `UnsupportedFormat`.
         """
         disk, path = self.disk, self.path
         disk.make_dirs(path)
@@ -216,6 +219,17 @@ class LogDir:
             self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
             self._checkpoint_too_high = False
         self._trust_again()
+
+    def leave(self, topic_partition: TopicPartition) -> None:
+        """One of them cannot be opened, as it is of a format that is not known."""
+        self._unopened.discard(topic_partition)
+        self._former.discard(topic_partition)
+        self.unreadable.add(topic_partition)
+
+    def drop_unreadable(self, topic_partition: TopicPartition) -> None:
+        """It was removed from this directory."""
+        self.unreadable.discard(topic_partition)
+        self._note_former(topic_partition)
 
     def forget(self, topic_partition: TopicPartition) -> None:
         """Its log was removed from this directory."""
@@ -310,7 +324,11 @@ class LogDir:
         return chain(self.logs.items(), self.futures.items())
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        return {tp: log.checkpoint_recovery_point for tp, log in self._all()}
+        return self._left(self.recovery_points) | {tp: log.checkpoint_recovery_point for tp, log in self._all()}
+
+    def _left(self, found: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The entries of logs that are left as they are, among those that were found."""
+        return {tp: found[tp] for tp in self.unreadable if tp in found}
 
     def rewrite_checkpoints(self) -> None:
         """Let the next jobs write even unchanged contents: jobs that were made before may never be finished."""
@@ -321,7 +339,7 @@ class LogDir:
         return self._job(HIGH_WATERMARK_FILE, self._high_watermarks)
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
-        return {tp: log.high_watermark for tp, log in self._all()}
+        return self._left(self.high_watermarks) | {tp: log.high_watermark for tp, log in self._all()}
 
     def log_start_job(self) -> Job[None] | None:
         return self._job(LOG_START_OFFSET_FILE, self._log_starts)
@@ -332,13 +350,14 @@ class LogDir:
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         """Of logs that start within a segment: the others start where their first segment does."""
-        return {
+        return self._left(self.log_starts) | {
             tp: log.log_start_offset for tp, log in self._all() if log.log_start_offset > log.segments.first.base_offset
         }
 
     def _forget_cleaned(self) -> None:
         """Drop the entries of logs that were removed."""
-        self.cleaner_offsets = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp in self.logs}
+        known = self.logs.keys() | self.unreadable
+        self.cleaner_offsets = {tp: offset for tp, offset in self.cleaner_offsets.items() if tp in known}
 
     def cleaned_job(self, topic_partition: TopicPartition, offset: int) -> Job[None] | None:
         """A job that writes up to where the logs have been compacted; this one up to `offset`."""
@@ -351,7 +370,10 @@ class LogDir:
         return self._checkpoints[name].job(offsets()) if self.may_be_marked else None
 
     def write_marker(self, broker_epoch: int) -> None:
-        """The last file that a clean stop writes: where it is found, all other files are complete."""
+        """The last file that a clean stop writes: where it is found, all other files are complete. It is not written
+        where a log was left as it is: that may still need recovery."""
+        if self.unreadable:
+            return
         write_clean_shutdown(self.disk, f"{self.path}/{CLEAN_SHUTDOWN_FILE}", broker_epoch)
 
     # State

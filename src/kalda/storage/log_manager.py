@@ -12,6 +12,7 @@ in `finish`; neither half raises for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +21,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from kalda.base.disk import Disk, NoHandleLeft
-from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode, UnsupportedFormat
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.base.sensors import Counter
-from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
+from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, stored_topic_id
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
@@ -61,6 +62,18 @@ class NewLog(NamedTuple):
     directory_id: Uuid | None
 
 
+class Unreadable(NamedTuple):
+    """A log of a format that is not known, which is left as it is."""
+
+    topic_partition: TopicPartition
+    directory: LogDir
+    name: str
+    """Of the partition's own directory there."""
+    topic_id: Uuid | None
+    """None where that cannot be read either."""
+    why: str
+
+
 class LogManager:
     """Belongs to one thread, as its logs do. Implements their hooks."""
 
@@ -91,6 +104,8 @@ class LogManager:
         """Of all logs."""
         self._logs: dict[TopicPartition, Log] = {}
         """The log of each partition. Future logs are not here."""
+        self.unreadable: dict[TopicPartition, Unreadable] = {}
+        """Partitions whose log cannot be opened: they are offline."""
         self._home: dict[TopicPartition, LogDir] = {}
         """The directory of each of them."""
         self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
@@ -115,7 +130,7 @@ class LogManager:
                 directory.expect(tp for tp, _ in found)
             except BlockingIOError:
                 raise
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, UnsupportedFormat) as error:
                 self.dirs.fail(directory, error if isinstance(error, OSError) else OSError(5, str(error)))
                 continue
             if directory.had_clean_shutdown:
@@ -144,11 +159,14 @@ class LogManager:
         return topic_partition if found is not None and found.is_dir else None
 
     def _load_job(self, directory: LogDir, found: list[tuple[TopicPartition, str]]) -> Job[None]:
-        def work() -> list[Log]:
+        def work() -> list[Log | Unreadable]:
             return [self._open(directory, tp, name, directory.had_clean_shutdown) for tp, name in found]
 
-        def finish(logs: list[Log]) -> None:
+        def finish(logs: list[Log | Unreadable]) -> None:
             for log in logs:
+                if isinstance(log, Unreadable):
+                    self._leave(log)
+                    continue
                 if not directory.online:
                     log.close(clean=False)
                     continue
@@ -168,10 +186,15 @@ class LogManager:
 
         return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
-    def _open(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
+    def _open(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log | Unreadable:
         """On any thread. A log that a clean stop cannot have left like that is recovered."""
         try:
             return self._open_as(directory, topic_partition, name, clean)
+        except UnsupportedFormat as error:
+            topic_id = None
+            with contextlib.suppress(ValueError, UnsupportedFormat):
+                topic_id = stored_topic_id(directory.disk, f"{directory.path}/{name}", clean)
+            return Unreadable(topic_partition, directory, name, topic_id, error.message)
         except (CorruptRecord, ValueError) as error:
             if not clean:
                 raise OSError(5, f"{topic_partition}: {error}", f"{directory.path}/{name}") from error
@@ -182,6 +205,18 @@ class LogManager:
             log.exception("%s: %s cannot be opened", topic_partition, f"{directory.path}/{name}")
             raise OSError(5, f"{topic_partition}: {error!r}", f"{directory.path}/{name}") from error
         return self._open(directory, topic_partition, name, clean=False)
+
+    def _leave(self, found: Unreadable) -> None:
+        """A log is not opened, and nothing of it is changed."""
+        log.error(
+            "%s/%s is offline: %s. Its files stay as they are; a version that knows this format can read them",
+            found.directory.path,
+            found.name,
+            found.why,
+        )
+        found.directory.leave(found.topic_partition)
+        if not found.name.endswith(FUTURE_DIR_SUFFIX):
+            self.unreadable[found.topic_partition] = found
 
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
         is_future = name.endswith(FUTURE_DIR_SUFFIX)
@@ -255,6 +290,8 @@ class LogManager:
             if log.config != config:
                 log.update_config(config)
             return log
+        if topic_partition in self.unreadable:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, self.unreadable[topic_partition].why)
         if self.futures.is_alone(topic_partition, topic_id):
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"{topic_partition} may be in a log directory that is offline"
@@ -275,7 +312,7 @@ class LogManager:
         planned: list[tuple[LogDir, NewLog]] = []
         more: Tally[str] = Tally()
         for new in wanted:
-            if self.futures.is_alone(new.topic_partition, new.topic_id):
+            if new.topic_partition in self.unreadable or self.futures.is_alone(new.topic_partition, new.topic_id):
                 continue
             try:
                 directory = self.futures.take_preferred(new.topic_partition) or self.dirs.choose(new.directory_id, more)
@@ -392,9 +429,26 @@ class LogManager:
         self._retire(topic_partition, STRAY_DIR_SUFFIX)
 
     def _retire(self, topic_partition: TopicPartition, suffix: str) -> None:
+        left = self.unreadable.pop(topic_partition, None)
+        if left is not None:
+            self._rename_unreadable(left, suffix)
+            return
         dropped = self._drop(topic_partition)
         if dropped is not None:
             self.rename_away(*dropped, suffix)
+
+    def _rename_unreadable(self, left: Unreadable, suffix: str) -> None:
+        directory = left.directory
+        path = f"{directory.path}/{marked_dir_name(left.topic_partition, self._unique(), suffix)}"
+        try:
+            directory.disk.rename(f"{directory.path}/{left.name}", path)
+        except OSError as error:
+            self.dirs.fail(directory, error)
+            return
+        directory.drop_unreadable(left.topic_partition)
+        if suffix == DELETE_DIR_SUFFIX:
+            delay_ms = self._config_of(left.topic_partition.topic).file_delete_delay_ms
+            self.upkeep.remove_later(directory, self._now_ms() + delay_ms, lambda disk: disk.remove_tree(path))
 
     def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
         """Close a log that is not used any more, and rename its directory to that suffix; one that is to be deleted is

@@ -17,7 +17,7 @@ from itertools import islice
 from struct import Struct
 
 from kalda.base.disk import Disk, File, NoHandleLeft
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.records.batch import NO_SEQUENCE
 from kalda.records.checksum import crc32c
 from kalda.storage.config import MAX_INT64
@@ -80,8 +80,9 @@ def read_snapshot(disk: Disk, path: str) -> list[ProducerState]:
         if len(head) < _ENTRIES_AT:
             raise CorruptRecord(f"a producer snapshot of {size} bytes is too short")
         version, checksum = _PREFIX.unpack_from(head)
+        _check_version(path, version)
         if version != _VERSION:
-            raise CorruptRecord(f"a producer snapshot has version {version}, only {_VERSION} is known")
+            raise CorruptRecord(f"a producer snapshot has version {version}")
         (count,) = _COUNT.unpack_from(head, _PREFIX.size)
         found: list[ProducerState] = []
         actual = crc32c(head[_PREFIX.size :])
@@ -96,6 +97,11 @@ def read_snapshot(disk: Disk, path: str) -> list[ProducerState]:
     if len(found) != count:
         raise CorruptRecord(f"a producer snapshot announces {count} producers and holds {len(found)}")
     return found
+
+
+def _check_version(path: str, version: int) -> None:
+    if version > _VERSION:
+        raise UnsupportedFormat(f"{path} has version {version}, only {_VERSION} is known")
 
 
 def _pieces(file: File, size: int) -> Iterator[bytes]:
@@ -224,12 +230,15 @@ class SnapshotFiles:
         """Load the latest undamaged snapshot in (start_offset, upto] into `states`, that at `at_most` or the last one
         before; without one, clear them as of `start_offset`. Producers that have expired by `now_ms` are left out.
 
-        Snapshots outside that range, and damaged ones, are removed: they are not of this log as it is now.
+        Snapshots outside that range, and damaged ones, are removed: they are not of this log as it is now. Raises
+        `UnsupportedFormat` for one of a later version.
         """
         self.remove_outside(start_offset, upto)
         while (offset := self.latest_at(at_most)) is not None:
             try:
                 found = read_snapshot(self._disk, self.path(offset))
+            except UnsupportedFormat:
+                raise
             except CorruptRecord as error:
                 log.warning("%s is removed: %s; the producers are read from an earlier one", self.path(offset), error)
                 self.remove(offset)
@@ -247,6 +256,18 @@ class SnapshotFiles:
         if offset in self.unsynced:
             self.unsynced.remove(offset)
         self._disk.remove(self.path(offset))
+
+    def check_versions(self) -> None:
+        """Raise `UnsupportedFormat` where a file is of a later version. Those that do not fit a recovered log are
+        removed without being read."""
+        for offset in self.offsets:
+            file = self._disk.open(self.path(offset), writable=False)
+            try:
+                head = bytes(file.read(0, _PREFIX.size))
+            finally:
+                file.close()
+            if len(head) == _PREFIX.size:
+                _check_version(self.path(offset), _PREFIX.unpack(head)[0])
 
     def keep(self, offsets: list[int]) -> None:
         """There are only these files any more; the others have been removed."""

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, File
-from kalda.base.errors import CorruptRecord
+from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_BATCH_SIZE, BatchHeader, least_length, read_header
 from kalda.storage.config import LogConfig
 from kalda.storage.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
@@ -380,7 +380,11 @@ class Segment:
         """(position, header) of each batch from `position` on, by small reads."""
         file = self.reading(read)
         for found, _, _, size in self.walk(position, read):
-            yield found, read_header(read(file, found, min(size, HEADER_SIZE)))
+            try:
+                header = read_header(read(file, found, min(size, HEADER_SIZE)))
+            except UnsupportedFormat as error:
+                raise UnsupportedFormat(f"{self.path(LOG_SUFFIX)}, position {found}: {error.message}") from error
+            yield found, header
 
     def read_slice(self, position: int, max_bytes: int, end_offset: int, min_one: bool, read: Reader) -> Slice:
         """Whole batches from `position` that end below `end_offset` and fit into `max_bytes`.

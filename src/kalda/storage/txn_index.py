@@ -14,6 +14,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, File
+from kalda.base.errors import UnsupportedFormat
 from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
 
 _ENTRY = Struct(">hqqqq")
@@ -138,13 +139,16 @@ class TxnIndex:
             self._changes += 1
 
     def reset(self) -> None:
+        """Drop all entries. Raises `UnsupportedFormat`, and keeps them, where the first is of a later version."""
         if self.exists:
+            _check_version(self.path, self.open().read(0, _SIZE))
             self.open().truncate(0)
             self._take(bytearray())
             self._changes += 1
 
     def is_sane(self) -> bool:
-        """Whether every entry is well-formed. Otherwise the segment is recovered."""
+        """Whether every entry is well-formed. Otherwise the segment is recovered. Raises `UnsupportedFormat` where the
+        first one is of a later version."""
         if not self.exists:
             return True
         found = self._disk.stat(self.path)
@@ -152,6 +156,7 @@ class TxnIndex:
             return False
         file = self._disk.open(self.path)
         try:
+            _check_version(self.path, file.read(0, _SIZE))
             return all(
                 first <= last
                 for position in range(0, found.size_bytes, _ENTRIES_A_READ * _SIZE)
@@ -190,6 +195,11 @@ class TxnIndex:
         self.close_file()
         if self.exists:
             self._rows = None
+
+
+def _check_version(path: str, first: Buffer) -> None:
+    if len(first) == _SIZE and (version := _ENTRY.unpack(first)[0]) > _VERSION:
+        raise UnsupportedFormat(f"{path} has an entry of version {version}, only {_VERSION} is known")
 
 
 def _last_offset(rows: Buffer, at: int) -> int:

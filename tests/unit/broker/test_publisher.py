@@ -103,6 +103,7 @@ class FakeLogs:
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, Uuid | None] = {}
+        self.unreadable: dict[TopicPartition, Any] = {}
         self.has_no_descriptor = False
         self.recovery_point = 0
         self.aside: list[tuple[TopicPartition, str]] = []
@@ -120,7 +121,8 @@ class FakeLogs:
         )
 
     def set_aside(self, topic_partition: TopicPartition, why: str) -> None:
-        del self.logs[topic_partition]
+        if self.unreadable.pop(topic_partition, None) is None:
+            del self.logs[topic_partition]
         self.aside.append((topic_partition, why))
 
     def get_or_create_log(self, topic_partition: TopicPartition, topic_id: Uuid, _: LogConfig, directory: Uuid) -> Any:
@@ -136,7 +138,11 @@ class FakeLogs:
         def finish(made: list[NewLog]) -> None:
             for new in made:
                 assert new.topic_id is not None
-                if new.directory_id in (*_RESERVED, HOME, AWAY) and not self.has_no_descriptor:
+                if (
+                    new.topic_partition not in self.unreadable
+                    and new.directory_id in (*_RESERVED, HOME, AWAY)
+                    and not self.has_no_descriptor
+                ):
                     self.logs[new.topic_partition] = new.topic_id
 
         return Job("make logs", lambda: list(wanted), finish)
@@ -490,6 +496,24 @@ def test_synced_records_without_topic_id_are_not_replaced_while_the_cluster_need
         assert world.placed == [(NEW, 0, DIRECTORY_LOST)]
     else:
         assert (world.logs.aside, world.logs.logs) == ([(at, "has no topic id")], {at: NEW})
+
+
+@pytest.mark.parametrize("topic_id", [NEW, None])
+def test_a_log_of_an_unknown_format_is_reported_as_lost_and_not_made_anew(world: World, topic_id: Uuid | None) -> None:
+    at = TopicPartition("t", 0)
+    world.logs.unreadable[at] = SimpleNamespace(topic_id=topic_id, why="/d/t-0 has version 1")
+    world.update(*topic(NEW, 1))
+    assert (world.logs.aside, world.logs.logs) == ([], {})
+    assert world.replicas.find("t", 0) is None
+    assert world.placed == [(NEW, 0, DIRECTORY_LOST)]
+
+
+def test_a_log_of_an_unknown_format_of_a_former_topic_is_set_aside(world: World) -> None:
+    at = TopicPartition("t", 0)
+    world.logs.unreadable[at] = SimpleNamespace(topic_id=OLD, why="/d/t-0 has version 1")
+    world.update(*topic(NEW, 1))
+    assert world.logs.aside == [(at, "is the log of a former topic of that name")]
+    assert world.logs.logs == {at: NEW}
 
 
 def test_partitions_are_marked_as_opening_until_they_are_open(world: World) -> None:

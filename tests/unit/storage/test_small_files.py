@@ -51,7 +51,7 @@ def test_offset_checkpoints(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"1\n0\n", b"0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\nx\n", b"\xff\n0\n", b"0\n1\na 0 6"]
+    "text", [b"x\n0\n", b"0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\nx\n", b"\xff\n0\n", b"0\n1\na 0 6"]
 )
 def test_malformed_checkpoints(disk: SimDisk, text: bytes) -> None:
     replace_file(disk, "/d/f", text)
