@@ -1,4 +1,4 @@
-"""Sessions of brokers: the log refuses records, the controller stalls, a probe is wrong."""
+"""Sessions of brokers: the log refuses records, a probe is wrong."""
 
 from __future__ import annotations
 
@@ -92,46 +92,6 @@ def test_a_broker_is_unfenced_and_fenced_although_the_log_refused_it_before(want
     world.log.refuse = None
     assert world.heartbeat(0, want_fence=want_fence).is_fenced == want_fence
     assert world.active.cluster.brokers[0].fenced == want_fence
-
-
-# The controller stalls
-
-
-@pytest.mark.parametrize("stall_ms", [2_000, 12_000, 8 * 3_600_000])
-def test_nobody_is_fenced_for_a_stall_of_the_controller(stall_ms: int) -> None:
-    world = a_world(0, 1, 2)
-    run(world, world.now_ms + 20_000, 0, 1, 2)
-    world.now_ms += stall_ms
-    run(world, world.now_ms + 1)  # the timers of an event loop run before its sockets are read
-    assert fenced(world) == []
-    run(world, world.now_ms + 20_000, 0, 2)
-    assert fenced(world) == [1], "a broker that is dead is fenced later"
-
-
-def test_a_session_that_was_about_to_end_waits_for_the_heartbeats_in_the_sockets() -> None:
-    world = a_world(0)
-    for probe in world.active.probes_due(world.now_ms):
-        world.active.on_probed(probe, False)
-    run(world, world.now_ms + SESSION_MS - 10)
-    world.now_ms += 12_000
-    world.active.poll(world.now_ms)
-    world.now_ms += SAMPLE_MS
-    world.active.poll(world.now_ms)
-    assert fenced(world) == []
-    run(world, world.now_ms + 2 * SAMPLE_MS)
-    assert fenced(world) == [0]
-
-
-def test_a_request_may_be_the_first_thing_after_a_stall() -> None:
-    """Another process asks to be registered under the id of a broker whose heartbeats are not handled yet."""
-    world = a_world(0, 1)
-    run(world, world.now_ms + 10_000, 0, 1)
-    world.now_ms += 12_000
-    with pytest.raises(ApiError) as refused:
-        world.register(0, incarnation=2)
-    assert refused.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    world.active.poll(world.now_ms)
-    assert fenced(world) == []
 
 
 def test_requests_are_handled_between_two_fencings() -> None:

@@ -510,6 +510,21 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted(version: int) -> Non
     assert world.begin((1000, 0)) == "PRODUCER_FENCED"
 
 
+def test_a_wall_clock_that_jumps_ends_no_transaction() -> None:
+    """As where a laptop has slept, with the producer and the node on it."""
+    world, ahead_ms = World(), [0]
+    world.runtime._wall_ms = lambda: world.now + ahead_ms[0]
+    world.init()
+    world.begin((1000, 0))
+    ahead_ms[0] = 8 * 3_600_000
+    world.pass_ms(TIMEOUT_MS - 1)
+    world.begin((1000, 0), 1)
+    assert world.label() == "Ongoing"
+    world.pass_ms(10_002)
+    world.settle()
+    assert world.label() == "CompleteAbort", "its timeout is over"
+
+
 def test_a_client_of_version_2_continues_after_a_timeout() -> None:
     world = World()
     world.init()

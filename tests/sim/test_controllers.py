@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kalda.base.loop_time import LoopTime
 from kalda.controller import departures
 from kalda.controller.quorum_controller import QuorumController
-from kalda.controller.stalls import Stalls
 from kalda.sim.bugs import raise_once
 from kalda.sim.cluster import SimCluster
 from kalda.sim.controller_storm import recover, stalls, storm
@@ -77,7 +77,7 @@ def test_a_lone_controller_fences_nobody_after_a_stall() -> None:
 
 
 def test_without_the_care_for_stalls_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stalls, "observe", lambda self, now_ms: 0)
+    monkeypatch.setattr(LoopTime, "turn", lambda self, machine_ms: 0)
     assert fencings_after_a_stall(0)
 
 

@@ -15,3 +15,15 @@ class Clock(Protocol):
     def mono_ms(self) -> int:
         """Milliseconds since an arbitrary point; never goes back."""
         ...
+
+
+class LoopClock(Clock, Protocol):
+    """The clock of a loop: its monotonic time stands still while the loop does (`kalda.base.loop_time`)."""
+
+    def machine_ms(self) -> int:
+        """The machine's own monotonic time."""
+        ...
+
+    def follow(self, limit_ms: int, lost_ms: int) -> None:
+        """From now on `mono_ms` is the machine's time, but at most `limit_ms`, less `lost_ms`."""
+        ...

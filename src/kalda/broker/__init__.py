@@ -18,7 +18,7 @@ The process:
 - `disk.py`: the operating system's files
 - `shell.py`: timers, threads, entropy
 - `system_clock.py`: the machine's clocks; compiled
-- `watchdog.py`: how late the event loop is, and after which request
+- `watchdog.py`: how late the event loop is, and what holds it
 
 From a frame to an answer:
 

@@ -21,6 +21,7 @@ from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest
 from kalda.network.client import RpcClient, RpcConnection
+from kalda.network.deadlines import timeout
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class BrokerChannels:
         self, client: RpcClient, request: Request, timeout_ms: int, pending: Pending[Any]
     ) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 connection = await client.connection()
                 await connection.wait_may_send()
             self._write(connection, request, timeout_ms, pending)

@@ -30,6 +30,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.network.addresses import AddressIndex
 from kalda.network.client import RpcConnection
+from kalda.network.deadlines import timeout
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class ControllerChannel:
 
     async def _send(self, request: Request, timeout_ms: int, pending: Pending[Any]) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 response = await self._until_answered(request, timeout_ms)
         except TimeoutError:
             pending.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no controller answered within {timeout_ms} ms"))
@@ -220,7 +221,7 @@ class ControllerChannel:
 
     async def _new_connection(self, address: Address) -> RpcConnection:
         try:
-            async with asyncio.timeout(2 * _CONNECT_TIMEOUT_MS / 1000):
+            async with timeout(2 * _CONNECT_TIMEOUT_MS / 1000):
                 return await RpcConnection.connect(
                     *address,
                     client_id=self._client_id,

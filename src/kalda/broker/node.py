@@ -37,7 +37,7 @@ from kalda.broker.logs import started_ms_ago
 from kalda.broker.quorum_side import QuorumSide
 from kalda.broker.quotas import NodeQuotas
 from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.shell import Host, JobPool, wait_settled
+from kalda.broker.shell import Host, JobPool, LoopTimers, wait_settled
 from kalda.broker.watchdog import Watchdog
 from kalda.metadata.features import KRAFT_VERSION, NOT_SERVED, supported_ranges
 from kalda.metadata.image import MetadataImage
@@ -112,7 +112,7 @@ class Node:
         self._locks = DirLocks(self._host.disk)
 
         # All made by `start`, in this order; None until then. A start that fails leaves the later ones None.
-        self._timers: Timers | None = None
+        self._timers: LoopTimers | None = None
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
@@ -205,7 +205,8 @@ class Node:
         loop = asyncio.get_running_loop()
         timers = self._timers = self._host.timers(loop)
         self._jobs = self._host.jobs(loop, config["background.threads"])
-        self._watchdog = Watchdog(timers, self._clock, self.sensors)
+        self._watchdog = Watchdog(self._clock, self.sensors)
+        timers.on_turn = self._watchdog.on_turn
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
@@ -249,7 +250,8 @@ class Node:
         self._quotas.start()
         if config.is_controller:
             self._open_controller(cluster_id)
-        self._watchdog.start()
+        timers.start()
+        self._host.watch(self._watchdog)
         if self._security is not None:
             self._security.start()
         await self._open_metrics(cluster_id)
@@ -612,6 +614,8 @@ class Node:
         self._stopping = True
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._timers is not None:
+            self._timers.stop()
         if self._security is not None:
             self._security.close()
         if self.metrics_listener is not None:

@@ -19,6 +19,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.raft_driver import ConnectionRefused
 from kalda.network.client import RpcClient
+from kalda.network.deadlines import timeout
 from kalda.protocol.notation import Request
 from kalda.raft.values import Destination
 
@@ -75,7 +76,7 @@ class RaftChannel:
 
     async def _exchange(self, client: RpcClient, request: Request, timeout_ms: int, pending: Pending[Any]) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 response = await client.request(request, timeout_ms=timeout_ms)
         except ApiError as error:
             await self._fail(client, pending, error)

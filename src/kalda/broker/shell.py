@@ -6,6 +6,7 @@ The simulator replaces `Host`; all other code of a node is the same in both.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import time
@@ -14,17 +15,25 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from kalda.base.clock import Clock
+from kalda.base.clock import LoopClock
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid, random_uuid
+from kalda.base.loop_time import TURN_MS, LoopTime
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timers
+from kalda.base.scheduling import Jobs, Timer
 from kalda.broker.disk import RealDisk
 from kalda.broker.system_clock import SystemClock
+from kalda.broker.watchdog import Watchdog
 
 T = TypeVar("T")
 Finish = Callable[[Any, BaseException | None], None]
+log = logging.getLogger("kalda.node")
+
+_LOGGED_STALL_MS = 1_000
+"""The watchdog logs shorter ones."""
+_ROUNDING_MS = 1
+"""The loop's clock and that of the node are read at different moments, and rounded."""
 _FINISHING_A_TURN_S = 0.005
 """For so long the loop finishes jobs before it serves its sockets again."""
 _RESERVED_DESCRIPTORS = 16
@@ -32,14 +41,85 @@ _RESERVED_DESCRIPTORS = 16
 
 
 class LoopTimers:
-    """Timers on the running loop."""
+    """Timers on the running loop, by the time of its clock, which they keep: it does not pass while the loop does not
+    run. So a timer that comes due in a stall is called after the sockets have been read, at the earliest."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: LoopClock) -> None:
         self._loop = loop
+        self._clock = clock
+        self._time = LoopTime()
+        self._turning: asyncio.TimerHandle | None = None
+        """None while no turns are reported: the time is the machine's."""
+        self.on_turn: Callable[[int], None] = lambda late_ms: None
+        """Called at each turn that is reported, with how late it is."""
+        self._turn_due_ms = 0
 
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call `callback` on the loop after the delay."""
+    def start(self) -> None:
+        """Stalls count no longer."""
+        self._turn(self._clock.machine_ms())
+
+    def stop(self) -> None:
+        """They count again. Timers stay set."""
+        if self._turning is not None:
+            self._turning.cancel()
+            self._turning = None
+            self._time.free(self._clock.machine_ms())
+            self._clock.follow(self._time.limit_ms, self._time.lost_ms)
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call `callback` on the loop after the delay; without a delay, in its next turn."""
+        if delay_ms <= 0:
+            return self._loop.call_later(0, callback)
+        return _LoopTimer(self, self._clock.mono_ms() + delay_ms, delay_ms, callback)
+
+    def _on_turn(self) -> None:
+        now_ms = self._clock.machine_ms()
+        self.on_turn(max(0, now_ms - self._turn_due_ms))
+        self._turn(now_ms)
+
+    def _turn(self, now_ms: int) -> None:
+        stall_ms = self._time.turn(now_ms)
+        self._clock.follow(self._time.limit_ms, self._time.lost_ms)
+        if stall_ms > _LOGGED_STALL_MS:
+            log.warning(
+                "the node did nothing for %d ms. No session, transaction or request of a peer ends earlier for that",
+                stall_ms,
+            )
+        self._turn_due_ms = now_ms + TURN_MS
+        self._turning = self._loop.call_later(TURN_MS / 1000, self._on_turn)
+
+    def left_ms(self, due_ms: int) -> int:
+        """How long a timer for `due_ms` has to wait; 0 or less where it is due."""
+        if self._time.stands_still(self._clock.machine_ms()):
+            return max(TURN_MS, due_ms - self._clock.mono_ms())
+        return due_ms - self._clock.mono_ms()
+
+    def set(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """A timer of the loop itself."""
         return self._loop.call_later(delay_ms / 1000, callback)
+
+
+class _LoopTimer:
+    """A timer that is set again where the loop has stood still meanwhile."""
+
+    __slots__ = ("_callback", "_due_ms", "_handle", "_timers")
+
+    def __init__(self, timers: LoopTimers, due_ms: int, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._timers = timers
+        self._due_ms = due_ms
+        self._callback = callback
+        self._handle = timers.set(delay_ms, self._fire)
+
+    def cancel(self) -> None:
+        """Drop the call."""
+        self._handle.cancel()
+
+    def _fire(self) -> None:
+        left_ms = self._timers.left_ms(self._due_ms)
+        if left_ms > _ROUNDING_MS:
+            self._handle = self._timers.set(left_ms, self._fire)
+        else:
+            self._callback()
 
 
 class ThreadJobs:
@@ -122,9 +202,11 @@ class Host:
     """The machine that a node runs on: disk, clock, randomness, timers, threads. The loop and its sockets are not part
     of it."""
 
-    def __init__(self, disk: Disk | None = None) -> None:
+    def __init__(self, disk: Disk | None = None, *, owns_process: bool = False) -> None:
+        """`owns_process`: the process is for this node alone."""
+        self._owns_process = owns_process
         self.disk: Disk = disk if disk is not None else RealDisk(_RESERVED_DESCRIPTORS)
-        self.clock: Clock = SystemClock()
+        self.clock: LoopClock = SystemClock()
         self.rng = random.Random()
         """For jitter and for choices that need not be secret."""
 
@@ -133,9 +215,9 @@ class Host:
         """A clock for the time for which requests hold the event loop: monotonic nanoseconds."""
         return time.perf_counter_ns
 
-    def timers(self, loop: asyncio.AbstractEventLoop) -> Timers:
-        """Timers that call back on `loop`."""
-        return LoopTimers(loop)
+    def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
+        """Timers that call back on `loop`, by the time of `clock`, which they keep."""
+        return LoopTimers(loop, self.clock)
 
     def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> JobPool:
         """A pool of at most `threads` threads, whose jobs finish on `loop`."""
@@ -144,6 +226,10 @@ class Host:
     def pause_thread(self, duration_ms: float) -> None:
         """Suspend the thread of the job that calls this, so that the others get the interpreter."""
         time.sleep(duration_ms / 1000)
+
+    def watch(self, watchdog: Watchdog) -> None:
+        """Have a thread watch the loop that this is called on, until `Watchdog.stop`."""
+        watchdog.start(owns_process=self._owns_process)
 
     def route(self, host: str, port: int) -> tuple[str, int]:
         """Where connections to that address of another node are made to."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.samples import FreeUse
-from kalda.broker.system_clock import SystemClock
 
 try:
     import cython
@@ -25,7 +24,6 @@ else:
     from time import perf_counter_ns
 
 Decode = Callable[[memoryview, int, int, int], tuple[Any, int]]
-_IS_ONE_CLOCK = time.get_clock_info("perf_counter").implementation == time.get_clock_info("monotonic").implementation
 
 
 class RequestTimer:
@@ -41,9 +39,8 @@ class RequestTimer:
         self._decode = decode
         self._now_ns = now_ns
         self._now_ms = now_ms
-        of_machine = now_ns is time.perf_counter_ns and isinstance(getattr(now_ms, "__self__", None), SystemClock)
-        self._is_machine = _IS_ONE_CLOCK and of_machine
-        """Whether both clocks are the machine's, of which one reading in C is enough."""
+        self._is_machine = now_ns is time.perf_counter_ns
+        """Whether `now_ns` is the machine's, which is read in C."""
         self._percent_of_ns = percent_of_ns
         self._began_ns = 0
         """When the last request began to be decoded."""
@@ -59,7 +56,7 @@ class RequestTimer:
         """Record the time of the request where it is free, as `FreeUse.take` does."""
         now_ns = self._now()
         self.percent = (now_ns - self._began_ns) * self._percent_of_ns
-        return quota.take_free(self.percent, now_ns // 1_000_000 if self._is_machine else self._now_ms())
+        return quota.take_free(self.percent, self._now_ms())
 
     def stopwatch(self) -> Stopwatch:
         """A stopwatch that has run since the request began to be decoded."""

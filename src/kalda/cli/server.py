@@ -194,6 +194,7 @@ def _notify(state: str) -> None:
 async def _serve(options: Options) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.node import Node, StartError
+    from kalda.broker.shell import Host
 
     log = logging.getLogger("kalda.server")
     try:
@@ -206,7 +207,7 @@ async def _serve(options: Options) -> int:
         return 1
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     stop = asyncio.Event()
-    node = Node(config)
+    node = Node(config, Host(owns_process=True))
 
     def on_signal(number: signal.Signals) -> None:
         log.info("Terminating process due to signal %s", number.name)

@@ -15,7 +15,6 @@ request. Brokers read decisions from the log.
 - `liveness.py`: which brokers are alive, and what happens to the others
 - `suspects.py`: finding dead brokers before their sessions end
 - `unclean_holds.py`: unclean elections that wait until a session would have ended
-- `stalls.py`: times in which this controller did nothing
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories

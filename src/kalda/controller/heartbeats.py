@@ -116,13 +116,6 @@ class BrokerHeartbeats:
             return key if now_ms > contact_ms + self._session_timeout_ms else None
         return None
 
-    def extend_sessions(self, stall_ms: int, now_ms: int, at_least_ms: int) -> None:
-        """For `stall_ms` this controller could handle no heartbeat: no session ends earlier than that much later, and
-        none within the next `at_least_ms`."""
-        earliest = now_ms + at_least_ms - self._session_timeout_ms
-        for key, contact_ms in self._contacts.items():
-            self._contacts[key] = max(contact_ms + stall_ms, earliest)
-
     def on_heartbeat(self, broker_id: int, metadata_offset: int) -> None:
         """A heartbeat was handled: the offset up to which the broker has read the metadata."""
         self._brokers[broker_id].metadata_offset = metadata_offset

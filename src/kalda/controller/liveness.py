@@ -8,8 +8,8 @@ Invariants:
 
 - A session ends when the records that fence its broker are written, not before. So where the log refuses them, the next
   run of the task tries again.
-- No broker is fenced for a stall of this controller. After a stall (`stalls.py`) every session is longer by as much,
-  and lasts long enough for the heartbeats that wait in the sockets to be handled.
+- No broker is fenced for a stall of this controller, as long as the caller's time does not count it
+  (`kalda.base.loop_time`).
 - A probe never leads to an unclean election before the session would have ended by time (`unclean_holds.py`).
 """
 
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from kalda.controller.broker_changes import BrokerChangeControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.elections import ElectionControl
-from kalda.controller.stalls import Stalls
 from kalda.controller.suspects import Probe, Suspects, addresses
 from kalda.protocol.record_framing import VersionedRecord
 
@@ -64,7 +63,6 @@ class BrokerLiveness:
         """None while this controller is not active, and where it probes no brokers."""
         self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
         """How often sessions are checked."""
-        self._stalls = Stalls(self.sample_ms)
 
     def activate(self, now_ms: int) -> None:
         """This controller has become active. It has received no heartbeat yet: each unfenced broker gets a full
@@ -81,29 +79,10 @@ class BrokerLiveness:
                 self._suspects.suspect(broker_id, broker.epoch, now_ms)
 
     def deactivate(self) -> None:
-        self._stalls.expect(None)
         self._suspects = None
         self._dead.clear()
         self._departures.clear()
         self._cluster.deactivate()
-
-    def expect_poll(self, deadline_ms: int) -> None:
-        """The controller is polled again at `deadline_ms`."""
-        self._stalls.expect(deadline_ms)
-
-    def observe_time(self, now_ms: int) -> None:
-        """An event of the active controller begins. Where it is the first one after a stall, all sessions become
-        longer."""
-        stall_ms = self._stalls.observe(now_ms)
-        if not stall_ms:
-            return
-        log.warning(
-            "The controller stalled for %d ms. The sessions of all brokers last longer by as much, since their "
-            "heartbeats of that time are not handled yet.",
-            stall_ms,
-        )
-        self._cluster.heartbeats.extend_sessions(stall_ms, now_ms, self.sample_ms)
-        self._cluster.unclean_holds.extend(stall_ms)
 
     def on_heartbeat(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A heartbeat was received."""

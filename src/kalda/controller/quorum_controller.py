@@ -383,10 +383,9 @@ class QuorumController:
         return ApiError(ErrorCode.NOT_CONTROLLER, f"The active controller appears to be node {leader}.")
 
     def _observe_time(self, now_ms: int) -> None:
-        """Every event with the time begins with this. The first one after the claim starts sessions and periodic tasks;
-        the first one after a stall makes the sessions longer."""
+        """Every event with the time begins with this. The first one after the claim starts sessions and periodic
+        tasks."""
         if not self._awaits_first_poll:
-            self._liveness.observe_time(now_ms)
             return
         self._awaits_first_poll = False
         self._liveness.activate(now_ms)
@@ -445,8 +444,6 @@ class QuorumController:
             probe_deadline_ms = self._liveness.probe_deadline_ms
             if deadline_ms is not None and probe_deadline_ms is not None:
                 deadline_ms = min(deadline_ms, probe_deadline_ms)
-            if deadline_ms is not None:
-                self._liveness.expect_poll(max(now_ms, deadline_ms))
         return deadline_ms if self.is_active else None
 
     def _periodic_tasks(self) -> PeriodicTasks:

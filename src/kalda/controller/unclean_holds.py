@@ -27,11 +27,6 @@ class UncleanHolds:
         """Hold the broker until then. A later end replaces an earlier one."""
         self._until_ms[broker_id] = max(until_ms, self._until_ms.get(broker_id, until_ms))
 
-    def extend(self, stall_ms: int) -> None:
-        """This controller has stalled: sessions, and so the holds, last longer."""
-        for broker_id in self._until_ms:
-            self._until_ms[broker_id] += stall_ms
-
     def blocks(self, partition: PartitionRegistration) -> bool:
         """Whether a broker is held that may have records of the partition which no other replica has."""
         if not self._until_ms:

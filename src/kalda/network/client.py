@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kalda import __version__
@@ -34,6 +35,7 @@ from kalda.network.calls import (
     retry_version,
     timed_out,
 )
+from kalda.network.deadlines import Deadline, timeout
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
 
@@ -50,7 +52,7 @@ class _InFlight:
 
     __slots__ = ("call", "future", "timer")
 
-    def __init__(self, call: Call, future: asyncio.Future[Any], timer: asyncio.TimerHandle) -> None:
+    def __init__(self, call: Call, future: asyncio.Future[Any], timer: Deadline) -> None:
         self.call = call
         self.future = future
         self.timer = timer
@@ -92,7 +94,7 @@ class RpcConnection(asyncio.BufferedProtocol):
         """Whether the connection was closed because of its silence."""
         self._waiting_since = 0.0
         """When the oldest of the requests in flight was sent, or one after it. Kept with `silence_ms` only."""
-        self._silence_timer: asyncio.TimerHandle | None = None
+        self._silence_timer: Deadline | None = None
         """For the next check of the silence; None while no request is in flight."""
         self._renewal_timer: asyncio.TimerHandle | None = None
         """For the renewal of a session that ends; None for one that does not."""
@@ -135,7 +137,7 @@ class RpcConnection(asyncio.BufferedProtocol):
                 raise
         if security is not None and security.mechanism is not None:
             try:
-                async with asyncio.timeout(connect_timeout_ms / 1000):
+                async with timeout(connect_timeout_ms / 1000):
                     await connection.log_in(security, host)
             except TimeoutError:
                 connection.close()
@@ -211,11 +213,13 @@ class RpcConnection(asyncio.BufferedProtocol):
         call = self._write(message, version)
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         future: asyncio.Future[Any] = self._loop.create_future()
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, call, timeout_ms, future)
+        timer = Deadline(self._loop, timeout_ms / 1000, partial(self._time_out, call, timeout_ms, future))
         if self._silence_s is not None and not self._in_flight:
             self._waiting_since = self._loop.time()
             if self._silence_timer is None:
-                self._silence_timer = self._loop.call_later(self._silence_s, self._check_silence, self._silence_s)
+                self._silence_timer = Deadline(
+                    self._loop, self._silence_s, partial(self._check_silence, self._silence_s)
+                )
         self._in_flight.append(_InFlight(call, future, timer))
         self._update_may_send()
         return future
@@ -257,7 +261,7 @@ class RpcConnection(asyncio.BufferedProtocol):
             return
         left_s = max(self.heard_at, self._waiting_since) + silence_s - self._loop.time()
         if left_s > 0:
-            self._silence_timer = self._loop.call_later(left_s, self._check_silence, silence_s)
+            self._silence_timer = Deadline(self._loop, left_s, partial(self._check_silence, silence_s))
             return
         self.was_silent = True
         self._fail(disconnected(f"closed: no byte came within {silence_s * 1000:.0f} ms"))
@@ -352,7 +356,7 @@ async def _open(
     found: list[tuple[Any, ...]] = []
     while True:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 if not found:
                     found = await addresses_of(host, port)
                     left = len(found)

@@ -2,7 +2,8 @@
 
 The controllers are the real ones. The quorum is one list of batches, of which an election drops some that are not
 committed. Brokers send registrations, heartbeats and changes of ISRs; they have no logs. A node handles its timer and
-its messages one by one. While it is stalled both wait, and after the stall the timer comes first, as on an event loop.
+its messages one by one. While it is stalled both wait, and after the stall the timer comes first, as on an event loop;
+the node's time does not count the stall (`kalda.base.loop_time`).
 
 What must hold meanwhile:
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
+from kalda.base.loop_time import LoopTime
 from kalda.base.pending import Pending
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.controller.quorum_controller import ControllerConfig, QuorumController
@@ -71,6 +73,7 @@ class ControllerNode:
         self.id = node_id
         self.up = True
         self.stalled = False
+        self.time = LoopTime()
         self.refuses = False
         """Whether its log refuses every batch."""
         self.is_poisoned = False
@@ -103,7 +106,7 @@ class ControllerNode:
             bootstrap=BootstrapMetadata.from_levels(LATEST_PRODUCTION, world.levels, "the simulator").records,
             new_id=world.new_id,
             rng=world.rng,
-            elapsed_ms=lambda: world.now,
+            elapsed_ms=lambda: self.now,
             on_fatal=self._on_fatal,
         )
 
@@ -137,6 +140,11 @@ class ControllerNode:
 
     # Its life.
 
+    @property
+    def now(self) -> int:
+        """The time by which its controller goes."""
+        return self.time.read(self.world.now)
+
     def do(self, action: Callable[[], object]) -> None:
         """Handle a message, now or after the stall. A message to a node that is down is lost."""
         if not self.up:
@@ -155,7 +163,7 @@ class ControllerNode:
 
     def arm(self) -> None:
         """As the shell does after each event: probe, poll, set the timer."""
-        world, now = self.world, self.world.now
+        world, now = self.world, self.now
         if not self.up:
             return
         for probe in self.controller.probes_due(now):
@@ -179,21 +187,24 @@ class ControllerNode:
 
     def stall(self) -> None:
         self.stalled = True
+        self.time.turn(self.world.now)
 
     def go_on(self) -> None:
         """The timer first, then what has arrived."""
         if not self.stalled:
             return
         self.stalled = False
-        if self.timer_ms is not None and self.timer_ms <= self.world.now:
+        if self.timer_ms is not None and self.timer_ms <= self.now:
             self.arm()
         while self.inbox and self.up:
             self.inbox.popleft()()
+        self.time.free(self.world.now)
         self.arm()
 
     def kill(self) -> None:
         self.up = self.stalled = False
         self.inbox.clear()
+        self.time.free(self.world.now)
         self.timer_ms = None
         self.life += 1
 
@@ -296,7 +307,7 @@ class SimBroker:
         """The active controller sees that the connection of the heartbeats is closed."""
         node, epoch = self.world.leader, self.epoch
         if node is not None and epoch is not None:
-            node.do(lambda: node.controller.on_broker_disconnected(self.id, epoch, self.world.now))
+            node.do(lambda: node.controller.on_broker_disconnected(self.id, epoch, node.now))
 
     def kill(self, breaks_connection: bool) -> None:
         self.up = False
@@ -445,7 +456,7 @@ class Controllers:
 
     def call(self, node: ControllerNode, api: str, request: Any) -> Pending[Any]:
         handler = getattr(node.controller, f"handle_{api}")
-        pending: Pending[Any] = handler(request, Caller(), self.now)
+        pending: Pending[Any] = handler(request, Caller(), node.now)
         return pending
 
     def request(self, api: str, request: Any) -> Pending[Any] | None:

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kalda.base.ids import Uuid, random_uuid
+from kalda.base.loop_time import UNLIMITED_MS
 from kalda.broker.shell import Host, LoopTimers
+from kalda.broker.watchdog import Watchdog
 from kalda.sim.disk import SimDisk
 from kalda.sim.loop import SimLoop
 from kalda.sim.network import SimNetwork
@@ -30,12 +32,20 @@ class SimClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.skew_ms = 0
+        self._limit_ms = UNLIMITED_MS
+        self._lost_ms = 0
 
     def wall_ms(self) -> int:
         return EPOCH_MS + self.skew_ms + int(self._loop.time() * 1000)
 
     def mono_ms(self) -> int:
+        return min(self.machine_ms(), self._limit_ms) - self._lost_ms
+
+    def machine_ms(self) -> int:
         return int(self._loop.time() * 1000)
+
+    def follow(self, limit_ms: int, lost_ms: int) -> None:
+        self._limit_ms, self._lost_ms = limit_ms, lost_ms
 
 
 class SimJobs:
@@ -83,10 +93,10 @@ class SimHost(Host):
 
     @property
     def busy_ns(self) -> Callable[[], int]:
-        return lambda: self.clock.mono_ms() * 1_000_000
+        return lambda: self.clock.machine_ms() * 1_000_000
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
-        return LoopTimers(loop)
+        return LoopTimers(loop, self.clock)
 
     def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> SimJobs:
         assert self._jobs is None, "a node has one pool of jobs"
@@ -96,6 +106,9 @@ class SimHost(Host):
     def pause_thread(self, duration_ms: float) -> None:
         assert self._jobs is not None, "only jobs pause"
         self._jobs.pause(duration_ms)
+
+    def watch(self, watchdog: Watchdog) -> None:
+        """There are no threads."""
 
     async def is_refused(self, host: str, port: int) -> bool:
         return await self._machine.network.is_refused(host, port)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
+import re
+import subprocess
+import sys
+import threading
 
 import pytest
-from by_hand import HandTime
 from paper_connection import PaperConnection
 
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.shell import LoopTimers
+from kalda.broker.system_clock import SystemClock
 from kalda.broker.watchdog import GROUP, Watchdog
 from kalda.network.connection import Connection
 from kalda.protocol.messages.metadata import ApiVersionsRequest
@@ -20,23 +27,33 @@ class Loop:
     """Hand-moved time, and callbacks that hold the loop."""
 
     def __init__(self) -> None:
-        self.time = HandTime(5_000)
-        self.held_ms = 0
+        self.now_ms = 5_000
         self.sensors = Sensors()
-        self.watchdog = Watchdog(self.time, self, self.sensors)
+        self.watchdog = Watchdog(self, self.sensors)
         self.pipeline = RequestPipeline([], lambda: Features({}, {}, 0), lambda step: None)
         self.watchdog.watch(self.pipeline)
 
     def wall_ms(self) -> int:
-        return self.mono_ms()
+        return self.now_ms
 
     def mono_ms(self) -> int:
-        return self.time.now_ms + self.held_ms
+        return self.now_ms
+
+    def machine_ms(self) -> int:
+        return self.now_ms
+
+    def follow(self, limit_ms: int, lost_ms: int) -> None:
+        """A test of the clock."""
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now_ms += 100
+            self.watchdog.on_turn(0)
 
     def hold(self, ms: int) -> None:
-        """A callback that takes so long, just before the next timer is due."""
-        self.held_ms += ms
-        self.time.advance(100)
+        """A callback that takes so long, just before the next turn is due."""
+        self.now_ms += 100 + ms
+        self.watchdog.on_turn(ms)
 
     def send(self) -> None:
         connection: Connection = PaperConnection()  # type: ignore[assignment]
@@ -51,13 +68,11 @@ class Loop:
 @pytest.fixture
 def loop(caplog: pytest.LogCaptureFixture) -> Loop:
     caplog.set_level(logging.WARNING, "kalda.watchdog")
-    loop = Loop()
-    loop.watchdog.start()
-    return loop
+    return Loop()
 
 
 def test_a_loop_that_is_never_held_is_never_late(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    loop.time.advance(60_000)
+    loop.turn(600)
     assert loop.measured() == (0, 0)
     assert not caplog.records
 
@@ -73,7 +88,7 @@ def test_a_request_that_held_the_loop_is_named(loop: Loop, caplog: pytest.LogCap
 
 def test_a_request_of_an_earlier_turn_is_not_named(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     loop.send()
-    loop.time.advance(100)
+    loop.turn()
     assert loop.pipeline.handling is None, "the memory of its frame is released"
     loop.hold(101)
     assert "no request" in caplog.records[0].getMessage()
@@ -89,13 +104,86 @@ def test_one_line_a_second_counts_the_others(loop: Loop, caplog: pytest.LogCaptu
     for _ in range(4):
         loop.hold(150)
     assert len(caplog.records) == 1
-    loop.time.advance(1_000)
+    loop.turn(10)
     loop.hold(150)
     assert len(caplog.records) == 2
     assert "3 more delays" in caplog.records[1].getMessage()
     assert loop.measured() == (150, 5)
 
 
-def test_a_stopped_watchdog_has_no_timer(loop: Loop) -> None:
-    loop.watchdog.stop()
-    assert loop.time.timers == 0
+def test_a_loop_that_is_held_is_logged_meanwhile_and_ever_more_rarely(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.send()
+    for _ in range(2 * 3_600):
+        loop.now_ms += 500
+        loop.watchdog.check()
+    held_ms = [int(re.findall(r"held for (\d+) ms", record.getMessage())[0]) for record in caplog.records]
+    assert held_ms[:7] == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000]
+    assert {later - before for before, later in itertools.pairwise(held_ms[6:])} == {60_000}
+    assert "Handled before: ApiVersions v4 of " in caplog.records[0].getMessage()
+    loop.turn()
+    caplog.clear()
+    loop.now_ms += 1_000
+    loop.watchdog.check()
+    assert not caplog.records, "the thread was late, too: the process was stopped"
+    loop.now_ms += 500
+    loop.watchdog.check()
+    assert "held for 1500 ms" in caplog.records[0].getMessage()
+
+
+def test_a_thread_names_the_code_that_holds_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "kalda.watchdog")
+    logged = threading.Event()
+
+    class Notify(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.set()
+
+    async def scenario() -> None:
+        clock = SystemClock()
+        watchdog, timers = Watchdog(clock, Sensors()), LoopTimers(asyncio.get_running_loop(), clock)
+        timers.on_turn = watchdog.on_turn
+        timers.start()
+        watchdog.start(owns_process=False)
+
+        def a_callback_that_never_ends() -> None:
+            assert logged.wait(30)
+
+        a_callback_that_never_ends()
+        watchdog.stop()
+        timers.stop()
+
+    notify = Notify()
+    logging.getLogger("kalda.watchdog").addHandler(notify)
+    try:
+        asyncio.run(scenario())
+    finally:
+        logging.getLogger("kalda.watchdog").removeHandler(notify)
+    assert "in a_callback_that_never_ends" in caplog.records[0].getMessage()
+    assert not [thread for thread in threading.enumerate() if thread.name == "kalda-watchdog"]
+
+
+def test_code_that_keeps_the_interpreters_lock_is_named_by_the_interpreter() -> None:
+    """A regular expression is such code; no other thread runs meanwhile."""
+    program = """
+import asyncio, re
+from kalda.base.sensors import Sensors
+from kalda.broker import watchdog
+from kalda.broker.system_clock import SystemClock
+async def main():
+    watchdog._LOCKED_S = watchdog._CHECK_S = 0.1
+    watchdog.Watchdog(SystemClock(), Sensors()).start(owns_process=True)
+    await asyncio.sleep(0.5)
+    backtracks()
+def backtracks():
+    re.match("(.*a){25}", "a" * 24 + "b" * 40)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        while "in backtracks" not in "".join(lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], "".join(lines)
+        process.kill()

@@ -78,14 +78,6 @@ class TransactionMetadata(NamedTuple):
         mine = self.partitions
         return all(topic in mine and added <= mine[topic] for topic, added in partitions.items())
 
-    def has_timed_out(self, now_ms: int) -> bool:
-        """Whether the transaction is open for longer than its timeout."""
-        return (
-            self.state is TransactionState.ONGOING
-            and self.timeout_ms != NO_TIMEOUT_MS
-            and self.start_ms + self.timeout_ms < now_ms
-        )
-
     # -- transitions ---------------------------------------------------------------------------------------------
 
     def initialized(self, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:

@@ -26,7 +26,13 @@ from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import Completion
-from kalda.coordinator.transactions.metadata import NO_PRODUCER_ID, VERSION_2, TransactionMetadata
+from kalda.coordinator.transactions.metadata import (
+    NO_PRODUCER_ID,
+    NO_TIME,
+    NO_TIMEOUT_MS,
+    VERSION_2,
+    TransactionMetadata,
+)
 from kalda.coordinator.transactions.records import TransactionRecord, decode_record, encode_record
 from kalda.coordinator.transactions.states import TransactionState
 from kalda.statemachine.timeline import TimelineDict, TimelineSet
@@ -98,6 +104,9 @@ class TransactionShard:
         """Replayed: the ids in the state Ongoing, so that timed-out ones are found among the open ones only."""
         self.prepared: TimelineSet[str] = TimelineSet(partition.registry)
         """Replayed: the ids in a prepared state, so that a load does not search all ids for them at its end."""
+        self._deadlines: dict[str, tuple[int, int]] = {}
+        """When ongoing transactions that have a timeout time out, after when they began: the one by the time of this
+        node, which neither counts a stall nor jumps, the other as it is stored."""
         self.pending: dict[str, TransactionState] = {}
         """Ids with a write that waits for its commit, and the state it writes."""
         self.completing: dict[str, Completion] = {}
@@ -136,6 +145,7 @@ class TransactionShard:
         transactional_id, metadata = record
         if metadata is None:
             self.transactions.pop(transactional_id, None)
+            self._deadlines.pop(transactional_id, None)
             self.ongoing.discard(transactional_id)
             self.prepared.discard(transactional_id)
             return
@@ -143,8 +153,10 @@ class TransactionShard:
         state = metadata.state
         if state is TransactionState.ONGOING:
             self.ongoing.add(transactional_id)
+            self._has_timed_out(transactional_id, metadata)  # it begins, as far as this node can know
         else:
             self.ongoing.discard(transactional_id)
+            self._deadlines.pop(transactional_id, None)
         if state is TransactionState.PREPARE_COMMIT or state is TransactionState.PREPARE_ABORT:
             self.prepared.add(transactional_id)
         else:
@@ -301,11 +313,11 @@ class TransactionShard:
 
     def _abort_timed_out(self, now_ms: int) -> None:
         """Abort transactions that are open for longer than their timeout."""
-        wall_ms, aborted = self._clock.wall_ms(), 0
+        aborted = 0
         delay_ms = self._config.abort_interval_ms
         for transactional_id in list(self.ongoing):
             metadata = self.transactions[transactional_id]
-            if transactional_id in self.pending or not metadata.has_timed_out(wall_ms):
+            if transactional_id in self.pending or not self._has_timed_out(transactional_id, metadata):
                 continue
             if aborted == _ABORTS_AT_ONCE:
                 delay_ms = _SLICE_PAUSE_MS
@@ -345,8 +357,20 @@ class TransactionShard:
 
     def _abort_with(self, transactional_id: str, next_producer_id: int) -> None:
         metadata = self.transactions.get(transactional_id)
-        if metadata is not None and metadata.has_timed_out(self._clock.wall_ms()):
+        if metadata is not None and self._has_timed_out(transactional_id, metadata):
             self._abort(transactional_id, next_producer_id)
+
+    def _has_timed_out(self, transactional_id: str, metadata: TransactionMetadata) -> bool:
+        """Whether the transaction is open for longer than its timeout. What has passed of it when this node began to
+        coordinate the id is measured by the wall clock, as in Kafka."""
+        if metadata.state is not TransactionState.ONGOING or metadata.timeout_ms == NO_TIMEOUT_MS:
+            return False
+        began_ms, deadline_ms = self._deadlines.get(transactional_id, (NO_TIME, 0))
+        if began_ms != metadata.start_ms:
+            left_ms = metadata.start_ms + metadata.timeout_ms - self._clock.wall_ms()
+            deadline_ms = self._clock.now_ms() + min(left_ms, metadata.timeout_ms)
+            self._deadlines[transactional_id] = metadata.start_ms, deadline_ms
+        return deadline_ms < self._clock.now_ms()
 
     def _expire(self, now_ms: int) -> None:
         """Delete ids that have not been used for long, those of a slice in each call."""
