@@ -181,7 +181,7 @@ class Producer(ProducerCalls):
         deadline_ms = self._monotonic_ms() + self._config.max_block_ms
         partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
         prepared = self._outgoing.prepare(record)
-        partition = self._outgoing.partition(record, prepared, len(partitions))
+        partition = self._outgoing.partition(record, prepared, partitions)
         accumulator = self._core.accumulator
         topic = accumulator.topic(record.topic)
         if self._outgoing.is_plain:

@@ -250,7 +250,7 @@ class Producer(ProducerCalls):
         partitions = self._wait_for_topic(record.topic, record.partition, began_s)
         outgoing, accumulator = self._outgoing, self._core.accumulator
         prepared = outgoing.prepare(record)
-        partition = outgoing.partition(record, prepared, len(partitions))
+        partition = outgoing.partition(record, prepared, partitions)
         topic = accumulator.topic(record.topic)
         if record.topic not in self._appenders and self._may_append_directly():
             self._appenders[record.topic] = topic.appender

@@ -44,6 +44,10 @@ CLIENT: dict[str, str] = {
     "compression.zstd.level": "Level used where `compression.type` is zstd.",
     "connections.max.idle.ms": "Connections without requests are closed after this time; -1 is never.",
     "default.api.timeout.ms": "Time that a call may take, with all its attempts, where it is given no timeout.",
+    "default.list.key.serde.inner": "Type of the elements of keys, for Kafka's ListSerializer and ListDeserializer.",
+    "default.list.key.serde.type": "No effect: lists of Python are written and returned.",
+    "default.list.value.serde.inner": "Type of the elements of values, as `default.list.key.serde.inner`.",
+    "default.list.value.serde.type": "No effect, as `default.list.key.serde.type`.",
     "delivery.timeout.ms": "Time after which a record is acknowledged or has failed, with lingering and all attempts.",
     "enable.auto.commit": "Whether the offsets of processed records are committed by `poll` and `close`.",
     "enable.idempotence": "Whether brokers drop the second copy of a batch that is sent again, and keep the order.",
@@ -69,11 +73,13 @@ CLIENT: dict[str, str] = {
     "kalda.sasl.oauthbearer.allowed.files": "Files that `sasl.oauthbearer.assertion.*` may name; no other one is read.",
     "kalda.sasl.oauthbearer.allowed.urls": "URLs of token endpoints and token files that may be used; no other one is.",
     "key.deserializer": (
-        "What bytes of keys become: `bytes`, `str`, `int`, `float`, `uuid`, `json`, or an object or function of "
+        "What bytes of keys become: a type, as `key.serializer` names them, or an object, a class or a function of "
         "your own."
     ),
     "key.serializer": (
-        "How keys become bytes: `bytes`, `str`, `int`, `float`, `uuid`, `json`, or an object or function of your own."
+        "How keys become bytes: `bytes`, `str`, `int` and `long` (eight bytes), `integer`, `short`, `float` and "
+        "`double` (eight bytes), `float32`, `bool`, `uuid`, `json`, `void`, `list[…]` of these, the class names of "
+        "Kafka's serializers, or an object, a class or a function of your own."
     ),
     "linger.ms": "Time for which a batch that is not full waits for more records.",
     "max.block.ms": (
@@ -107,8 +113,9 @@ CLIENT: dict[str, str] = {
         "Partitions of a leader that has taken nothing for this time get no records without a key; 0 is never."
     ),
     "partitioner.class": (
-        "An object that chooses partitions; without one, keys choose by murmur2, and records without a key stick "
-        "to a partition for a batch."
+        "What chooses partitions: an object with `partition(...)`, a class of such or its name `package.module.Class`, "
+        "or `org.apache.kafka.clients.producer.RoundRobinPartitioner`. Without one, keys choose by murmur2, and "
+        "records without a key stick to a partition for a batch."
     ),
     "partitioner.ignore.keys": "Whether keys are not used to choose partitions.",
     "partitioner.rack.aware": "Whether records without a key go to leaders in `client.rack`, where it has some.",

@@ -30,6 +30,7 @@ KEYS = (
     Key("auto.offset.reset", STRING, "latest"),
     Key("check.crcs", BOOLEAN, True),
     Key("default.api.timeout.ms", INT, 60_000, AtLeast(0)),
+    *(Key(f"default.list.{part}.serde.{what}", CLASS, None) for part in ("key", "value") for what in ("inner", "type")),
     Key("enable.auto.commit", BOOLEAN, True),
     Key("exclude.internal.topics", BOOLEAN, True),
     Key("fetch.max.bytes", INT, 50 * 1024 * 1024, AtLeast(0)),

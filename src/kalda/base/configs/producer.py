@@ -33,6 +33,7 @@ KEYS = (
     Key("compression.type", STRING, "none", OneOf("none", "gzip", "snappy", "lz4", "zstd")),
     Key("compression.zstd.level", INT, 3, Between(-131_072, 22)),
     Key("delivery.timeout.ms", INT, 120_000, AtLeast(0)),
+    *(Key(f"default.list.{part}.serde.{what}", CLASS, None) for part in ("key", "value") for what in ("inner", "type")),
     Key("enable.idempotence", BOOLEAN, True),
     Key("key.serializer", CLASS, "bytes"),
     Key("linger.ms", LONG, 5, AtLeast(0)),

@@ -15,6 +15,8 @@ Of the producer, from `send` to the acknowledgement:
 
 - `outgoing`: interceptors, serializers, the partition and the size of a record
 - `serializers`: keys and values to bytes
+- `serdes`: the types of Kafka's own serializers and deserializers
+- `partitioner_classes`: Kafka's round robin, and partitioners of Python
 - `row_batches`: rows of Arrow tables as batches
 - `sticky_partitioner`: the partition of records without a key
 - `accumulator`: batches that wait to be sent, in queues

@@ -1,18 +1,19 @@
 """Bytes to keys and values: what `key.deserializer` and `value.deserializer` may be.
 
-A name (`bytes`, `str`, `int`, `float`, `uuid`, `json`), or an object with `deserialize(topic, headers, data)`, or a
-function of the bytes. They are the inverses of the serializers of the same names; `int` reads one to eight bytes, and
-`float` four or eight, so that Kafka's Short, Integer, Long, Float and Double are read. Null stays None: a deserializer
-is not called for it. `bytes` costs nothing: keys and values are then made when they are first read.
+The name of a type (`serdes`), an object with `deserialize(topic, headers, data)` or a class of such, or a function of
+the bytes. They are the inverses of the serializers of the same names; `int` reads one to eight bytes, and `float` four
+or eight, so that Kafka's Short, Integer, Long, Float and Double are read. Null stays None: a deserializer is not called
+for it. `bytes` costs nothing: keys and values are then made when they are first read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kalda.base.configs.definition import InvalidConfig
+from kalda.client.core.serdes import serde_of
 
 if TYPE_CHECKING:
     from kalda.records.consuming import Headers, Read
@@ -29,10 +30,6 @@ class Deserializer(Protocol):
         ...
 
 
-def _str(_topic: str, _headers: Headers, data: bytes) -> str:
-    return data.decode()
-
-
 def _int(_topic: str, _headers: Headers, data: bytes) -> int:
     if not 1 <= len(data) <= 8:
         raise ValueError(f"{len(data)} bytes are not an integer of at most 64 bits")
@@ -46,42 +43,23 @@ def _float(_topic: str, _headers: Headers, data: bytes) -> float:
     return value
 
 
-def _uuid(_topic: str, _headers: Headers, data: bytes) -> Any:
-    from uuid import UUID
-
-    return UUID(data.decode())
+_OF_ANY_SIZE: dict[str, Read] = {"int": _int, "float": _float}
+_NO_CONFIGS: Mapping[str, object] = {}
 
 
-def _json(_topic: str, _headers: Headers, data: bytes) -> Any:
-    import json
-
-    return json.loads(data)
-
-
-_BY_NAME: dict[str, Read | None] = {
-    "bytes": None,
-    "str": _str,
-    "int": _int,
-    "float": _float,
-    "uuid": _uuid,
-    "json": _json,
-}
-
-
-def deserializer_of(key: str, given: object) -> Read | None:
-    """The function of a configured deserializer; None: keys and values stay bytes. Raises `InvalidConfig`."""
-    if given is None:
+def deserializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_CONFIGS) -> Read | None:
+    """The function of a configured deserializer; None: keys and values stay bytes. `configs` are the other keys. Raises
+    `InvalidConfig`."""
+    if given is None or given is bytes or given == "bytes":
         return None
     if isinstance(given, str):
-        if given not in _BY_NAME:
-            raise InvalidConfig(
-                f"Invalid value {given} for configuration {key}: {', '.join(_BY_NAME)}, an object with deserialize, or "
-                f"a function is expected"
-            )
-        return _BY_NAME[given]
-    if given is bytes:
-        return None
-    if isinstance(given, Deserializer) and not isinstance(given, type):
+        if given in _OF_ANY_SIZE:
+            return _OF_ANY_SIZE[given]
+        serde = serde_of(key, given, configs)
+        return None if serde.from_bytes is bytes else lambda _topic, _headers, data: serde.from_bytes(data)
+    if isinstance(given, type) and isinstance(given, Deserializer):
+        given = given()
+    if isinstance(given, Deserializer):
         return given.deserialize
     if callable(given):
         function: Callable[[bytes], Any] = given

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
+from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
 from kalda.client.core.producer_errors import RecordTooLarge
 from kalda.client.core.serializers import Serialize, serializer_of, to_bytes
+from kalda.client.metadata import Partition
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
 
 log = logging.getLogger(__name__)
@@ -70,19 +72,15 @@ class Outgoing:
 
     def __init__(self, config: ProducerConfig) -> None:
         given = config.given
-        self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"))
-        self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"))
+        self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"), given)
+        self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"), given)
         interceptors = given.get("interceptor.classes") or ()
         if not isinstance(interceptors, list | tuple) or any(isinstance(each, str) for each in interceptors):
             raise InvalidConfig(
                 "interceptor.classes: a list of objects with on_send and on_acknowledgement is expected"
             )
         self.interceptors: Sequence[ProducerInterceptor] = tuple(interceptors)
-        self.partitioner: Any = given.get("partitioner.class")
-        if self.partitioner is not None and not callable(getattr(self.partitioner, "partition", None)):
-            raise InvalidConfig(
-                f"partitioner.class: an object with partition(...) is expected, not {self.partitioner!r}"
-            )
+        self.partitioner: Any = partitioner_of(given.get("partitioner.class"), given)
         self._ignore_keys = config.ignore_keys
         self._max_bytes = min(config.max_request_size, config.buffer_memory)
         self._limits = config.max_request_size, config.buffer_memory
@@ -124,11 +122,14 @@ class Outgoing:
             )
         return _new_tuple(Prepared, (key, value, tail, size))
 
-    def partition(self, record: ProducerRecord, prepared: Prepared, partitions: int) -> int | None:
-        """The partition; None where the built-in sticky partitioner chooses it. Raises `ValueError` where a custom
-        partitioner chooses one that does not exist."""
+    def partition(self, record: ProducerRecord, prepared: Prepared, known: Sequence[Partition]) -> int | None:
+        """The partition, of those that are known; None where the built-in sticky partitioner chooses it. Raises
+        `ValueError` where a custom partitioner chooses one that does not exist."""
         if record.partition is not None:
             return record.partition
+        partitions = len(known)
+        if isinstance(self.partitioner, RoundRobinPartitioner):
+            return self.partitioner.among(record.topic, known)
         if self.partitioner is not None:
             chosen: int = self.partitioner.partition(record.topic, record.key, prepared.key, record.value, partitions)
             if not 0 <= chosen < partitions:

@@ -1,22 +1,17 @@
 """Keys and values to bytes: what `key.serializer` and `value.serializer` may be.
 
-A name (`bytes`, `str`, `int`, `float`, `uuid`, `json`), an object with `serialize(topic, value)`, or a function of the
-value. Numbers are as Kafka's LongSerializer and DoubleSerializer write them: eight bytes, big-endian. None stays None:
-a record without a key, or a tombstone.
+The name of a type (`serdes`: `str`, `int`, `json`, Kafka's class names), an object with `serialize(topic, value)` or a
+class of such, or a function of the value. None stays None: a record without a key, or a tombstone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from struct import Struct
-from struct import error as struct_error
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.client.core.producer_errors import SerializationError
-
-_LONG = Struct(">q")
-_DOUBLE = Struct(">d")
+from kalda.client.core.serdes import serde_of
 
 
 @runtime_checkable
@@ -28,6 +23,7 @@ class Serializer(Protocol):
         ...
 
 
+_NO_CONFIGS: Mapping[str, object] = {}
 Serialize = Callable[[str, Any], bytes | None]
 
 
@@ -40,60 +36,15 @@ def to_bytes(topic: str, value: Any) -> bytes | None:
     raise SerializationError(f"{topic}: bytes are expected, not {type(value).__name__}; choose another serializer")
 
 
-def _str(topic: str, value: Any) -> bytes | None:
-    if not isinstance(value, str):
-        raise SerializationError(f"{topic}: a str is expected, not {type(value).__name__}")
-    return value.encode()
-
-
-def _int(topic: str, value: Any) -> bytes | None:
-    try:
-        return _LONG.pack(value)
-    except struct_error as error:
-        raise SerializationError(f"{topic}: an int of 64 bits is expected, not {value!r}") from error
-
-
-def _float(topic: str, value: Any) -> bytes | None:
-    try:
-        return _DOUBLE.pack(value)
-    except struct_error as error:
-        raise SerializationError(f"{topic}: a float is expected, not {value!r}") from error
-
-
-def _uuid(topic: str, value: Any) -> bytes | None:
-    from uuid import UUID
-
-    if not isinstance(value, UUID):
-        raise SerializationError(f"{topic}: a uuid.UUID is expected, not {type(value).__name__}")
-    return str(value).encode()  # as Kafka's UUIDSerializer
-
-
-def _json(topic: str, value: Any) -> bytes | None:
-    import json
-
-    try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:
-        raise SerializationError(f"{topic}: not serializable as JSON: {error}") from error
-
-
-_BY_NAME: dict[str, Serialize] = {
-    "bytes": to_bytes, "str": _str, "int": _int, "float": _float, "uuid": _uuid, "json": _json,
-}  # fmt: skip
-
-
-def serializer_of(key: str, given: object) -> Serialize:
-    """The serializer that a configuration names. Raises `InvalidConfig`."""
-    if given is None:
+def serializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_CONFIGS) -> Serialize:
+    """The serializer that a configuration names; `configs` are its other keys. Raises `InvalidConfig`."""
+    if given is None or given == "bytes":
         return to_bytes
     if isinstance(given, str):
-        found = _BY_NAME.get(given)
-        if found is None:
-            raise InvalidConfig(
-                f"Invalid value {given} for configuration {key}: expected {', '.join(_BY_NAME)}, or "
-                "an object with serialize(topic, value)"
-            )
-        return to_bytes if found is to_bytes else _none_or(found)
+        serde = serde_of(key, given, configs)
+        return _none_or(_guarded(lambda _topic, value: serde.to_bytes(value), "the value is not of the type"))
+    if isinstance(given, type) and isinstance(given, Serializer):
+        given = given()
     if isinstance(given, Serializer):
         return _guarded(given.serialize)
     if callable(given):
@@ -106,13 +57,13 @@ def _none_or(serialize: Serialize) -> Serialize:
     return lambda topic, value: None if value is None else serialize(topic, value)
 
 
-def _guarded(serialize: Callable[[str, Any], Any]) -> Serialize:
+def _guarded(serialize: Callable[[str, Any], Any], what: str = "the serializer failed") -> Serialize:
     def call(topic: str, value: Any) -> bytes | None:
         try:
             return to_bytes(topic, serialize(topic, value))
         except SerializationError:
             raise
         except Exception as error:
-            raise SerializationError(f"{topic}: the serializer failed: {error}") from error
+            raise SerializationError(f"{topic}: {what}: {error}") from error
 
     return call
