@@ -253,6 +253,17 @@ def test_a_split_charges_no_attempt_and_keeps_the_sequence() -> None:
     assert world.partitions[0].values[1:] == [b"a" * 20, b"b" * 20, b"c" * 20]
 
 
+def test_the_parts_of_a_split_batch_have_made_no_attempt() -> None:
+    world = ready_world(retries=1, **{"enable.idempotence": False})
+    codes = [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.NOT_ENOUGH_REPLICAS]
+    world.on_produce = lambda _partition, _batch: codes.pop(0) if codes else None
+    for value in (b"a", b"b"):
+        world.send(value, 0)
+    world.run_until_idle()
+    assert [error for _, error in world.delivered] == [None, None]
+    assert world.partitions[0].values[1:] == [b"a", b"b"]
+
+
 def test_retries_back_off_exponentially() -> None:
     world = ready_world(**{"retry.backoff.ms": 100, "retry.backoff.max.ms": 1_000})
     times: list[int] = []

@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from model_cluster import World
 
 from kalda.client.core.sticky_partitioner import Candidates, Sticky, StickyPartitioner
 
@@ -88,3 +89,27 @@ def test_partitions_led_in_the_clients_rack_are_preferred() -> None:
     assert found[0] == 0
     assert found[2] == pytest.approx(4 / 5, abs=0.03)
     assert shares(made, THREE)[0] > 0, "without a partition in the rack, all count"
+
+
+def test_where_no_partition_of_the_rack_takes_batches_the_others_do() -> None:
+    made = partitioner()
+    local = Candidates(3, (0, 1, 2), (1,))
+    made.update_load([(0, 0), (2, 1)], 3, (1,))
+    found = shares(made, local)
+    assert [found[index] for index in range(3)] == [pytest.approx(share, abs=0.03) for share in (2 / 3, 0, 1 / 3)]
+    made.update_load([], 3, (1,))
+    assert shares(made, local)[1] == 1, "none takes batches: the rack is preferred again"
+
+
+def test_the_chances_are_by_the_queues_at_the_moment_of_the_choice() -> None:
+    world = World(partitions=2, brokers=2, **{"linger.ms": 1_000_000, "delivery.timeout.ms": 2_000_000})
+    for partition in (0, 1):
+        world.send(b"v", partition)
+    topic, chosen = world.core.accumulator.topics["t"], []
+    for _ in range(9):
+        world.send(bytes(16_000), 0)  # a batch of its own; nothing is sent meanwhile
+    for _ in range(2_000):
+        with world.core.accumulator.lock:
+            chosen.append(topic.partitioner.next_partition(world.core.accumulator.candidates("t")))
+    assert [len(topic.queues[index].batches) for index in (0, 1)] == [9, 1]
+    assert chosen.count(1) / 2_000 == pytest.approx(9 / 10, abs=0.03)

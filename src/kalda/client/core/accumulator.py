@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
@@ -91,8 +92,6 @@ class TopicState:
         self.sticky_batch: ProducerBatch | None = None
         self.counted_bytes = 0
         """How much of `sticky_batch` has been reported to the partitioner."""
-        self.switches_at_stats = -1
-        """The partitioner's count of switches when it last had the queues' lengths."""
         self.compression_ratio = 1.0
         """Compressed bytes to uncompressed ones, estimated a little too high."""
 
@@ -161,7 +160,10 @@ class Accumulator:
                     count = len(self._metadata.partitions_of(name))
                     appender = TopicAppender(self._ticket_type, count, config.ignore_keys)
                     partitioner = StickyPartitioner(config.batch_size, config.random, config.adaptive)
-                    state = self.topics[name] = TopicState(name, appender, partitioner)
+                    state = TopicState(name, appender, partitioner)
+                    if config.adaptive:
+                        partitioner.before_choice = partial(self._update_load, state)
+                    self.topics[name] = state
         return state
 
     def on_metadata(self) -> None:
@@ -349,22 +351,17 @@ class Accumulator:
             batch.switch_at = topic.counted_bytes + topic.partitioner.bytes_until_switch(sticky)
             topic.appender.sticky = batch
 
-    def update_load(self) -> None:
-        """Report the lengths of the queues to the partitioners that have switched since the last time."""
-        for name, topic in self.topics.items():
-            if not self.config.adaptive or topic.switches_at_stats == topic.partitioner.switches:
-                continue
-            topic.switches_at_stats = topic.partitioner.switches
-            with self.lock:
-                candidates = self.candidates(name)
-                sizes: list[tuple[int, int]] | None = None
-                if len(topic.queues) >= candidates.partitions:
-                    sizes = [
-                        (index, len(topic.queues[index].batches))
-                        for index in candidates.with_leader
-                        if index in topic.queues and self._is_available(name, index)
-                    ]
-                topic.partitioner.update_load(sizes, candidates.partitions, candidates.in_rack)
+    def _update_load(self, topic: TopicState) -> None:
+        """Give the partitioner the lengths of the queues, as they are now. With the lock."""
+        candidates = self.candidates(topic.name)
+        sizes: list[tuple[int, int]] | None = None
+        if len(topic.queues) >= candidates.partitions:
+            sizes = [
+                (index, len(topic.queues[index].batches))
+                for index in candidates.with_leader
+                if index in topic.queues and self._is_available(topic.name, index)
+            ]
+        topic.partitioner.update_load(sizes, candidates.partitions, candidates.in_rack)
 
     def _is_available(self, topic: str, partition: int) -> bool:
         """Whether the partition's leader takes batches: KIP-794's availability timeout."""
@@ -547,7 +544,6 @@ class Accumulator:
         parts = batch.split(target, config.compression)
         with self.lock:
             for part in parts:
-                part.attempts = batch.attempts
                 part.in_retry = True
                 self._insert(part)
                 self.incomplete[part] = None

@@ -103,7 +103,6 @@ class Sender:
         # What is behind a batch that was drained may still linger: what is ready is asked anew.
         while self._send_ready(now_ms) and accumulator.has_queued:
             pass
-        accumulator.update_load()
 
     def _send_ready(self, now_ms: int) -> bool:
         """Send one batch of each partition of the nodes that are ready. Whether any was sent."""

@@ -3,7 +3,7 @@
 Records go to one partition, the sticky one, until about `batch_size` bytes have gone there, so that they fill batches.
 Then the next one is chosen: with equal chances, or where the lengths of the partitions' queues differ, with chances in
 inverse proportion to them, so that slow brokers get fewer records. With racks (KIP-1123), partitions whose leaders are
-in the client's rack are preferred.
+in the client's rack are preferred while one of them takes batches.
 
 The protocol of an append, under the accumulator's lock:
 
@@ -18,7 +18,7 @@ left behind; after twice as many, in any case.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -65,6 +65,10 @@ class StickyPartitioner:
         self._sticky: Sticky | None = None
         self._stats: LoadStats | None = None
         self._rack_stats: LoadStats | None = None
+        self._rack_is_out = False
+        """No partition of the client's rack takes batches, but others do."""
+        self.before_choice: Callable[[], None] = _nothing
+        """Calls `update_load`: the chances are by the queues as they are at the choice."""
         self.switches = 0
         """How often a partition was chosen."""
 
@@ -93,11 +97,13 @@ class StickyPartitioner:
     def next_partition(self, candidates: Candidates) -> int:
         """Choose a partition."""
         self.switches += 1
-        if candidates.in_rack and self._rack_stats is not None:
+        self.before_choice()
+        in_rack = () if self._rack_is_out else candidates.in_rack
+        if in_rack and self._rack_stats is not None:
             return self._rack_stats.draw(self._random)
-        if self._stats is not None and not candidates.in_rack:
+        if self._stats is not None and not in_rack:
             return self._stats.draw(self._random)
-        among = candidates.in_rack or candidates.with_leader
+        among = in_rack or candidates.with_leader
         if among:
             return among[int(self._random() * len(among))]
         return int(self._random() * candidates.partitions)
@@ -108,12 +114,14 @@ class StickyPartitioner:
         """The lengths of the queues of available partitions: (partition, batches). None where they say nothing yet:
         some partition has never had a batch. `partitions` is how many there are, available or not."""
         self._stats = self._rack_stats = None
+        self._rack_is_out = False
         if not self._adaptive or queue_sizes is None:
             return
         self._stats = _load_stats(queue_sizes, partitions)
         if in_rack:
             local = [(partition, size) for partition, size in queue_sizes if partition in in_rack]
             self._rack_stats = _load_stats(local, len(in_rack))
+            self._rack_is_out = bool(queue_sizes) and not local
 
 
 def _load_stats(queue_sizes: Sequence[tuple[int, int]], partitions: int) -> LoadStats | None:
@@ -126,3 +134,7 @@ def _load_stats(queue_sizes: Sequence[tuple[int, int]], partitions: int) -> Load
     above = max(sizes) + 1
     weights = accumulate(above - size for size in sizes)
     return LoadStats(tuple(partition for partition, _ in queue_sizes), tuple(weights))
+
+
+def _nothing() -> None:
+    return None
