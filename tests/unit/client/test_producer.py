@@ -96,7 +96,9 @@ def producer(broker: Broker, **keys: object) -> Producer:
 def test_a_record_arrives_and_its_future_says_where(broker: Broker) -> None:
     with producer(broker) as made:
         future = made.send("t", b"v", b"k", 1, 1_234, [("h", b"x"), ("n", None)])
-        assert future.result(TIMEOUT_S) == RecordMetadata("t", 1, 0, 1_234)
+        found = future.result(TIMEOUT_S)
+        assert found == RecordMetadata("t", 1, 0, 1_234)
+        assert (found.serialized_key_size, found.serialized_value_size) == (1, 1)
         assert future.done()
         assert future.exception() is None
     ((record,),) = [log for log in broker.logs if log]

@@ -11,7 +11,8 @@ _JITTER = 0.2
 
 
 class Backoff(NamedTuple):
-    """`first_ms` doubles with each failure up to `longest_ms`, then 20 % of jitter is added or taken away."""
+    """`first_ms` doubles with each failure, up to 20 % of jitter is added or taken away, and no pause is longer than
+    `longest_ms`. Where `first_ms` is not less than that, all pauses are `longest_ms`."""
 
     first_ms: int
     longest_ms: int
@@ -21,6 +22,7 @@ class Backoff(NamedTuple):
         """The pause after that many failures in a row; 0 after none."""
         if failures <= 0 or self.first_ms <= 0:
             return 0
-        longest_ms = max(self.first_ms, self.longest_ms)
-        plain_ms = min(longest_ms, self.first_ms * 2 ** min(failures - 1, 30))
-        return int(plain_ms * (1 + _JITTER * (2 * self.random() - 1)))
+        if self.first_ms >= self.longest_ms:
+            return self.longest_ms
+        plain_ms = min(self.longest_ms, self.first_ms * 2 ** min(failures - 1, 30))
+        return min(self.longest_ms, int(plain_ms * (1 + _JITTER * (2 * self.random() - 1))))

@@ -519,7 +519,7 @@ class ClassicMembership:
         self._heartbeat_in_flight = False
         if error is not None:
             self._requests.on_coordinator_error(error)
-            self._next_heartbeat_ms = self._requests.now_ms + self._config.retry_backoff_ms
+            self._next_heartbeat_ms = self._requests.retry_at_ms()
             return
         self.metrics.heartbeats.append(self._requests.now_ms - sent_at_ms)
         code = ErrorCode(answer.error_code)
@@ -535,7 +535,7 @@ class ClassicMembership:
             self._lose(code, "a heartbeat")
         elif code.retriable:
             self._requests.on_coordinator_error(ApiError(code))
-            self._next_heartbeat_ms = self._requests.now_ms + self._config.retry_backoff_ms
+            self._next_heartbeat_ms = self._requests.retry_at_ms()
         else:
             self._fail(refused(code, f"group {self._config.group_id!r}"))
 
@@ -550,9 +550,7 @@ class ClassicMembership:
         self.metrics.on_rebalance_failed()
         self._joined = None
         self._failures += 1
-        self._retry_at_ms = self._requests.now_ms + min(
-            1_000, self._config.retry_backoff_ms * 2 ** min(self._failures - 1, 4)
-        )
+        self._retry_at_ms = self._requests.retry_at_ms(self._failures)
         self._rejoin_reason = self._rejoin_reason or f"{what} has failed"
         if self.phase is not Phase.JOINING:
             self.phase = Phase.JOINING

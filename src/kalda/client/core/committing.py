@@ -32,23 +32,25 @@ from kalda.client.errors import refused
 
 
 class _Commit:
-    __slots__ = ("offsets", "operation", "repeats", "retry_at_ms")
+    __slots__ = ("failures", "offsets", "operation", "repeats", "retry_at_ms")
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, repeats: bool) -> None:
         self.offsets = dict(offsets)
         self.operation = operation
         self.repeats = repeats
         self.retry_at_ms = 0
+        self.failures = 0
 
 
 class _Read:
-    __slots__ = ("is_in_flight", "operation", "partitions", "retry_at_ms")
+    __slots__ = ("failures", "is_in_flight", "operation", "partitions", "retry_at_ms")
 
     def __init__(self, partitions: Collection[TopicPartition], operation: Operation) -> None:
         self.partitions = list(partitions)
         self.operation = operation
         self.is_in_flight = False
         self.retry_at_ms = 0
+        self.failures = 0
 
 
 class Committing:
@@ -61,7 +63,6 @@ class Committing:
         membership: Callable[[], Membership | None],
         *,
         metrics: CoordinatorMetrics | None,
-        retry_backoff_ms: int,
         require_stable: bool,
     ) -> None:
         """`membership` returns None where the application assigns the partitions; `metrics` is None without a
@@ -70,7 +71,6 @@ class Committing:
         self._group_id = group_id
         self._metrics = metrics
         self._membership = membership
-        self._retry_backoff_ms = retry_backoff_ms
         self._require_stable = require_stable
         self._commits: deque[_Commit] = deque()
         self._in_flight: _Commit | None = None
@@ -179,7 +179,8 @@ class Committing:
 
     def _retry(self, commit: _Commit, error: ApiError) -> None:
         if commit.repeats and error.code.retriable and not commit.operation.is_done:
-            commit.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            commit.failures += 1
+            commit.retry_at_ms = self._requests.retry_at_ms(commit.failures)
             self._commits.appendleft(commit)
         else:
             commit.operation.fail(error)
@@ -213,6 +214,7 @@ class Committing:
             error = refused(code, f"group {self._group_id!r}, partition {partition}")
         self._requests.on_coordinator_error(error)
         if error.code.retriable or error.code is ErrorCode.UNSTABLE_OFFSET_COMMIT:
-            read.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            read.failures += 1
+            read.retry_at_ms = self._requests.retry_at_ms(read.failures)
         else:
             read.operation.fail(error)

@@ -131,8 +131,8 @@ class ConsumerCore:
             self.subscription,
             self.requests,
             self.metrics,
-            deserializer_of("key.deserializer", _deserializer(config, "key.deserializer")),
-            deserializer_of("value.deserializer", _deserializer(config, "value.deserializer")),
+            deserializer_of("key.deserializer", _deserializer(config, "key.deserializer"), config.given),
+            deserializer_of("value.deserializer", _deserializer(config, "value.deserializer"), config.given),
         )
         self.positions = Positions(
             self.subscription,
@@ -141,7 +141,6 @@ class ConsumerCore:
             group_id=config.group_id,
             reset=reset,
             read_committed=config.read_committed,
-            retry_backoff_ms=config.retry_backoff_ms,
             request_timeout_ms=config.request_timeout_ms,
         )
         self.committing = Committing(
@@ -149,7 +148,6 @@ class ConsumerCore:
             config.group_id,
             lambda: self._membership if self.subscription.is_by_group else None,
             metrics=self.coordinator_metrics,
-            retry_backoff_ms=config.retry_backoff_ms,
             require_stable=config.read_committed,
         )
         self._membership = self._make_membership(member_id)
@@ -180,7 +178,6 @@ class ConsumerCore:
             config.heartbeat_interval_ms,
             config.max_poll_interval_ms,
             config.request_timeout_ms,
-            config.retry_backoff_ms,
             config.group_remote_assignor,
         )
         if config.is_consumer_protocol:
@@ -315,7 +312,7 @@ class ConsumerCore:
     def _on_auto_committed(self, operation: Operation) -> None:
         error = operation.error
         if isinstance(error, ApiError) and error.code.retriable:
-            soon_ms = self.requests.now_ms + self.config.retry_backoff_ms
+            soon_ms = self.requests.retry_at_ms()
             self._next_auto_commit_ms = min(self._next_auto_commit_ms, soon_ms)
 
     def raise_error(self) -> None:
@@ -524,7 +521,7 @@ class ConsumerCore:
         self._topics_in_flight = False
         now_ms = self.requests.now_ms
         if error is not None or self.subscription.pattern is None:
-            self._next_topics_ms = now_ms + self.config.retry_backoff_ms
+            self._next_topics_ms = self.requests.retry_at_ms()
             return
         self._next_topics_ms = now_ms + self.config.metadata_max_age_ms
         found = read_metadata(answer).topics.values()
@@ -541,7 +538,7 @@ class ConsumerCore:
         if node_id is None:
             return
         self._topics_in_flight = True
-        self._unresolved_at_ms = self.requests.now_ms + self.config.retry_backoff_ms
+        self._unresolved_at_ms = self.requests.retry_at_ms()
         request = MetadataRequest(
             topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in topic_ids],
             allow_auto_topic_creation=False,
@@ -607,7 +604,7 @@ class _Lookup:
 
     def _on_answer(self, core: ConsumerCore, answer: Any, error: ApiError | None) -> None:
         self._is_in_flight = False
-        self._retry_at_ms = core.requests.now_ms + core.config.retry_backoff_ms
+        self._retry_at_ms = core.requests.retry_at_ms()
         if error is not None:
             if not error.code.retriable:
                 self.operation.fail(error)
@@ -647,7 +644,6 @@ def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
         config.check_crcs,
         config.client_rack,
         config.request_timeout_ms,
-        config.retry_backoff_ms,
         config.retry_backoff_max_ms,
         config.metadata_max_age_ms,
         reset,

@@ -313,8 +313,7 @@ class ConsumerMembership:
         self._sent_subscription = None
         self._acknowledges = self._is_member and self.phase is Phase.STABLE and self._target is None
         self._failures += 1
-        pause_ms = min(1_000, self._config.retry_backoff_ms * 2 ** min(self._failures - 1, 4))
-        self._next_heartbeat_ms = self._requests.now_ms + pause_ms
+        self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
         self._requests.on_coordinator_error(error)
         if error.code in _FENCING:
             self._fence(error.code)

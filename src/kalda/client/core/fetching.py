@@ -82,7 +82,6 @@ class FetchConfig(NamedTuple):
     check_crcs: bool = True
     rack: str = ""
     request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     metadata_max_age_ms: int = 300_000
     reset: Reset | None = None
@@ -268,7 +267,7 @@ class Fetcher:
             return
         if answer is None:
             session.restart()
-            self._retry_at_ms[node_id] = now_ms + self._config.retry_backoff_ms
+            self._retry_at_ms[node_id] = self._requests.retry_at_ms()
             self._requests.metadata.request_update()
             if error is not None and not error.code.retriable:
                 self._fail_all(session, error)
@@ -281,9 +280,9 @@ class Fetcher:
             code = ErrorCode(answer.error_code)
             if code in SESSION_ERRORS:
                 ended = self._ended_sessions[node_id] = self._ended_sessions.get(node_id, 0) + 1
-                self._retry_at_ms[node_id] = now_ms + self._pause_ms(ended)
+                self._retry_at_ms[node_id] = self._requests.retry_at_ms(ended - 1)
             else:
-                self._retry_at_ms[node_id] = now_ms + self._config.retry_backoff_ms
+                self._retry_at_ms[node_id] = self._requests.retry_at_ms()
                 if not code.retriable:
                     self._fail_all(session, refused(answer.error_code, "the fetch"))
             if code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID):
@@ -322,7 +321,7 @@ class Fetcher:
         brokers: list[Broker],
     ) -> None:
         code = ErrorCode(data.error_code)
-        state.retry_at_ms = self._requests.now_ms + self._config.retry_backoff_ms
+        state.retry_at_ms = self._requests.retry_at_ms()
         was_replica, state.replica = state.replica == node_id, -1
         metadata = self._requests.metadata
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -356,17 +355,12 @@ class Fetcher:
             state.redirects = 0
         state.redirects += 1
         state.retry_at_ms = 0
-        state.redirect_at_ms = now_ms + self._pause_ms(state.redirects)
+        state.redirect_at_ms = self._requests.retry_at_ms(state.redirects - 1)
         if state.redirects % _MANY_REDIRECTS == 0:
             log.warning(
                 "%s: %d Fetches in a row were redirected to another node: the next one is sent in %d ms",
                 state.partition, state.redirects, state.redirect_at_ms - now_ms,
             )  # fmt: skip
-
-    def _pause_ms(self, times: int) -> int:
-        """The pause after something has happened so many times in a row: none after the first time."""
-        config = self._config
-        return 0 if times < 2 else min(config.retry_backoff_max_ms, config.retry_backoff_ms * 2 ** min(times - 2, 20))
 
     def _on_data(
         self, state: PartitionState, entry: Wanted, data: FetchResponsePartitionData, fetched: Fetched
@@ -404,13 +398,13 @@ class Fetcher:
         except CorruptRecord as error:
             failure = UndecodableRecord(state.partition, entry.offset, error)
             self._failures.append((state, state.seeks, failure))
-            state.retry_at_ms = self._requests.now_ms + self._config.retry_backoff_ms
+            state.retry_at_ms = self._requests.retry_at_ms()
             return
         if not batches:
             if len(records) >= self._config.partition_max_bytes:
                 cut_off = CorruptRecord(f"no whole batch in {len(records)} bytes")
                 self._failures.append((state, state.seeks, UndecodableRecord(state.partition, entry.offset, cut_off)))
-                state.retry_at_ms = self._requests.now_ms + self._config.retry_backoff_ms
+                state.retry_at_ms = self._requests.retry_at_ms()
             return
         chunk.size = len(records)
         state.fetch_offset = chunk.next_offset

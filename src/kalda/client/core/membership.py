@@ -47,7 +47,6 @@ class MembershipConfig(NamedTuple):
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
     remote_assignor: str | None = None
 
 

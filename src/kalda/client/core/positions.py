@@ -74,7 +74,6 @@ class Positions:
         group_id: str | None,
         reset: Reset | None,
         read_committed: bool,
-        retry_backoff_ms: int,
         request_timeout_ms: int,
     ) -> None:
         """`wall_ms` is the wall clock, for resets by duration."""
@@ -84,7 +83,6 @@ class Positions:
         self._group_id = group_id
         self._reset = reset
         self._read_committed = read_committed
-        self._retry_backoff_ms = retry_backoff_ms
         self._request_timeout_ms = request_timeout_ms
         self._fetches_committed = False
         """An OffsetFetch is in flight."""
@@ -144,14 +142,14 @@ class Positions:
             error = refused(answer.error_code, f"group {self._group_id!r}")
         if error is not None:
             self._requests.on_coordinator_error(error)
-            self._retry_committed_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            self._retry_committed_at_ms = self._requests.retry_at_ms()
             if not error.code.retriable:
                 self._fail_once(error)
             return
         found, failed = read_committed(answer)
         for partition, code in failed.items():
             # UNSTABLE_OFFSET_COMMIT: a transaction with offsets of this group has not ended yet.
-            self._retry_committed_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            self._retry_committed_at_ms = self._requests.retry_at_ms()
             if not code.retriable and code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:
                 self._fail_once(refused(code, f"group {self._group_id!r}, partition {partition}"))
         without: list[TopicPartition] = []
@@ -166,7 +164,7 @@ class Positions:
             else:
                 without.append(state.partition)
         if without:
-            self._retry_committed_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            self._retry_committed_at_ms = self._requests.retry_at_ms()
             self._fail_once(NoOffset(without))
 
     def is_mended(self, failure: Exception) -> bool:
@@ -278,7 +276,7 @@ class Positions:
     def _retry(self, states: Collection[PartitionState]) -> None:
         self._requests.metadata.request_update()
         for state in states:
-            state.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            state.retry_at_ms = self._requests.retry_at_ms()
 
     def _reset_request(self, states: list[PartitionState]) -> Request:
         wall_ms = self._wall_ms()
@@ -342,7 +340,7 @@ class Positions:
             return
         if self._reset is None:
             divergent = {} if is_unknown else {state.partition: answer.end_offset}
-            state.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            state.retry_at_ms = self._requests.retry_at_ms()
             self._fail_once(LogTruncated({state.partition: state.offset}, divergent))
         elif is_unknown:
             log.warning("the epoch of offset %d of %s is unknown to its leader: reset", state.offset, state.partition)
@@ -433,4 +431,4 @@ class Positions:
             listing.operation.fail(error)
             return
         self._requests.metadata.request_update()
-        listing.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+        listing.retry_at_ms = self._requests.retry_at_ms()

@@ -73,9 +73,7 @@ class ProducerCore:
             from kalda.client.core.transaction_manager import TransactionManager
             from kalda.client.core.transactions import TransactionDriver, Transactions
 
-            manager = TransactionManager(
-                config.transactional_id, config.transaction_timeout_ms, config.retry_backoff_ms
-            )
+            manager = TransactionManager(config.transactional_id, config.transaction_timeout_ms, retry)
             self.idempotence = numbering = Transactions(manager)
             self.transactions = TransactionDriver(
                 numbering, self.accumulator, self.connections, self.metadata, lock, config.max_block_ms

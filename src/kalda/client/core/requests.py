@@ -116,6 +116,10 @@ class Requests:
         """Send to a node that `is_ready`."""
         self.connections.send(node_id, request, self.now_ms, on_done, max_version=max_version, timeout_ms=timeout_ms)
 
+    def retry_at_ms(self, failures: int = 1) -> int:
+        """When what has failed so many times in a row is tried again."""
+        return self.now_ms + self._backoff.pause_ms(failures)
+
     def add_node(self, node: Broker) -> None:
         """A node that is connected to under an id of its own."""
         self._added[node.node_id] = node

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.backoff import Backoff
 from kalda.client.core.transaction_errors import (
     FENCED,
     AbortableTransactionError,
@@ -57,7 +58,7 @@ _MAX_INIT = 5
 _TRANSACTIONS_V2 = 2
 _CONCURRENT_RETRY_MS = 20
 """The coordinator is writing the markers of the last transaction, which takes milliseconds."""
-_MAX_RETRY_MS = 1_000
+_DEFAULT_BACKOFF = Backoff(100, 1_000, lambda: 0.5)
 
 
 class State(Enum):
@@ -122,7 +123,7 @@ class TransactionManager:
     """One transactional id. Time is milliseconds of any monotonic clock."""
 
     def __init__(
-        self, transactional_id: str, transaction_timeout_ms: int = 60_000, retry_backoff_ms: int = 100
+        self, transactional_id: str, transaction_timeout_ms: int = 60_000, backoff: Backoff = _DEFAULT_BACKOFF
     ) -> None:
         self.transactional_id = transactional_id
         self.state = State.UNINITIALIZED
@@ -133,7 +134,7 @@ class TransactionManager:
         self.is_v2 = False
         """Whether the current transaction is of version 2."""
         self._timeout_ms = transaction_timeout_ms
-        self._retry_backoff_ms = retry_backoff_ms
+        self._backoff = backoff
         self._finalized_version = 0
         """The newest finalized transaction.version."""
         self._version = 0
@@ -554,10 +555,10 @@ class TransactionManager:
         self._retry(now_ms, _CONCURRENT_RETRY_MS if code is ErrorCode.CONCURRENT_TRANSACTIONS else None)
         return True
 
-    def _retry(self, now_ms: int, backoff_ms: int | None = None) -> None:
-        exponential_ms = min(_MAX_RETRY_MS, self._retry_backoff_ms << min(self._retries, 10))
-        self._retry_at_ms = now_ms + (exponential_ms if backoff_ms is None else backoff_ms)
+    def _retry(self, now_ms: int, longest_ms: int | None = None) -> None:
         self._retries += 1
+        pause_ms = self._backoff.pause_ms(self._retries)
+        self._retry_at_ms = now_ms + (pause_ms if longest_ms is None else min(pause_ms, longest_ms))
 
     def _set_producer(self, producer_id: int, producer_epoch: int) -> None:
         if (producer_id, producer_epoch) != (self.producer_id, self.producer_epoch):
