@@ -106,8 +106,13 @@ def test_it_leaves_when_it_is_closed(instance: str | None, epoch: int) -> None:
     member = Member(cluster, "a", **KEYS, **static).subscribe("t")
     cluster.modern.targets["id-a"] = {P[0]}
     poll_until([member], lambda: member.owned == {P[0]})
-    member.close()
+    operation = member.core.begin_leave(None)
+    assert operation is not None
+    cluster.run(20_000)
+    assert operation.is_done
     assert cluster.modern.left == [("id-a", epoch)]
+    beats = [request for _, key, request in cluster.requests if key is ApiKey.CONSUMER_GROUP_HEARTBEAT]
+    assert beats[-1].member_epoch == epoch, "it does not join again"
 
 
 def test_a_pattern_is_evaluated_by_the_coordinator() -> None:

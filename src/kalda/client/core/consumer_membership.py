@@ -126,7 +126,7 @@ class ConsumerMembership:
 
     def deadline_ms(self, is_polling: bool) -> int | None:
         """When `run` is due again; None where only an event helps."""
-        times = [self._next_heartbeat_ms]
+        times = [None if self._has_left else self._next_heartbeat_ms]
         if self._is_member and not is_polling:
             times.append(self._polled_at_ms + self._config.max_poll_interval_ms + 1)
         return self._requests.earliest(times)
@@ -365,6 +365,7 @@ class ConsumerMembership:
                 operation = None
         log.info("group %s: the member leaves: %s", self._config.group_id, reason)
         self._end_membership()
+        self._has_left = True  # a heartbeat before the next poll would join again
         self._was_fenced = False
         self.callback = None
         self.phase = Phase.STABLE
