@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from groups_world import Client, World, list_groups, settle
+from groups_world import Answer, Client, Context, World, list_groups, settle
 
+from kalda.base.errors import ErrorCode
 from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
 from kalda.coordinator.groups.records import ForeignRecord, GroupRecord, decode_record
-from kalda.protocol.messages.group_records import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from kalda.protocol.messages.group_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ShareGroupMetadataKey,
+    ShareGroupMetadataValue,
+)
+from kalda.protocol.messages.groups import DeleteGroupsRequest
+from kalda.protocol.notation import RecordBody
 from kalda.protocol.record_framing import encode_coordinator_record
 
 
@@ -83,8 +97,8 @@ def test_a_group_of_another_type_takes_the_id_and_gives_it_back() -> None:
     settle(world, a)
     checkpoint = world.group().to_record()
     world.shard().partition.write([consumer_group("g")])
-    assert a.join().error == "INCONSISTENT_GROUP_PROTOCOL"
-    assert list_groups(world) == []
+    assert a.join().error == "UNKNOWN_MEMBER_ID", "an empty group is taken over by a new member only"
+    assert list_groups(world) == ["g consumer Empty"]
 
     world.shard().partition.write([GroupRecord("g", checkpoint)])
     assert world.group().to_record() == checkpoint
@@ -92,6 +106,79 @@ def test_a_group_of_another_type_takes_the_id_and_gives_it_back() -> None:
     assert a.beat() == "NONE"
     world.pass_time(10_000)
     assert world.state() == "Empty 2", "the sessions of its members have begun"
+
+
+def consumer_member(member_id: str, *, leaves: bool = False) -> list[ForeignRecord]:
+    """What Apache Kafka writes of a member of such a group, or when it leaves."""
+    pairs: list[tuple[RecordBody, RecordBody]] = [
+        (ConsumerGroupMemberMetadataKey(group_id="g", member_id=member_id), ConsumerGroupMemberMetadataValue()),
+        (
+            ConsumerGroupTargetAssignmentMemberKey(group_id="g", member_id=member_id),
+            ConsumerGroupTargetAssignmentMemberValue(),
+        ),
+        (
+            ConsumerGroupCurrentMemberAssignmentKey(group_id="g", member_id=member_id),
+            ConsumerGroupCurrentMemberAssignmentValue(),
+        ),
+    ]
+    records = [decode_record(*encode_coordinator_record(key, None if leaves else value)) for key, value in pairs]
+    return [record for record in records if isinstance(record, ForeignRecord)]
+
+
+def consumer_world() -> World:
+    """A log that Apache Kafka has written: a group of the consumer protocol with a member and offsets."""
+    world = World(initial_rebalance_delay_ms=0)
+    world.topics.add("t")
+    world.shard().partition.write([consumer_group("g")])
+    assert world.commit({("t", 0): 7, ("t", 1): 9}).errors == ["NONE", "NONE"], "as a tool commits them"
+    world.shard().partition.write(consumer_member("m"))
+    return world
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_a_classic_member_takes_an_empty_consumer_group_over_with_its_offsets(reload: bool) -> None:
+    world = consumer_world()
+    a = Client(world)
+    assert list_groups(world) == ["g consumer Stable"]
+    assert a.join().error == "INCONSISTENT_GROUP_PROTOCOL"
+    assert world.commit({("t", 0): 1}).errors == ["UNKNOWN_MEMBER_ID"], "its members commit, elsewhere"
+    world.shard().partition.write(consumer_member("m", leaves=True))
+    if reload:
+        world.elect()
+        world.load()
+    assert list_groups(world) == ["g consumer Empty"]
+    assert list_groups(world, types_filter=["classic"]) == []
+    assert list_groups(world, types_filter=["Consumer"], states_filter=["empty"]) == ["g consumer Empty"]
+    assert world.fetch() == {("t", 0): 7, ("t", 1): 9}
+    settle(world, a)
+    assert world.state() == "Stable 1"
+    assert world.fetch() == {("t", 0): 7, ("t", 1): 9}
+    world.elect()
+    world.load()
+    assert list_groups(world) == ["g consumer Stable"]
+    assert list_groups(world, types_filter=["consumer"]) == [], "nothing of the former group is left"
+    assert world.fetch() == {("t", 0): 7, ("t", 1): 9}
+
+
+def test_an_empty_consumer_group_can_be_deleted_and_a_share_group_not() -> None:
+    world = consumer_world()
+    share = decode_record(
+        *encode_coordinator_record(ShareGroupMetadataKey(group_id="s"), ShareGroupMetadataValue(epoch=1))
+    )
+    world.shard().partition.write([share])
+    assert delete(world, "g", "s") == ["NON_EMPTY_GROUP", "NON_EMPTY_GROUP"]
+    world.shard().partition.write(consumer_member("m", leaves=True))
+    assert delete(world, "g", "s") == ["NONE", "NON_EMPTY_GROUP"]
+    world.elect()
+    world.load()
+    assert list_groups(world) == ["s share Empty"]
+    assert world.fetch() == {}
+
+
+def delete(world: World, *groups: str) -> list[str]:
+    request = DeleteGroupsRequest(groups_names=list(groups))
+    answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
+    return [ErrorCode(each.error_code).name for each in answer.value.results]
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -18,7 +18,7 @@ from kalda.base.pending import Pending
 from kalda.base.topic_names import OFFSETS_TOPIC
 from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
 from kalda.coordinator.errors import txn_commit_error, write_error
-from kalda.coordinator.groups.classic_group import GROUP_TYPE, GroupState, in_version
+from kalda.coordinator.groups.classic_group import GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GroupCounters
@@ -125,7 +125,7 @@ class GroupCoordinator:
             if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
                 raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
             if request.group_id in shard.foreign_groups:
-                raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                shard.take_over(request.group_id, request.member_id)
         except ApiError as error:
             return in_version(refusal(request.member_id, error.code), caller.api_version)
         answer = shard.classic.join(caller, request)
@@ -217,19 +217,12 @@ class GroupCoordinator:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         states = {state.strip().lower() for state in request.states_filter}
         types = {group_type.strip().lower() for group_type in request.types_filter}
-        if types and GROUP_TYPE not in types:
-            return iter(())
         shards = list(self.runtime.active_shards())
-        every = chain.from_iterable(list(shard.groups.items(shard.partition.committed_epoch())) for shard in shards)
+        every = chain.from_iterable(shard.listed() for shard in shards)
         return (
-            ListedGroup(
-                group_id=group_id,
-                protocol_type=group.protocol_type or "",
-                group_state=group.state.value,
-                group_type=GROUP_TYPE,
-            )
-            for group_id, group in every
-            if not states or group.state.value.lower() in states
+            group
+            for group in every
+            if (not states or group.group_state.lower() in states) and (not types or group.group_type in types)
         )
 
     def delete_groups(
@@ -244,16 +237,18 @@ class GroupCoordinator:
         for group_id, result in results.items():
             try:
                 shard = self._shard_of(group_id, may_be_empty=True)
-                if group_id in shard.foreign_groups:
+                is_foreign = group_id in shard.foreign_groups
+                if is_foreign and not shard.may_end(group_id):
                     raise ApiError(ErrorCode.NON_EMPTY_GROUP)
-                shard.group(group_id).check_deletable()
+                if not is_foreign:
+                    shard.group(group_id).check_deletable()
             except ApiError as error:
                 result.error_code = int(error.code)
                 continue
             _, deleted, records = by_shard.setdefault(shard.partition.index, (shard, [], []))
             deleted.append(group_id)
             records.extend(shard.offsets.tombstones_of_group(group_id))
-            records.append(GroupRecord(group_id, None))
+            records.extend(shard.foreign_tombstones(group_id) if is_foreign else [GroupRecord(group_id, None)])
         written = [
             (deleted, self.runtime.in_time(shard.partition.write_in_parts(records)))
             for shard, deleted, records in by_shard.values()
@@ -296,6 +291,7 @@ class GroupCoordinator:
         group = shard.groups.get(request.group_id)
         generation = request.generation_id_or_member_epoch
         if group is None:
+            shard.check_foreign_commit(request.group_id, generation)
             if generation < 0:
                 return  # offsets without membership: the commit makes a simple group
             raise ApiError(
@@ -372,8 +368,10 @@ class GroupCoordinator:
             group.check_offset_commit(
                 request.member_id, request.group_instance_id, request.generation_id, transactional=True
             )
-        elif request.generation_id >= 0 or request.group_id in shard.foreign_groups:
-            raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        else:
+            shard.check_foreign_commit(request.group_id, request.generation_id)
+            if request.generation_id >= 0:
+                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
 
     def _txn_commit_failed(
         self, request: TxnOffsetCommitRequest, version: int, code: ErrorCode

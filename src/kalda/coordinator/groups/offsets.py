@@ -232,7 +232,7 @@ class Offsets:
         if request.topics is None:
             topics = self._fetch_all(request.group_id, offsets, version, epoch, require_stable)
             return OffsetFetchResponseGroup(group_id=request.group_id, topics=topics)
-        topics: list[OffsetFetchResponseTopics] = []
+        topics = []
         unknown: list[OffsetFetchResponseTopics] = []
         for topic in request.topics:
             name = self._resolve(topic.name, topic.topic_id, version)

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias, cast
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.group_records import (
+    ConsumerGroupMemberMetadataKey,
     ConsumerGroupMetadataKey,
     GroupMetadataKey,
     GroupMetadataValue,
@@ -22,7 +23,9 @@ from kalda.protocol.messages.group_records import (
     LegacyOffsetCommitValue,
     OffsetCommitKey,
     OffsetCommitValue,
+    ShareGroupMemberMetadataKey,
     ShareGroupMetadataKey,
+    StreamsGroupMemberMetadataKey,
     StreamsGroupMetadataKey,
 )
 from kalda.protocol.notation import Buffer, RecordBody
@@ -41,6 +44,7 @@ _GROUP_TYPES: dict[type[RecordBody], str] = {
     ShareGroupMetadataKey: "share",
     StreamsGroupMetadataKey: "streams",
 }
+_MEMBERS = (ConsumerGroupMemberMetadataKey, ShareGroupMemberMetadataKey, StreamsGroupMemberMetadataKey)
 NO_LEADER_EPOCH = -1
 
 
@@ -80,12 +84,14 @@ class ForeignRecord(NamedTuple):
     """A record of another group type.
 
     `group_type` is set on the record by which such a group exists, or with no value exists no longer; None on others.
+    `is_member`: on the record by which a member exists.
     """
 
     key: bytes
     value: bytes | None
     group_id: str
     group_type: str | None
+    is_member: bool
 
 
 GroupLogRecord: TypeAlias = OffsetRecord | GroupRecord | ForeignRecord
@@ -144,6 +150,7 @@ def decode_record(key: Buffer, value: Buffer | None) -> GroupLogRecord:
         None if value is None else bytes(value),
         getattr(decoded_key, "group_id", ""),
         _GROUP_TYPES.get(type(decoded_key)),
+        isinstance(decoded_key, _MEMBERS),
     )
 
 

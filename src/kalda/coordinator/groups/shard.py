@@ -13,12 +13,13 @@ group of another type, ends it: its parked requests are answered, and its timers
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
-from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
+from kalda.coordinator.errors import write_error
+from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, GroupState
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GroupCounters
@@ -35,6 +36,7 @@ from kalda.coordinator.groups.records import (
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue
+from kalda.protocol.messages.groups import ListedGroup
 from kalda.statemachine.timeline import TimelineDict
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,10 @@ class GroupShard:
         self.foreign_groups: TimelineDict[str, str] = TimelineDict(partition.registry)
         """Replayed: the types of groups of other types in this log, by id. An id belongs to one group: it is not in
         `groups` too."""
+        self._foreign_records: TimelineDict[bytes, str] = TimelineDict(partition.registry)
+        """Replayed: the keys of all records of such groups, with the group's id."""
+        self._foreign_members: TimelineDict[str, int] = TimelineDict(partition.registry)
+        """Replayed: how many members such a group has; absent without any."""
         self.offsets = Offsets(partition.registry, config, topics)
         """Replayed."""
         self.rebalancer = Rebalancer(
@@ -160,10 +166,22 @@ class GroupShard:
             assert self.groups[group_id].to_record(assignments) == value, f"group {group_id} differs from its record"
 
     def _replay_foreign(self, record: ForeignRecord) -> None:
+        group_id, was_there = record.group_id, record.key in self._foreign_records
+        if record.value is not None:
+            self._foreign_records[record.key] = group_id
+        elif was_there:
+            del self._foreign_records[record.key]
+        if record.is_member and was_there != (record.value is not None):
+            members = self._foreign_members.get(group_id, 0) + (-1 if was_there else 1)
+            if members:
+                self._foreign_members[group_id] = members
+            else:
+                del self._foreign_members[group_id]
         if record.group_type is None:
             return
         if record.value is None:
-            self.foreign_groups.pop(record.group_id, None)
+            if self.foreign_groups.pop(group_id, None) is not None and group_id in self.offsets.by_group:
+                self._replay_simple_group(group_id)
         else:
             self._remove(record.group_id, ErrorCode.REBALANCE_IN_PROGRESS)
             self.foreign_groups[record.group_id] = record.group_type
@@ -187,6 +205,45 @@ class GroupShard:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a classic group.")
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
         return group
+
+    def listed(self) -> Iterator[ListedGroup]:
+        """All groups as ListGroups shows them. Of those of other types it is known whether they have members."""
+        epoch = self.partition.committed_epoch()
+        members = dict(self._foreign_members.items(epoch))
+        foreign = dict(self.foreign_groups.items(epoch))
+        for group_id, group in list(self.groups.items(epoch)):
+            state, protocol_type = group.state.value, group.protocol_type or ""
+            yield ListedGroup(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=GROUP_TYPE)
+        for group_id, group_type in foreign.items():
+            state = "Stable" if group_id in members else "Empty"
+            yield ListedGroup(group_id=group_id, protocol_type=group_type, group_state=state, group_type=group_type)
+
+    def may_end(self, group_id: str) -> bool:
+        """Whether a group of another type can be ended here: it has no members, and no state elsewhere, as share groups
+        have."""
+        return self.foreign_groups[group_id] != "share" and group_id not in self._foreign_members
+
+    def foreign_tombstones(self, group_id: str) -> list[GroupLogRecord]:
+        """What ends a group of another type, that of the group itself last. Visits all records of such groups."""
+        found = [decode_record(key, None) for key, owner in self._foreign_records.items() if owner == group_id]
+        return sorted(found, key=lambda record: isinstance(record, ForeignRecord) and record.group_type is not None)
+
+    def take_over(self, group_id: str, member_id: str) -> None:
+        """End an empty group of another type, whose id a member of a classic group joins; its offsets stay. Raises
+        `ApiError`, as Kafka answers."""
+        if not self.may_end(group_id):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        if member_id:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        log.info("the empty %s group %s becomes a classic group", self.foreign_groups[group_id], group_id)
+        outcome = self.partition.write_in_parts(self.foreign_tombstones(group_id))
+        if outcome.error is not None:
+            raise ApiError(write_error(outcome.error.code))
+
+    def check_foreign_commit(self, group_id: str, generation: int) -> None:
+        """Offsets of a group of another type are committed here while it has no members. Raises UNKNOWN_MEMBER_ID."""
+        if group_id in self.foreign_groups and (generation >= 0 or group_id in self._foreign_members):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
 
     def _arm_expiration(self) -> None:
         self._timers.arm(self._expiration, self._clock.now_ms() + self._config.retention_check_interval_ms)
