@@ -6,7 +6,9 @@ late is never replayed into a newer shard.
 
 What cannot be decoded is handled by how much of the log it puts in doubt:
 
-- a record of an unknown type or version was written by a later release: it is skipped, as Kafka skips unknown types;
+- a record of an unknown type was written by a later release: it is skipped, as in Kafka;
+- a record of a known type whose value is of an unknown version fails the load, as in Kafka: it replaces an older value,
+  which must not come back;
 - a record whose key or value is malformed is skipped too, with a warning. It would fail the load in Kafka. But the CRC
   proves that its batch is as it was written, and one bad record must not make a partition unloadable for ever;
 - a batch whose CRC is wrong, that cannot be parsed, or that does not follow the one before it fails the load: any
@@ -23,7 +25,7 @@ from kalda.base.errors import CorruptRecord, InvalidRequest
 from kalda.coordinator.partition import NO_PRODUCER, CoordinatorPartition
 from kalda.coordinator.shard import Rec
 from kalda.protocol.notation import Buffer
-from kalda.protocol.record_framing import UnknownRecordType
+from kalda.protocol.record_framing import UnknownRecordType, UnknownRecordVersion
 from kalda.records.batch import BatchHeader, check_crc, iter_batches
 from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import ControlType, read_control_type
@@ -132,6 +134,8 @@ class Load(Generic[Rec]):
             if record.key is None:
                 raise InvalidRequest("it has no key")
             decoded = shard.decode(record.key, record.value)
+        except UnknownRecordVersion as error:
+            raise UnknownRecordVersion(f"the record at offset {record.offset}: {error.message}") from error
         except UnknownRecordType as error:
             self._skip(record.offset, f"{error.message}: it may be left over from an aborted upgrade")
         except (InvalidRequest, CorruptRecord) as error:

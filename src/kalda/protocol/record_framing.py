@@ -54,6 +54,11 @@ class UnknownRecordType(InvalidRequest):
     the record."""
 
 
+class UnknownRecordVersion(UnknownRecordType):
+    """A version of a coordinator record's value. The coordinator cannot be loaded: without the record an older value
+    would count, and be written over."""
+
+
 @cache
 def _metadata_classes(module: str) -> dict[int, type[RecordBody]]:
     return _by_type(vars(import_module(f"kalda.protocol.messages.{module}")), "Record")
@@ -138,7 +143,8 @@ def decode_coordinator_key(module: str, key: Buffer) -> RecordBody:
 
 
 def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> VersionedRecord:
-    """The value's message and its version. Raises `UnknownRecordType` for a type or version of a later release."""
+    """The value's message and its version. Raises `UnknownRecordType` for a type of a later release,
+    `UnknownRecordVersion` for a version."""
     version = _read_int16(value)
     cached = _coordinator_decoders.get((module, record_type, version)) if version >= 0 else None
     if cached is None:
@@ -146,7 +152,7 @@ def decode_coordinator_value(module: str, record_type: int, value: Buffer) -> Ve
         if cls is None:
             raise UnknownRecordType(f"coordinator record type {record_type} is unknown")
         if version not in supported_versions(cls):
-            raise UnknownRecordType(f"{cls.__name__} version {version} is unknown")
+            raise UnknownRecordVersion(f"{cls.__name__} version {version} is unknown")
         cached = _coordinator_decoders[module, record_type, version] = decoder(cls, version)
     return _new_tuple(VersionedRecord, (cached(value, 2)[0], version))
 

@@ -10,12 +10,12 @@ from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
-from kalda.protocol.record_framing import UnknownRecordType
+from kalda.protocol.record_framing import UnknownRecordType, UnknownRecordVersion
 from kalda.records.builder import build_batch
 from kalda.statemachine.timeline import TimelineDict
 from kalda.storage.values import TransactionEnd
 
-KEY, LATER_KEY = b"n", b"later"
+KEY, LATER_KEY, LATER_VALUE = b"n", b"later", b"of a later version"
 
 
 class CountingShard:
@@ -43,6 +43,8 @@ class CountingShard:
     def decode(self, key: bytes, value: bytes | None) -> int:
         if key == LATER_KEY:
             raise UnknownRecordType("record type later is unknown")
+        if value == LATER_VALUE:
+            raise UnknownRecordVersion("Counter version 9 is unknown")
         if value is None or not value.isdigit():
             raise InvalidRequest("not a number")
         return int(value)

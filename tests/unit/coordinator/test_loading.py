@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import KEY, LATER_KEY, CountingShard, FakeLog, batch_of, counter_batch, error_of
+from coordinator_world import KEY, LATER_KEY, LATER_VALUE, CountingShard, FakeLog, batch_of, counter_batch, error_of
 
 from kalda.base.errors import ApiError
 from kalda.coordinator.loading import Load
@@ -99,6 +99,13 @@ def test_one_bad_record_is_skipped(
     assert world.shard.total == 3
     (line,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert line.getMessage() == f"__counters-0: the record at offset 1 is skipped: {reason}"
+
+
+def test_a_value_of_a_later_version_fails_the_load() -> None:
+    """Without it an older value would count, and be written over."""
+    world = World()
+    assert not world.load(counter_batch(0, 1), batch_of(1, (KEY, LATER_VALUE)), counter_batch(2, 3))
+    assert world.error() == "NOT_COORDINATOR"
 
 
 def test_a_malformed_marker_is_skipped() -> None:

@@ -22,7 +22,7 @@ from kalda.coordinator.groups.records import (
     encode_record,
 )
 from kalda.protocol.messages.group_records import GroupMetadataValue, MemberMetadata
-from kalda.protocol.record_framing import UnknownRecordType
+from kalda.protocol.record_framing import UnknownRecordType, UnknownRecordVersion
 from kalda.records.batch import iter_batches
 from kalda.records.builder import read_records
 
@@ -72,9 +72,13 @@ def test_whole_logs_are_written_again_as_the_same_bytes(partition: int) -> None:
 
 def test_later_types_and_versions_are_unknown() -> None:
     key, _ = encode_record(GroupRecord("g", None))
-    for later in ((b"\x00\x63abc", b"\x00\x00"), (key, b"\x00\x63...")):
-        with pytest.raises(UnknownRecordType):
+    for later, what in (
+        ((b"\x00\x63abc", b"\x00\x00"), UnknownRecordType),
+        ((key, b"\x00\x63..."), UnknownRecordVersion),
+    ):
+        with pytest.raises(UnknownRecordType) as unknown:
             decode_record(*later)
+        assert unknown.type is what
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00", b"\x00\x01\x00\xff"])
