@@ -100,10 +100,9 @@ def find_max_timestamp(segment: Segment) -> TimestampOffset | None:
     for at, header in segment.headers(position):
         if header.max_timestamp != largest:
             continue
-        if header.timestamp_type is TimestampType.LOG_APPEND:
-            return TimestampOffset(largest, header.last_offset, header.partition_leader_epoch)
+        is_append_time = header.timestamp_type is TimestampType.LOG_APPEND
         for record in _records(segment, at, header.size_bytes):
-            if record.timestamp == largest:
+            if is_append_time or record.timestamp == largest:
                 return TimestampOffset(largest, record.offset, header.partition_leader_epoch)
     return None
 

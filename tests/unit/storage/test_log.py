@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.sensors import Counter
-from kalda.records.batch import iter_batches, read_header
+from kalda.records.batch import TimestampType, iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
@@ -191,6 +191,13 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     latest = max_timestamp_job(log).complete()
     assert latest is not None
     assert latest.offset == 19
+
+
+def test_the_largest_time_of_appends_is_that_of_its_batchs_first_record(disk: SimDisk) -> None:
+    """As in Apache Kafka: all records of the batch have it."""
+    log = open_log(disk, LogConfig(message_timestamp_type=TimestampType.LOG_APPEND))
+    log.append_as_leader(build_batch([(NOW, b"k", b"v", ())] * 3), 0, NOW)
+    assert max_timestamp_job(log).complete() == TimestampOffset(NOW, 0, 0)
 
 
 def test_the_largest_timestamp_is_0(disk: SimDisk) -> None:

@@ -43,6 +43,8 @@ from kalda.storage.values import TimestampOffset
 
 requests_log = logging.getLogger("kalda.requests")
 
+_DEBUGGING_REPLICA = -2
+"""In place of a replica's id: a tool asks for the offsets of this replica, whether it leads or follows."""
 _FIRST_WITH_EPOCHS = 4
 _FIRST_NOT_AVAILABLE = 5
 _OLDEST_VERSION_OF: dict[int, int] = {
@@ -96,7 +98,7 @@ def check_isolation(level: int) -> None:
 
 
 class OffsetHandlers:
-    """Offsets of the partitions that this broker leads."""
+    """Offsets of the partitions that this broker leads, and where a tool asks for them, of those that it follows."""
 
     def __init__(self, replicas: ReplicaManager, opening: OpeningPartitions | None = None) -> None:
         """Requests for partitions that are `opening` wait until they are open; with None, none is."""
@@ -164,7 +166,10 @@ class OffsetHandlers:
                     if context.api_version < _OLDEST_VERSION_OF.get(requested.timestamp, 0):
                         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
                     partition = self._replicas.get(*key)
-                    partition.check_leader(requested.current_leader_epoch)
+                    if request.replica_id == _DEBUGGING_REPLICA:
+                        partition.check_epoch(requested.current_leader_epoch)
+                    else:
+                        partition.check_leader(requested.current_leader_epoch)
                     found = self._find(partition, request, requested)
                 except ApiError as error:
                     result.error_code = error.code
@@ -206,7 +211,7 @@ class OffsetHandlers:
         return _Search(search, end)
 
     def _visible_end(self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition) -> int:
-        if request.replica_id >= 0 or request.replica_id == -2:
+        if request.replica_id >= 0 or request.replica_id == _DEBUGGING_REPLICA:
             return partition.log.log_end_offset
         earliest = (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL)
         if requested.timestamp not in earliest and partition.predecessor_hw_unknown:
