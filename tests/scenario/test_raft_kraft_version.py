@@ -30,6 +30,10 @@ def upgrade(cluster: SimQuorum, leader: Node) -> None:
 def test_the_voters_report_to_their_leader_and_are_written() -> None:
     cluster, leader = static_quorum()
     cluster.run(2_000)
+    described = cluster.call(leader.id, rpc.DescribeCall())[0]
+    assert isinstance(described, rpc.DescribeReply)
+    keys = {voter.key for voter in described.voters}
+    assert keys == {ReplicaKey(1), ReplicaKey(2), ReplicaKey(3)}, "a static quorum has no directory ids"
     upgrade(cluster, leader)
     cluster.run(2_000)
     for node in cluster.nodes.values():

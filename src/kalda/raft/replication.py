@@ -174,6 +174,10 @@ def handle_describe(replica: Replica) -> rpc.DescribeReply:
         report = progress.report()
         if progress.key.id == replica.local.id:
             report = report._replace(log_end_offset=replica.log.end_offset, last_fetch_ms=0, last_caught_up_ms=0)
+        voter = replica.voters.get(progress.key.id)
+        if voter is not None:
+            # The voters of a static quorum have no directory ids, though fetches may have shown them.
+            report = report._replace(key=voter.key)
         voters.append(report)
     observers = [progress.report() for progress in role.observers.values()]
     nodes = tuple((voter.key.id, voter.endpoints) for voter in replica.voters.voters)
