@@ -42,6 +42,17 @@ def test_a_topic_is_created(world: World) -> None:
     assert first.leader == first.replicas[0]
 
 
+def test_the_answer_has_the_internal_configs_that_a_topic_sets(world: World) -> None:
+    """As Apache Kafka's, in the order of the names."""
+    plain = [config.name for config in world.create_topic("plain").configs]
+    set_ = {"internal.segment.bytes": "2000000", "retention.ms": "1000"}
+    answer = world.create_topic("t", configs=set_)
+    assert [config.name for config in answer.configs] == sorted([*plain, "internal.segment.bytes"])
+    shown = {config.name: (config.value, config.config_source) for config in answer.configs}
+    assert {name: shown[name] for name in set_} == {name: (value, 1) for name, value in set_.items()}
+    assert "internal.segment.bytes" not in plain
+
+
 def test_only_active_replicas_are_in_the_isr(world: World) -> None:
     world.register(3)
     world.create_topic("t", {0: [3, 1]})

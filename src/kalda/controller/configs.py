@@ -210,12 +210,11 @@ class ConfigControl:
             known = self._topic_defaults = (broker, cluster, defaults)
         if not creation:
             return known[2]
-        return [
-            each._replace(value=creation[each.name], source=ConfigSource.DYNAMIC_TOPIC_CONFIG)
-            if each.name in creation
-            else each
-            for each in known[2]
-        ]
+        effective = {each.name: each for each in known[2]}
+        for name, value in creation.items():  # internal keys are among these only
+            sensitive = effective[name].is_sensitive if name in effective else False
+            effective[name] = EffectiveConfig(name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG, sensitive)
+        return [effective[name] for name in sorted(effective)]
 
     def load(self, image: ConfigsImage) -> None:
         """Load all configs into the empty state after a reset."""

@@ -235,9 +235,9 @@ class TopicControl:
             self._shown_defaults = (defaults, [_shown(config) for config in defaults])
         result.configs = self._shown_defaults[1]
         if creation:
+            shown = {config.name: config for config in result.configs}
             effective = self._configs.effective_topic_configs(creation)
-            shown_defaults = zip(effective, result.configs, strict=True)
-            result.configs = [_shown(config) if config.name in creation else shown for config, shown in shown_defaults]
+            result.configs = [_shown(each) if each.name in creation else shown[each.name] for each in effective]
         return result
 
     # CreatePartitions

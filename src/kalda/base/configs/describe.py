@@ -47,12 +47,12 @@ class Entry:
 def describe_topic(
     layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
 ) -> list[Entry]:
-    """A topic's configs. `config` is the effective configuration of `layers`. `names` selects keys, None all of them;
-    unknown names are left out."""
+    """A topic's configs, internal ones where the topic sets them. `config` is the effective configuration of `layers`.
+    `names` selects keys, None all of them; unknown names are left out."""
     defaults = config.topic_defaults()
     entries = []
     for key in TOPIC:
-        if key.internal or (names is not None and key.name not in names):
+        if (key.internal and key.name not in overrides) or (names is not None and key.name not in names):
             continue
         sources = TOPIC_SYNONYMS.get(key.name, ())
         chain = _broker_chain(layers, sources[0][0]) if sources else []
