@@ -82,9 +82,11 @@ class Upkeep:
         """The time of the last `poll`."""
 
     def start(self, now_ms: int) -> None:
-        """Begin each task for the first time after the initial delay."""
+        """Begin each task for the first time after the initial delay; that of producers after its interval, as in
+        Apache Kafka."""
         first = now_ms + self.config.initial_delay_ms
         self._due = {task: first for task, _ in self._tasks()}
+        self._due[_Task.PRODUCERS] = now_ms + self.config.producer_check_interval_ms
 
     # What is to be done
 

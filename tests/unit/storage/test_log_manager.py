@@ -144,6 +144,20 @@ def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
     assert 3 <= log.log_end_offset <= 6
 
 
+def test_producers_expire_by_their_own_check(node: Node) -> None:
+    """Its first run does not wait for `log.initial.task.delay.ms`."""
+    config = LogManagerConfig(initial_delay_ms=10**9, producer_check_interval_ms=1_000, producer_expiration_ms=1)
+    node.logs.upkeep.config = config
+    log = node.log(0)
+    batch = build_batch([(1_000_000, b"k", b"", ())], producer_id=7, producer_epoch=0, base_sequence=0)
+    log.append_as_leader(batch, 0, 1_000_000)
+    node.logs.upkeep.start(node.now_ms)
+    node.poll(999)
+    assert log.producer_states.get(7) is not None
+    node.poll(1)
+    assert log.producer_states.get(7) is None
+
+
 def test_segments_are_flushed_after_a_roll(node: Node) -> None:
     log = node.log(0)
     assert node.poll() == 1  # the new log's id
