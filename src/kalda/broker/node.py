@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,7 +39,7 @@ from kalda.broker.quotas import NodeQuotas
 from kalda.broker.raft_channel import RaftChannel
 from kalda.broker.shell import Host, JobPool, LoopTimers, wait_settled
 from kalda.broker.watchdog import Watchdog
-from kalda.metadata.features import KRAFT_VERSION, NOT_SERVED, supported_ranges
+from kalda.metadata.features import KRAFT_VERSION, NOT_SERVED, VersionRange, supported_ranges
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.network.client import RpcClient
@@ -373,8 +373,16 @@ class Node:
             for endpoint in self.config.advertised_controller_listeners
         )
 
-    def _features(self) -> Features:
+    def _controller_features(self) -> Features:
+        """What ApiVersions announces on the controllers' listeners. As in Apache Kafka, the ranges there follow the key
+        of unstable APIs."""
+        supported = supported_ranges(unstable=self.config["unstable.api.versions.enable"])
+        return self._features(supported)
+
+    def _features(self, supported: Mapping[str, VersionRange] | None = None) -> Features:
         """What ApiVersions announces."""
+        if supported is None:
+            supported = self._supported
         assert self._quorum is not None
         image = self._quorum.loader.image
         finalized = dict(image.features.all_levels)
@@ -382,7 +390,7 @@ class Node:
             # The quorum finalizes kraft.version itself, in a control record; no image holds it.
             finalized[KRAFT_VERSION] = kraft_version
         return Features(
-            {name: (levels.min, levels.max) for name, levels in self._supported.items() if name not in NOT_SERVED},
+            {name: (levels.min, levels.max) for name, levels in supported.items() if name not in NOT_SERVED},
             finalized,
             image.offset,
         )
@@ -465,7 +473,7 @@ class Node:
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
         )
         pipeline = handlers.pipeline(
-            self._features,
+            self._controller_features,
             asyncio.get_running_loop().call_soon,
             unstable_versions=self.config["unstable.api.versions.enable"],
             authorizer=None if self._authorizer is None else self._authorizer.authorizer,

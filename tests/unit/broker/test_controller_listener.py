@@ -54,7 +54,8 @@ def test_configs_are_described_by_a_controller() -> None:
 
 @pytest.mark.parametrize("unstable", [False, True])
 def test_levels_that_are_not_released_yet(unstable: bool) -> None:
-    with Cluster(1, config={"unstable.feature.versions.enable": str(unstable).lower()}) as cluster:
+    keys = ("unstable.feature.versions.enable", "unstable.api.versions.enable")
+    with Cluster(1, config=dict.fromkeys(keys, str(unstable).lower())) as cluster:
         with controller_of(cluster) as controller:
             request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
             announced = {feature.name: feature for feature in controller.request(request, 4).supported_features}
@@ -62,3 +63,15 @@ def test_levels_that_are_not_released_yet(unstable: bool) -> None:
             answer = controller.request(UpdateFeaturesRequest(feature_updates=[update]), 2)
         assert announced["metadata.version"].max_version == (31 if unstable else 30)
         assert answer.error_code == (ErrorCode.NONE if unstable else ErrorCode.INVALID_UPDATE_VERSION)
+
+
+def test_ranges_of_features_on_a_controllers_listener_follow_the_key_of_unstable_apis() -> None:
+    """As Apache Kafka's do; those of brokers follow that of unstable features."""
+    request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+    with Cluster(1, config={"unstable.api.versions.enable": "true"}) as cluster:
+        with controller_of(cluster) as controller:
+            announced = {each.name: each.max_version for each in controller.request(request, 4).supported_features}
+        host, port = cluster.bootstrap_servers.rsplit(":", 1)
+        with BlockingConnection(host, int(port)) as broker:
+            of_broker = {each.name: each.max_version for each in broker.request(request, 4).supported_features}
+    assert (announced["metadata.version"], of_broker["metadata.version"]) == (31, 30)
