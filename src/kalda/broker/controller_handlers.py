@@ -51,7 +51,7 @@ from kalda.broker.handlers.forwarded import (
     update_features_failed,
 )
 from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
-from kalda.broker.handlers.shared import describe_cluster_failed, fetch_failed
+from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed, fetch_failed
 from kalda.broker.handlers.tokens import create_token_failed, expire_token_failed, renew_token_failed
 from kalda.broker.item_checks import mapped
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
@@ -372,11 +372,7 @@ class ControllerHandlers:
 
     def _describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
         """The controllers, for tools that bootstrap from them (KIP-919)."""
-        if request.endpoint_type != EndpointType.CONTROLLERS:
-            raise ApiError(
-                ErrorCode.MISMATCHED_ENDPOINT_TYPE,
-                "The request was sent to a controller's endpoint",
-            )
+        check_endpoint_type(request.endpoint_type, EndpointType.CONTROLLERS, context.api_version)
         response = DescribeClusterResponse(
             cluster_id=self._cluster_id,
             endpoint_type=EndpointType.CONTROLLERS,
@@ -392,4 +388,6 @@ class ControllerHandlers:
                 response.brokers.append(
                     DescribeClusterBroker(broker_id=controller_id, host=endpoint.host, port=endpoint.port)
                 )
+        if response.controller_id not in {each.broker_id for each in response.brokers}:
+            response.controller_id = -1
         return response

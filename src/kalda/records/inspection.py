@@ -200,7 +200,8 @@ def _fault(index: int, timestamp: int, rules: RecordRules, now_ms: int) -> Recor
     if timestamp == NO_TIMESTAMP:
         return RecordError(index, "a compacted topic takes no record without a key")
     earliest, latest = now_ms - rules.timestamp_before_max_ms, now_ms + rules.timestamp_after_max_ms
-    return RecordError(index, f"timestamp {timestamp} is not within [{earliest}, {latest}]")
+    where = f"Timestamp {timestamp} of message with offset {index} is out of range"
+    return RecordError(index, f"{where}. The timestamp should be within [{earliest}, {latest}]")
 
 
 def _stamped_wrongly(header: BatchHeader, rules: RecordRules, now_ms: int) -> str:
@@ -216,7 +217,7 @@ def _records_refused(errors: list[RecordError], count: int, late: bool, without_
     """`errors` are the first of `count` refused records, of which `without_key` have none."""
     invalid = (Invalid.NO_KEY, without_key) if without_key else None
     if late:
-        message = "one or more records have an invalid timestamp"
+        message = "One or more records have been rejected due to invalid timestamp"
         return RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, errors, invalid)
     shown = "; ".join(f"record {e.batch_index}: {e.message}" for e in errors[:_SHOWN_ERRORS])
     message = f"{count} records are refused, the first: {shown}"

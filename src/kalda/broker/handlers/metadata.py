@@ -13,7 +13,7 @@ from kalda.base.steps import Steps, run_to_end
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
 from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.handlers.shared import describe_cluster_failed
+from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, NextPart, Row, message_of
@@ -311,11 +311,7 @@ class MetadataHandlers:
 
     def describe_cluster(self, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
         """The brokers. The listeners of controllers describe the controllers."""
-        if request.endpoint_type != EndpointType.BROKERS:
-            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
-            if request.endpoint_type != EndpointType.CONTROLLERS:
-                code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
-            raise ApiError(code, f"Unsupported endpoint type {request.endpoint_type}: this is a broker's listener")
+        check_endpoint_type(request.endpoint_type, EndpointType.BROKERS, context.api_version)
         alive = self._cache.alive_brokers(context.listener_name)
         response = DescribeClusterResponse(
             cluster_id=self._cluster_id,

@@ -1,11 +1,11 @@
-"""Failures of APIs that both kinds of listener serve: Fetch (1), DescribeCluster (60).
+"""Failures, and a check, of APIs that both kinds of listener serve: Fetch (1), DescribeCluster (60).
 
 Their handlers differ. What both listeners forward or take from envelopes is in `forwarded`.
 """
 
 from __future__ import annotations
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.rows import message_of
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -13,7 +13,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
-from kalda.protocol.messages.metadata import DescribeClusterRequest, DescribeClusterResponse
+from kalda.protocol.messages.metadata import DescribeClusterRequest, DescribeClusterResponse, EndpointType
 
 _LAST_FETCH_BY_NAME = 12
 
@@ -35,6 +35,19 @@ def fetch_failed(request: FetchRequest, version: int, error: ApiError) -> FetchR
             for topic in request.topics
         ]
     return response
+
+
+def check_endpoint_type(wanted: int, served: EndpointType, version: int) -> None:
+    """Raises `ApiError`, in Kafka's words, where DescribeCluster asks a listener for nodes of the other kind."""
+    if wanted not in EndpointType.__members__.values():
+        raise ApiError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {wanted}")
+    if wanted != served:
+        names = {EndpointType.BROKERS: "BROKER", EndpointType.CONTROLLERS: "CONTROLLER"}
+        raise ApiError(
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE if version else ErrorCode.INVALID_REQUEST,
+            f"The request was sent to an endpoint of type {names[served]}, but we wanted an endpoint of type "
+            f"{names[EndpointType(wanted)]}",
+        )
 
 
 def describe_cluster_failed(request: DescribeClusterRequest, version: int, error: ApiError) -> DescribeClusterResponse:
