@@ -21,9 +21,8 @@ from kalda.base.errors import ApiError
 from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
-from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
-from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
@@ -198,7 +197,7 @@ class Producer(ProducerCalls):
             )
             if appended:
                 break
-            buffer = await self._wait_for_memory(io, topic, prepared, deadline_ms)
+            buffer = await self._wait_for_buffer(io, accumulator.buffer_size(prepared.size_bytes), deadline_ms)
         if buffer is not None:
             self._core.pool.give_back(buffer)
         batch: ProducerBatch = ticket.batch
@@ -277,10 +276,6 @@ class Producer(ProducerCalls):
                 raise self._no_topic(topic, partition) from None
             finally:
                 self._driven.waiting.discard(waiting)
-
-    async def _wait_for_memory(self, io: IoLoop, topic: TopicState, prepared: Prepared, deadline_ms: int) -> bytearray:
-        size = self._core.accumulator.buffer_size(topic, prepared.size_bytes)
-        return await self._wait_for_buffer(io, size, deadline_ms)
 
     async def _wait_for_buffer(self, io: IoLoop, size: int, deadline_ms: int) -> bytearray:
         core = self._core

@@ -38,7 +38,7 @@ from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
-from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
@@ -270,7 +270,7 @@ class Producer(ProducerCalls):
                     signals.release()
             if appended:
                 break
-            buffer = self._wait_for_memory(topic, prepared, began_s)
+            buffer = self._wait_for_buffer(accumulator.buffer_size(prepared.size_bytes), began_s)
         if buffer is not None:
             with accumulator.lock:
                 self._core.pool.give_back(buffer)
@@ -378,11 +378,8 @@ class Producer(ProducerCalls):
         finally:
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
 
-    def _wait_for_memory(self, topic: TopicState, prepared: Prepared, began_s: float) -> bytearray:
-        """A buffer for a new batch, in turn."""
-        return self._wait_for_buffer(self._core.accumulator.buffer_size(topic, prepared.size_bytes), began_s)
-
     def _wait_for_buffer(self, size: int, began_s: float) -> bytearray:
+        """A buffer for a new batch, in turn."""
         deadline_s = began_s + self._config.max_block_ms / 1000
         core = self._core
         given = threading.Event()

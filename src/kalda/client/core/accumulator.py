@@ -6,6 +6,9 @@
     reenqueue, split         a batch that was sent has to be sent again
     expired(now)             batches that have waited for `delivery_timeout_ms`
 
+A batch that is compressed takes as many records as are estimated to fill `batch_size` when they are compressed. It
+begins with that much memory, and gets more where its records need it and the pool has it; else it is full.
+
 A batch may be sent when it is full, when it has waited for `linger_ms` (or, sent before, for its backoff), while
 somebody waits for memory, or while the producer flushes, closes, or ends a transaction.
 
@@ -38,10 +41,8 @@ from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
 _new_tuple = tuple.__new__
-_MAX_EXPANSION = 8
 _MOST_AT_ONCE = 3
 """How many attempts a batch makes at once because its partition has another leader."""
-"""Uncompressed records of a batch, in batch sizes: a batch whose records compress well takes more of them."""
 _ESTIMATION_FACTOR = 1.05
 _RATIO_STEP_UP, _RATIO_STEP_DOWN = 0.05, 0.005
 
@@ -94,6 +95,8 @@ class TopicState:
         """How much of `sticky_batch` has been reported to the partitioner."""
         self.compression_ratio = 1.0
         """Compressed bytes to uncompressed ones, estimated a little too high."""
+        self.observed_ratio = 1.0
+        """That of the last batch: the estimate comes down to it in small steps."""
 
 
 class Ready(NamedTuple):
@@ -132,8 +135,8 @@ class Accumulator:
         """Sequence numbers, where the producer is idempotent."""
         self.io: Any = None
         """Each batch gets it, for the threads that wait for the batch."""
-        self._largest = max(config.max_request_size, HEADER_SIZE + 1)
-        """The most bytes of a batch."""
+        self._largest = max(min(config.max_request_size, pool.total_bytes), HEADER_SIZE + 1)
+        """The most bytes of a batch, uncompressed."""
         is_compressed = config.compression is not Compression.NONE
         self._plain_limit = 0 if is_compressed else min(config.batch_size, self._largest)
         """Where batches are not compressed, their limit."""
@@ -194,16 +197,19 @@ class Accumulator:
 
     # -- appending, on the caller's thread
 
-    def buffer_size(self, topic: TopicState, record_bytes: int) -> int:
-        """The memory of a new batch whose first record has at most that size."""
-        return max(self._limit(topic), HEADER_SIZE + record_bytes)
+    def buffer_size(self, batch_bytes: int) -> int:
+        """The memory of a new batch that has at most that size with its first record."""
+        return max(min(self.config.batch_size, self._largest), batch_bytes)
 
-    def _limit(self, topic: TopicState) -> int:
+    def _next_limit(self, topic: TopicState) -> int:
+        """Up to which size the next batch takes records; where it is compressed, it is estimated to have `batch_size`
+        bytes then."""
         if self._plain_limit:
             return self._plain_limit
-        config = self.config
-        expansion = max(1, min(_MAX_EXPANSION, int(1 / (topic.compression_ratio * _ESTIMATION_FACTOR))))
-        return min(config.batch_size * expansion, self._largest)
+        # Here, and not where batches are compressed: many may be queued before the first one is.
+        topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, topic.observed_ratio)
+        room = (self.config.batch_size - HEADER_SIZE) / (topic.compression_ratio * _ESTIMATION_FACTOR)
+        return max(HEADER_SIZE + 1, min(HEADER_SIZE + int(room), self._largest))
 
     def append(
         self,
@@ -222,7 +228,7 @@ class Accumulator:
         Returns whether it was appended, and the buffer where it was not used. Not appended: a new batch needs a buffer,
         which the pool has not at this moment. Raises where no record is taken; the buffer is given back then.
         """
-        size = RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         with self.lock:
             sticky: Sticky | None = None
             if partition is None:
@@ -237,11 +243,14 @@ class Accumulator:
                 raise
             last = queue.batches[-1] if queue.batches else None
             ticket.timestamp = timestamp_ms
-            if last is None or not self._put(last, timestamp_ms, key, value, tail, ticket):
+            if last is None or not (
+                self._put(last, timestamp_ms, key, value, tail, ticket)
+                or (self._grow(last, size) and self._put(last, timestamp_ms, key, value, tail, ticket))
+            ):
                 if last is not None:
                     last.is_open = False
                 if buffer is None:
-                    buffer = self.pool.take(self.buffer_size(topic, size))
+                    buffer = self.pool.take(self.buffer_size(size))
                     if buffer is None:
                         return False, None
                 last = self._new_batch(queue, buffer, now_ms)
@@ -259,6 +268,18 @@ class Accumulator:
         if self.numbering is not None:
             self.numbering.admit(queue.topic_partition)
 
+    def _grow(self, batch: ProducerBatch, size_bytes: int) -> bool:
+        """Give a batch that compresses well more memory, where the pool has that at this moment. `size_bytes`: that of
+        a batch with the next record alone."""
+        needed = batch.position - HEADER_SIZE + size_bytes
+        if not batch.is_open or needed > batch.most_bytes:
+            return False
+        buffer = self.pool.take(min(batch.most_bytes, max(needed, 2 * len(batch.data))))
+        if buffer is None:
+            return False
+        self.pool.give_back(batch.move_to(buffer))
+        return True
+
     @staticmethod
     def _put(
         batch: ProducerBatch, timestamp_ms: int, key: bytes | None, value: bytes | None, tail: bytes, ticket: Ticket
@@ -274,7 +295,7 @@ class Accumulator:
 
     def _new_batch(self, queue: PartitionQueue, buffer: bytearray, now_ms: int) -> ProducerBatch:
         topic = queue.topic
-        batch = ProducerBatch(queue.topic_partition, buffer, self._limit(topic), now_ms)
+        batch = ProducerBatch(queue.topic_partition, buffer, self._next_limit(topic), now_ms)
         batch.io = self.io
         self._enqueue(queue, batch)
         partition = queue.topic_partition.partition
@@ -507,13 +528,12 @@ class Accumulator:
             appender.sticky = None
 
     def _learn_ratio(self, batch: ProducerBatch) -> None:
-        assert batch.sealed is not None
-        observed = len(batch.sealed) / batch.position
+        # Of a few bytes compression makes more of them: that says nothing of a batch that is full.
+        observed = min(1.0, batch.compression_ratio)
         topic = self.topics[batch.topic_partition.topic]
+        topic.observed_ratio = observed
         if observed > topic.compression_ratio:
-            topic.compression_ratio = max(topic.compression_ratio + _RATIO_STEP_UP, observed)
-        else:
-            topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, observed)
+            topic.compression_ratio = min(1.0, max(topic.compression_ratio + _RATIO_STEP_UP, observed))
 
     # -- again
 
@@ -539,7 +559,7 @@ class Accumulator:
         """The batch is too large for its broker: queue its records in batches of at most `batch_size`."""
         config = self.config
         topic = self.topics[batch.topic_partition.topic]
-        topic.compression_ratio = max(1.0, topic.compression_ratio)
+        topic.compression_ratio = max(1.0, batch.compression_ratio)
         target = min(config.batch_size, max(HEADER_SIZE + 1, (batch.position + 1) // 2))
         parts = batch.split(target, config.compression)
         with self.lock:

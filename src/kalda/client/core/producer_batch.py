@@ -124,6 +124,8 @@ class ProducerBatch(appending.Records):
 
     def __init__(self, topic_partition: TopicPartition, buffer: bytearray, limit: int, now_ms: int) -> None:
         super().__init__(buffer, limit)
+        self.most_bytes = limit
+        """The size up to which it takes records, some of them in a larger buffer than it has now."""
         self.topic_partition = topic_partition
         self.buffer: bytearray | None = buffer
         """The pool's memory; None once it is given back."""
@@ -139,7 +141,22 @@ class ProducerBatch(appending.Records):
     @property
     def is_full(self) -> bool:
         """Whether it takes no more records."""
-        return not self.is_open or self.position >= self.limit
+        return not self.is_open or self.position >= self.most_bytes
+
+    @property
+    def compression_ratio(self) -> float:
+        """Compressed bytes to uncompressed ones, without the header, once it is sealed."""
+        assert self.sealed is not None, "a batch is compressed when it is sealed"
+        return (len(self.sealed) - HEADER_SIZE) / max(1, self.position - HEADER_SIZE)
+
+    def move_to(self, buffer: bytearray) -> bytearray:
+        """Go on in a larger buffer; returns the one that it had. The caller holds the accumulator's lock."""
+        self.is_open = False  # other threads append without the lock
+        buffer[: self.position] = memoryview(self.data)[: self.position]
+        former, self.data, self.buffer = self.data, buffer, buffer
+        self.limit = min(self.most_bytes, len(buffer))
+        self.is_open = True
+        return former
 
     @property
     def has_sequence(self) -> bool:

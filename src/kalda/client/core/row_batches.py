@@ -24,9 +24,8 @@ _LEAST_BUFFERS = 4
 
 def table_batch_bytes(config: ProducerConfig) -> int:
     """The size of a table's batches."""
-    return max(
-        config.batch_size, min(config.max_request_size, _LARGEST_BATCH_BYTES, config.buffer_memory // _LEAST_BUFFERS)
-    )
+    largest = min(config.max_request_size, _LARGEST_BATCH_BYTES, config.buffer_memory // _LEAST_BUFFERS)
+    return min(max(config.batch_size, largest), config.buffer_memory)
 
 
 class Columns(NamedTuple):
