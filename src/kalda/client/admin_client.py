@@ -84,6 +84,15 @@ class Admin(AdminCalls):
         if self._pid == os.getpid():
             self._io.join()
 
+    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.instance_ids import wait_for_id
+
+        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return wait_for_id(self._driven.own_metrics, self._io.wake, limit_s)
+
     def _now_ms(self) -> int:
         return monotonic_ms()
 

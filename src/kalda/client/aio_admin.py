@@ -68,6 +68,15 @@ class Admin(AdminCalls):
             self._io.wake()
             await asyncio.shield(self._io.ended)
 
+    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.instance_ids import await_id
+
+        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return await await_id(self._driven.own_metrics, self._started().wake, limit_s)
+
     def _now_ms(self) -> int:
         return self._host.monotonic_ms()
 
@@ -78,7 +87,7 @@ class Admin(AdminCalls):
         """For how long a broker may work on one request: no longer than its response is waited for."""
         return min(self._ms(timeout), self._config.request_timeout_ms)
 
-    async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
+    def _started(self) -> IoLoop:
         loop = asyncio.get_running_loop()
         if self._io is None:
             self._loop = loop
@@ -87,11 +96,15 @@ class Admin(AdminCalls):
             self._io = self._host.new_io(loop, self._driven, security, *sizes)
         elif loop is not self._loop:
             raise RuntimeError("the admin client belongs to another event loop: make one in each loop")
+        return self._io
+
+    async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
+        io, loop = self._started(), asyncio.get_running_loop()
         operation = Operation(what, self._host.monotonic_ms() + self._ms(timeout))
         done: asyncio.Future[None] = loop.create_future()
         operation.on_done = lambda _operation: None if done.done() else done.set_result(None)
         self._driven.submit(plan, operation)
-        self._io.wake()
+        io.wake()
         await done
         if operation.error is not None:
             raise operation.error

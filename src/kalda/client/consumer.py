@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
@@ -419,6 +419,16 @@ class Consumer(ConsumerCalls):
             (self._listener.revoked if may_commit else self._listener.lost)(owned)
         finally:
             self._is_revoking = False
+
+    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.instance_ids import wait_for_id
+
+        self._check_open()
+        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return wait_for_id(self._core.own_metrics, self._io.wake, limit_s)
 
     # -- the end
 

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from kalda import __version__
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError
+from kalda.base.ids import Uuid
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
@@ -550,6 +551,16 @@ class Producer(ProducerCalls):
         """The topic's partitions. Raises `ApiError`, and `MetadataTimeout` after `max.block.ms`."""
         self._check_open()
         return self._wait_for_topic(topic, None, time.monotonic())
+
+    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.instance_ids import wait_for_id
+
+        self._check_open()
+        limit_s = self._config.max_block_ms / 1000 if timeout is None else timeout
+        return wait_for_id(self._core.own_metrics, self._thread.wake, limit_s)
 
     def __enter__(self) -> Producer:
         return self

@@ -29,6 +29,8 @@ from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource, set_configs
 from kalda.client.admin_client import Admin
 from kalda.client.aio_admin import Admin as AioAdmin
+from kalda.client.aio_consumer import Consumer as AioConsumer
+from kalda.client.aio_producer import Producer as AioProducer
 from kalda.client.cluster import ClusterClient
 from kalda.client.consumer import Consumer
 from kalda.client.producer import Producer
@@ -194,6 +196,9 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
         Admin(settings) as admin,
     ):
         admin.list_topics()
+        ids = {client.client_instance_id(30) for client in (producer, consumer, admin)}
+        assert len(ids - {None}) == 3
+        assert producer.client_instance_id(0) in ids
         producer.register_metric("org.acme.orders.total", lambda: 42, is_total=True)
         consumer.subscribe(["pushed"])
         producer.send("pushed", value=b"1").result(30)
@@ -207,7 +212,7 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
     points = {point.name: point for push in seen.values() for point in push.points}
     assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
     assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
-    assert points["org.apache.kafka.consumer.coordinator.rebalance.latency.max"].kind is Kind.GAUGE
+    assert points["org.apache.kafka.consumer.coordinator.assigned.partitions"].kind is Kind.GAUGE
     assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
     last = 0
     assert points["org.apache.kafka.admin.client.connection.creation.total"].is_monotonic
@@ -294,3 +299,32 @@ class Hanging:
 def test_a_plugin_that_cannot_be_loaded_stops_the_start(path: str) -> None:
     with pytest.raises(ValueError, match=r"kalda\.client\.metrics\.plugins="):
         PluginRunner(path)
+
+
+def test_the_id_of_a_client_of_asyncio(cluster: Cluster, connected: ClusterClient) -> None:
+    async def ids() -> list[Uuid | None]:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
+        async with (
+            AioProducer(settings) as producer,
+            AioConsumer(settings) as consumer,
+            AioAdmin(settings) as admin,
+        ):
+            return [await client.client_instance_id(30) for client in (producer, consumer, admin)]
+
+    found = asyncio.run(ids())
+    assert None not in found
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "timeout", "error"), [({"enable.metrics.push": False}, 0, RuntimeError), ({}, -1, ValueError)]
+)
+def test_a_client_without_an_id(keys: dict[str, Any], timeout: float, error: type[Exception]) -> None:
+    settings: dict[str, Any] = {"bootstrap.servers": "localhost:1", "reconnect.backoff.ms": 10, **keys}
+    for kind in (Producer, Consumer, Admin):
+        client = kind(settings)  # type: ignore[operator]
+        with pytest.raises(error, match=r"enable\.metrics\.push|negative"):
+            client.client_instance_id(timeout)
+        if not keys:
+            assert client.client_instance_id(0.01) is None, "no broker answers"
+        client.close()

@@ -229,6 +229,22 @@ def test_metrics_of_the_application(world: World) -> None:
     assert world.points() == []
 
 
+def test_the_id_is_requested_at_once_where_somebody_waits_for_it(world: World) -> None:
+    told: list[Uuid | None] = []
+    world.node = None
+    world.metrics.call_with_id(lambda: told.append(world.metrics.instance_id))
+    world.run_to(10_100)
+    assert not world.sent, "no node is connected"
+    world.node = 1
+    world.run_to(10_150)
+    assert [type(request) for _, request, _ in world.sent] == [GetTelemetrySubscriptionsRequest]
+    assert (told, world.metrics.instance_id) == ([], None)
+    world.subscribe()
+    assert told == [ID], "although nothing is subscribed"
+    world.metrics.call_with_id(lambda: told.append(world.metrics.instance_id))
+    assert told == [ID, ID], "it is known"
+
+
 def test_names_are_those_of_kip_714() -> None:
     client, topic = ("client-id", "c"), ("topic", "a-b")
     found = by_names_of_telemetry(
@@ -240,12 +256,10 @@ def test_names_are_those_of_kip_714() -> None:
                 3,
                 False,
             ),
-            (SensorName("kafka-metrics-count", "count", (client,)), 4, False),
         ]
     )
     assert list(found) == [
         Measured("org.apache.kafka.producer.topic.record.send.total", 1, True, (topic,)),
         Measured("org.apache.kafka.admin.client.node.request.rate", 2.0, False, (("node_id", "node-1"),)),
         Measured("org.apache.kafka.consumer.fetch.manager.records.lag", 3, False, (topic, ("partition", "3"))),
-        Measured("org.apache.kafka.kafka.count.count", 4),
     ]

@@ -11,7 +11,7 @@ many values at once. `append` may be called on one thread while `snapshot` is on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
 
@@ -253,22 +253,22 @@ class ClientMetrics:
 
     def snapshot(self, now_ms: int) -> dict[str, Any]:
         """Every metric's value. That of a topic, a partition or a node stands behind its name and a dot."""
-        found: dict[str, Any] = {"version": self._version, "commit-id": "unknown"}
+        found: dict[str, Any] = {}
         for name, value, _ in self.measured(now_ms):
             tags = dict(name.tags)
             place = "-".join(tags[tag] for tag in ("topic", "partition", "node-id") if tag in tags)
             found[f"{place}.{name.name}" if place else name.name] = value
+        # Of the groups app-info and kafka-metrics-count.
+        found |= {"version": self._version, "commit-id": "unknown", "start-time-ms": self.started_at_ms}
+        found["count"] = len(found) + 1
         return found
 
-    def measured(self, now_ms: int) -> Iterator[tuple[SensorName, float, bool]]:
-        """Name and value of every metric that is a number, and whether it only grows."""
+    def measured(self, now_ms: int) -> list[tuple[SensorName, float, bool]]:
+        """Name and value of every metric of what the client does, and whether it only grows."""
         with self._lock:
             self._flush(now_ms)
             self._read_ms = now_ms
-            sensors = [(name, sensor.measure(now_ms), name.name.endswith("-total")) for name, sensor in self.sensors]
-        yield SensorName("app-info", "start-time-ms", self._tags), self.started_at_ms, False
-        yield SensorName("kafka-metrics-count", "count", self._tags), len(sensors) + 4, False
-        yield from sensors
+            return [(name, sensor.measure(now_ms), name.name.endswith("-total")) for name, sensor in self.sensors]
 
 
 def _kafkas_id(node_id: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from kalda.base.ids import ZERO_UUID, Uuid
+
 if TYPE_CHECKING:
     from kalda.client.core.client_metrics import ClientMetrics
     from kalda.client.core.connections import Connections
@@ -32,7 +34,17 @@ def measured_by(metrics: ClientMetrics) -> Callable[[int], Iterable[Measured]]:
 class OwnMetrics:
     """Of one client."""
 
-    __slots__ = ("_connections", "_first_ms", "_labels", "_measure", "_now_ms", "_pusher", "_random", "_wall_ms")
+    __slots__ = (
+        "_awaiting",
+        "_connections",
+        "_first_ms",
+        "_labels",
+        "_measure",
+        "_now_ms",
+        "_pusher",
+        "_random",
+        "_wall_ms",
+    )
 
     def __init__(
         self,
@@ -54,11 +66,29 @@ class OwnMetrics:
         self._pusher: TelemetryPusher | None = None
         """None until its first request is due, or a metric of the application is registered."""
         self._first_ms = now_ms() + FIRST_MS
+        self._awaiting: list[Callable[[], None]] = []
+        """Called once the client has its id."""
 
     @property
     def due_ms(self) -> int:
         """When `run` has something to do."""
         return self._first_ms if self._pusher is None else self._pusher.due_ms
+
+    @property
+    def instance_id(self) -> Uuid | None:
+        """The id that the cluster has given to this client; None before."""
+        found = None if self._pusher is None else self._pusher.instance_id
+        return None if found == ZERO_UUID else found
+
+    def call_with_id(self, function: Callable[[], None]) -> None:
+        """Call `function` when the client has its id, for which a request is due now. From any thread."""
+        self._awaiting.append(function)
+        if self.instance_id is not None:
+            function()
+            return
+        self._first_ms = 0
+        if self._pusher is not None:
+            self._pusher.request_soon()
 
     def run(self, now_ms: int) -> None:
         """Send what is due."""
@@ -81,6 +111,12 @@ class OwnMetrics:
             from kalda.client.core.pushing import TelemetryPusher
 
             self._pusher = TelemetryPusher(
-                self._measure, self._wall_ms, self._random, self._now_ms, self._first_ms, self._labels
+                self._measure,
+                self._wall_ms,
+                self._random,
+                self._now_ms,
+                self._first_ms,
+                self._labels,
+                self._awaiting,
             )
         return self._pusher

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _DEFAULT_INTERVAL_MS: Final = 300_000
 _RETRY_MS: Final = 1_000
 """Until the next attempt where no broker is connected."""
+_SOON_MS: Final = 20
+"""Likewise, where somebody waits for the client's id."""
 _CLOSE_MS: Final = 300
 """How long the end of a client waits for the answer to its last push."""
 _AT_ONCE: Final = frozenset((ErrorCode.UNKNOWN_SUBSCRIPTION_ID, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE))
@@ -75,6 +77,7 @@ class TelemetryPusher:
         now_ms: Callable[[], int],
         first_ms: int,
         labels: tuple[tuple[str, str], ...] = (),
+        awaiting: list[Callable[[], None]] | None = None,
     ) -> None:
         """`measure(now_ms)` lists the client's metrics; `labels` are sent with all of them; `random()` is in [0, 1);
         `now_ms()` is the time of the event that is being processed, `first_ms` that of the first request."""
@@ -83,6 +86,8 @@ class TelemetryPusher:
         self._wall_ms = wall_ms
         self._random = random
         self._labels = labels
+        self._awaiting = [] if awaiting is None else awaiting
+        """Called once the cluster has given an id."""
         self.state = State.GET
         self.due_ms = first_ms
         """When `run` has something to do."""
@@ -115,6 +120,11 @@ class TelemetryPusher:
         self._registered.pop(name, None)
 
     # -- turns
+
+    def request_soon(self) -> None:
+        """Somebody waits for the client's id: request it in the next turn, unless that is being done."""
+        if self.state is State.GET:
+            self.due_ms = 0
 
     def run(self, connections: Connections, now_ms: int) -> None:
         """Send the request that is due."""
@@ -157,7 +167,7 @@ class TelemetryPusher:
     def _get(self, connections: Connections, now_ms: int) -> None:
         node_id = connections.least_loaded(now_ms)
         if node_id is None:
-            self.due_ms = now_ms + _RETRY_MS
+            self.due_ms = now_ms + (_SOON_MS if self._awaiting else _RETRY_MS)
             return
         from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 
@@ -173,6 +183,8 @@ class TelemetryPusher:
         if self.instance_id == ZERO_UUID:
             log.debug("metrics are pushed as client instance %s", uuid_to_text(answer.client_instance_id))
         self.instance_id = answer.client_instance_id
+        while self._awaiting:
+            self._awaiting.pop()()
         self._subscription_id = answer.subscription_id
         self._interval_ms = max(1, answer.push_interval_ms)
         self._metrics = tuple(answer.requested_metrics)
