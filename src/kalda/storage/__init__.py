@@ -44,7 +44,7 @@ One log:
 Beside the records of a log:
 
 - `producer_state`: idempotence and transactions, per producer
-- `producer_limit`: how many producer ids all logs may hold
+- `producer_limit`: how many producer ids all logs may hold, and which make room
 - `producer_snapshot`: producer state as a file
 - `leader_epochs`: which leader epoch began at which offset
 - `checkpoints`: offset checkpoints and the other small text files

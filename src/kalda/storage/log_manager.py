@@ -43,6 +43,7 @@ from kalda.storage.naming import (
 )
 from kalda.storage.open_files import OpenFiles
 from kalda.storage.producer_limit import ProducerIdLimit
+from kalda.storage.producer_state import ProducerStates
 from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
@@ -108,7 +109,7 @@ class LogManager:
         """Partitions whose log cannot be opened: they are offline."""
         self._home: dict[TopicPartition, LogDir] = {}
         """The directory of each of them."""
-        self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._count_producer_ids)
+        self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._producers)
         self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
         self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
         self.open_files = OpenFiles(self._logs)
@@ -259,8 +260,8 @@ class LogManager:
     def __len__(self) -> int:
         return len(self._logs)
 
-    def _count_producer_ids(self) -> int:
-        return sum(log.producer_states.held for logs in (self, self.futures) for log in logs)
+    def _producers(self) -> Iterator[ProducerStates]:
+        return (log.producer_states for logs in (self, self.futures) for log in logs)
 
     def get(self, topic_partition: TopicPartition) -> Log | None:
         return self._logs.get(topic_partition)

@@ -189,7 +189,7 @@ class ProducerStates:
         self.log_name = log_name
         """For messages."""
         self.limit: ProducerIdLimit | None = None
-        """Refuses new producer ids of clients; None: nothing does."""
+        """Counts new producer ids of clients, and may refuse them; None: nothing does."""
         self._states: dict[int, ProducerState] = {}
         """By producer id. While `_frozen` is set: those that have changed since."""
         self._frozen: dict[int, ProducerState] | None = None
@@ -499,6 +499,29 @@ class ProducerStates:
             and state.last_timestamp > 0
             and now_ms - state.last_timestamp > max_timeout_ms + _LATE_BUFFER_MS
         )
+
+    def release_oldest(self) -> int:
+        """Drop the older half of some producers without an open transaction, by the offset of their last batch; how
+        many. None while a snapshot is written. Those that stay are last in line for the next call, so that calls get to
+        all of them, and none takes long."""
+        if self._frozen is not None:
+            return 0
+        states = self._states
+        if not states:
+            stale = list(islice(self._verifications, _EXPIRED_A_CALL))
+            for producer_id in stale[: (len(stale) + 1) // 2]:
+                del self._verifications[producer_id]
+            return (len(stale) + 1) // 2
+        some = list(islice(states.values(), _EXPIRED_A_CALL))
+        closed = [state for state in some if state.txn_first_offset < 0]
+        closed.sort(key=lambda state: state.last_data_offset)
+        oldest = closed[: (len(closed) + 1) // 2]
+        for state in oldest:
+            del states[state.producer_id]
+        for state in some:
+            if state.producer_id in states:
+                states[state.producer_id] = states.pop(state.producer_id)
+        return len(oldest)
 
     # Verification (KIP-890, part 1)
 

@@ -204,30 +204,85 @@ def test_producers_expire_some_at_a_time(disk: SimDisk, monkeypatch: pytest.Monk
     assert not len(states)
 
 
-def test_new_producer_ids_are_refused_at_the_limit(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All logs of a node together, until some ids expire. Those that are known go on."""
-    monkeypatch.setattr(producer_state, "_EXPIRED_A_CALL", 4)
-    now_ms = NOW
-    config = LogManagerConfig(max_producer_ids=6, verify_transactions=False)
-    logs = LogManager({"/d": disk}, lambda _: LogConfig(), config=config, unique=lambda: "", now_ms=lambda: now_ms)
-    for job in logs.load_jobs():
-        job.complete()
-    one, other = (logs.get_or_create_log(TopicPartition("t", i), TOPIC_ID, LogConfig(), None) for i in range(2))
-    for pid in range(5):
-        produce(one, pid)
-    produce(other, 0)
-    with pytest.raises(ApiError, match=r"kalda\.producer\.ids\.max=6") as refused:
-        produce(other, 1)
+class Logs:
+    """Two logs of a node that may hold ten producer ids."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        config = LogManagerConfig(max_producer_ids=10, verify_transactions=False)
+        self.manager = LogManager({"/d": disk}, lambda _: LogConfig(), config=config, unique=str, now_ms=lambda: NOW)
+        for job in self.manager.load_jobs():
+            job.complete()
+        self.one, self.other = (
+            self.manager.get_or_create_log(TopicPartition("t", i), TOPIC_ID, LogConfig(), None) for i in range(2)
+        )
+
+
+def test_at_the_limit_the_log_with_most_producer_ids_releases_its_oldest(disk: SimDisk) -> None:
+    """So a writer of very many ids releases its own: all others go on, and new ones are served."""
+    logs = Logs(disk)
+    for pid in (100, 101):
+        produce(logs.other, pid)
+    produce(logs.one, 200)
+    for pid in range(50):
+        produce(logs.one, pid)
+        produce(logs.one, 200, pid + 1)
+        assert logs.one.producer_states.held + logs.other.producer_states.held <= 10
+    assert sequences(logs.other) == {100: 0, 101: 0}
+    assert sequences(logs.one)[200] == 50, "it has written last, and is known still"
+    assert 49 in sequences(logs.one)
+    produce(logs.other, 102)
+    assert produce(logs.other, 100).duplicate
+    assert 0 not in sequences(logs.one)
+    produce(logs.one, 0, 1)  # goes on after its release
+
+
+def test_producer_ids_with_an_open_transaction_are_not_released(disk: SimDisk) -> None:
+    logs = Logs(disk)
+    for pid in range(10):
+        batch = build_batch(
+            [(NOW, None, b"x", ())], producer_id=pid, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
+        logs.one.append_as_leader(batch, 0, NOW)
+    with pytest.raises(ApiError, match=r"kalda\.producer\.ids\.max=10") as refused:
+        produce(logs.other, 10)
     assert refused.value.code is ErrorCode.POLICY_VIOLATION
-    assert other.log_end_offset == 1
-    produce(one, 4, 1)
-    produce(other, 7, origin=AppendOrigin.COORDINATOR)
-    now_ms += DAY_MS + config.producer_check_interval_ms
-    for _ in range(4):
-        for due in logs.upkeep.poll(now_ms):
-            due.complete()
-    assert not len(one.producer_states)
-    produce(other, 1)
+    assert logs.other.log_end_offset == 0
+    assert set(sequences(logs.one)) == set(range(10))
+    produce(logs.one, 10, origin=AppendOrigin.COORDINATOR)
+
+
+def test_producer_ids_that_a_snapshot_is_being_made_of_are_not_released(disk: SimDisk) -> None:
+    logs = Logs(disk)
+    for pid in range(10):
+        produce(logs.one, pid)
+    logs.one.roll(NOW)
+    job = logs.one.snapshot_job()
+    if job is None:
+        (job,) = logs.manager.upkeep.poll(NOW)
+    with pytest.raises(ApiError, match="being written to a snapshot"):
+        produce(logs.other, 10)
+    job.complete()
+    logs.manager._producer_limit.on_released()
+    produce(logs.other, 10)
+
+
+def test_verifications_without_an_append_are_released_too() -> None:
+    states = ProducerStates("t-0")
+    for pid in range(5):
+        states.verify(pid, 0, 0, NOW, supports_epoch_bump=True)
+    assert [states.release_oldest() for _ in range(4)] == [3, 1, 1, 0]
+
+
+def test_a_call_releases_some_producers_and_the_next_one_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "_EXPIRED_A_CALL", 4)
+    states = ProducerStates("t-0")
+    header = read_header(build_batch([(NOW, b"k", b"v", ())], producer_id=0, producer_epoch=0))
+    for pid in range(8):
+        states.apply_data(header._replace(base_offset=pid, producer_id=pid))
+    assert states.release_oldest() == 2
+    assert [state.producer_id for state in states] == [4, 5, 6, 7, 2, 3]
+    assert states.release_oldest() == 2
+    assert [state.producer_id for state in states] == [2, 3, 6, 7]
 
 
 def test_transactions_that_a_recovery_finds_are_very_many() -> None:

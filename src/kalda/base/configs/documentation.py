@@ -130,8 +130,9 @@ BROKER: dict[str, str] = {
     "kalda.metrics.otlp.interval.ms": "How often the node posts its metrics to kalda.metrics.otlp.endpoint.",
     "kalda.producer.ids.max": (
         "Producer ids that all logs of this broker may hold together, each counted once for each partition that it "
-        "has written to. At the limit, batches of a new producer id are refused with POLICY_VIOLATION until others "
-        "expire, see producer.id.expiration.ms. An id takes 0.5 to 1 kB of memory."
+        "has written to. At the limit, a new producer id has the log with the most ids release its oldest, earlier "
+        "than producer.id.expiration.ms; where none can be released it is refused with POLICY_VIOLATION. An id takes "
+        "0.5 to 1 kB of memory."
     ),
     "leader.imbalance.check.interval.seconds": "Interval of the check for leaders that are not the preferred ones.",
     "leader.replication.throttled.rate": "Bytes a second that throttled replicas may copy from this broker.",
