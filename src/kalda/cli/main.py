@@ -27,9 +27,12 @@ def main() -> int:
     hold_standard_streams()
     arguments = sys.argv[1:]
     if arguments[:1] == ["server"]:
-        from kalda.cli.server import run
+        try:
+            from kalda.cli.server import run
 
-        return run(arguments[1:])
+            return run(arguments[1:])
+        except KeyboardInterrupt:  # before the node handles signals
+            return 130
     from kalda.cli.commands import cli
 
     cli(prog_name="kalda")

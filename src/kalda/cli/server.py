@@ -30,6 +30,8 @@ _MAPPED_BYTES = 4 * 1024 * 1024
 _SWITCH_INTERVAL_S = 0.001
 """A thread that runs Python (recovery, producer snapshots, compaction of compressed batches) lets the event loop go on
 after that time. Python's own 5 ms would be added to each of the loop's turns meanwhile."""
+_INTERRUPTED = 130
+"""What a shell says of a command that Ctrl-C has ended."""
 
 USAGE = """Usage: kalda server [FILE] [--dir DIR] [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
 
@@ -113,7 +115,8 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a node. Exit codes: 0 after a clean stop, 1 when the node could not run, 2 for a wrong command line."""
+    """Run a node. Exit codes: 0 after a clean stop, 1 when the node could not run, 2 for a wrong command line, 130 when
+    Ctrl-C ended its start."""
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)
         return 0
@@ -209,24 +212,31 @@ async def _serve(options: Options) -> int:
     stop = asyncio.Event()
     node = Node(config, Host(owns_process=True))
 
+    code = 0
+
     def on_signal(number: signal.Signals) -> None:
+        nonlocal code
+        if number is signal.SIGINT and not starting.done():
+            code = _INTERRUPTED
         log.info("Terminating process due to signal %s", number.name)
         if stop.is_set() and number is not signal.SIGHUP:
             node.skip_handover()
         stop.set()
 
     loop = asyncio.get_running_loop()
+    starting = asyncio.ensure_future(node.start())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             loop.add_signal_handler(number, on_signal, number)
     node.on_fatal = lambda _: stop.set()
-    starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.wait((starting,))
+            if not starting.cancelled():
+                starting.exception()  # of a start that nobody wants any more
         else:
             starting.result()
             # The objects of the start stay alive: `freeze` excludes them from later collections. With the metadata of a
@@ -250,4 +260,4 @@ async def _serve(options: Options) -> int:
         _notify("STOPPING=1")
         stopping.cancel()
         await node.stop()
-    return 1 if node.failed else 0
+    return 1 if node.failed else code

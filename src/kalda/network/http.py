@@ -81,7 +81,11 @@ class HttpServer:
         elif words[0] != "GET":
             await _send(writer, 405, Page("text/plain", ["only GET is served\n"]))
         else:
-            url = urlsplit(words[1])
+            try:
+                url = urlsplit(words[1])
+            except ValueError:  # as for "//[", a host that is no address
+                await _send(writer, 400, Page("text/plain", ["no URL\n"]))
+                return
             try:
                 page = self._handle(url.path, dict(parse_qsl(url.query)))
             except Exception:

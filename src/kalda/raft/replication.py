@@ -85,9 +85,10 @@ def _advance(replica: Replica, role: LeaderRole, now: int) -> None:
 
 def handle_fetch(replica: Replica, token: Hashable, call: rpc.FetchCall, now: int) -> rpc.FetchReply | None:
     """None where the fetch is parked until there are records or a new high watermark for it."""
+    is_valid = call.fetch_from.offset >= 0 and 0 <= call.fetch_from.epoch <= call.epoch
     error = replica.leader_refusal(call.cluster_id, call.epoch)
-    if error is None and (call.fetch_from.offset < 0 or not 0 <= call.fetch_from.epoch <= call.epoch):
-        error = ErrorCode.INVALID_REQUEST
+    if not is_valid and error is not ErrorCode.INCONSISTENT_CLUSTER_ID:
+        error = ErrorCode.INVALID_REQUEST  # whoever leads, as in Kafka
     if error is not None:
         return rpc.FetchReply(replica.reply_header(error))
     role = replica.role

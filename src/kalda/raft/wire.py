@@ -24,6 +24,9 @@ MAX_ENDPOINTS = 100
 MAX_FETCH_BYTES = MAX_BATCH_BYTES
 """The limit of what is read for one fetch."""
 
+_FIRST_FETCH_OF_QUORUMS = 12
+"""Earlier requests have no epoch of the last record, and are refused; their responses have no leader."""
+
 TOP_LEVEL = (ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.UNSUPPORTED_VERSION)
 
 
@@ -317,7 +320,7 @@ def response_of(
                     f.FetchableTopicResponse(
                         topic=METADATA_TOPIC_NAME,
                         topic_id=METADATA_TOPIC_ID,
-                        partitions=[_fetch_partition(reply, error, leader, epoch)],
+                        partitions=[_fetch_partition(reply, error, leader, epoch, version)],
                     )
                 ]
             )
@@ -348,14 +351,18 @@ def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None
     return response
 
 
-def _fetch_partition(reply: rpc.FetchReply, error: int, leader: int, epoch: int) -> f.FetchResponsePartitionData:
+def _fetch_partition(
+    reply: rpc.FetchReply, error: int, leader: int, epoch: int, version: int
+) -> f.FetchResponsePartitionData:
     partition = f.FetchResponsePartitionData(
         error_code=error,
         high_watermark=reply.high_watermark,
         log_start_offset=reply.log_start_offset,
         records=b"" if reply.records is None else reply.records,
-        current_leader=f.FetchResponseLeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch),
     )
+    if version < _FIRST_FETCH_OF_QUORUMS:
+        return partition
+    partition.current_leader = f.FetchResponseLeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
     if reply.diverging is not None:
         end_offset, at_epoch = reply.diverging
         partition.diverging_epoch = f.FetchResponseEpochEndOffset(epoch=at_epoch, end_offset=end_offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kalda.base.errors import ErrorCode
+from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.configs import (
@@ -14,6 +15,7 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
 )
+from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.testing import Cluster
 
@@ -50,6 +52,23 @@ def test_configs_are_described_by_a_controller() -> None:
         own, other = controller.request(DescribeConfigsRequest(resources=resources), 4).results
         assert [(entry.name, entry.value) for entry in own.configs] == [("background.threads", "3")]
         assert other.error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", [4, 7, 11, 12, 18])
+def test_a_fetch_of_any_version_is_answered(version: int) -> None:
+    """Before version 12 a follower cannot say of which epoch its last record is, nor be told the leader."""
+    partition = FetchRequestFetchPartition(current_leader_epoch=1 if version >= 9 else -1, partition_max_bytes=1 << 20)
+    topic = FetchRequestFetchTopic(topic=METADATA_TOPIC_NAME, topic_id=METADATA_TOPIC_ID, partitions=[partition])
+    with Cluster(1) as cluster, controller_of(cluster) as controller:
+        if version >= 12:
+            partition.current_leader_epoch = cluster.nodes[1].raft.machine.epoch
+            partition.last_fetched_epoch = 0
+        found = controller.request(FetchRequest(max_wait_ms=0, topics=[topic]), version).responses[0].partitions[0]
+    if version >= 12:
+        assert (found.error_code, found.current_leader.leader_id) == (ErrorCode.NONE, 1)
+        assert len(found.records) > 0
+    else:
+        assert (found.error_code, found.records) == (ErrorCode.INVALID_REQUEST, b"")
 
 
 @pytest.mark.parametrize("unstable", [False, True])

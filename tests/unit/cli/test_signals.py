@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kalda.cli import cluster_up, server
+from kalda.broker.node import StartError
+from kalda.cli import cluster_up, main, server
 from kalda.cli.cluster_local import interruptible
 from kalda.cli.consume import _ending_normally
 from kalda.cli.local.stopping import Stopped
@@ -60,6 +61,47 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
     with caplog.at_level(logging.INFO, "kalda.server"):
         assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == 0
     assert skipped == ["Terminating process due to signal SIGTERM"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_during_the_start_ends_it(
+    number: signal.Signals, code: int, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the start fails while it is ended. Ctrl-C of a node that serves is an orderly stop, with 0."""
+    stopped: list[str] = []
+
+    class Node:
+        failed = False
+
+        def __init__(self, _: object) -> None:
+            pass
+
+        async def start(self) -> None:
+            signal.raise_signal(number)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if fails:
+                    raise StartError("a port is in use") from None
+                raise
+
+        async def stop(self) -> None:
+            stopped.append("stopped")
+
+    monkeypatch.setattr("kalda.broker.node.Node", Node)
+    monkeypatch.setattr(server, "_read_config", lambda _: None)
+    assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == code
+    assert stopped == ["stopped"]
+
+
+def test_ctrl_c_before_a_node_handles_signals_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["kalda", "server"])
+    assert main.main() == 130
 
 
 def test_a_second_sighup_does_not_interrupt_a_consumers_leaving() -> None:

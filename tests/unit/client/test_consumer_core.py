@@ -19,6 +19,7 @@ from kalda.client.core.consumer_errors import (
 )
 from kalda.client.core.subscription import OffsetAndEpoch, Status
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.messages.fetch import ListOffsetsResponse
 from kalda.records.compression import Compression
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -340,6 +341,41 @@ def test_offsets_by_time_and_ends() -> None:
     member.core.positions.list_offsets({T0: 1_004, T1: 1_004}, operation)
     found = member.wait(operation)
     assert (found[T0].offset, found[T1].offset) == (4, -1)
+
+
+@pytest.mark.parametrize("kind", ["without a topic's name", "without a topic", "of another partition"])
+def test_an_answer_that_leaves_partitions_out_is_asked_for_again_after_a_pause(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the position of a partition, and for the application. It raises nothing."""
+    cluster = cluster_of(1)
+    cluster.append("t", 0, *numbered(3))
+    answer, wrong = cluster._list_offsets, 4
+
+    def list_offsets(request: Any) -> ListOffsetsResponse:
+        nonlocal wrong
+        response = answer(request)
+        if wrong:
+            wrong -= 1
+            if kind == "without a topic":
+                response.topics = []
+            elif kind == "of another partition":
+                response.topics[0].partitions[0].partition_index = 7
+            else:
+                response.topics[0].name = ""
+        return response
+
+    monkeypatch.setattr(cluster, "_list_offsets", list_offsets)
+    member = Member(cluster).assign(T0)
+    began_ms = cluster.now_ms
+    assert drain(member, 3) == numbered(3)
+    assert cluster.now_ms - began_ms >= 400
+    wrong, began_ms = 4, cluster.now_ms
+    operation = Operation("ends", cluster.now_ms + 10_000)
+    member.core.at(cluster.now_ms)
+    member.core.positions.list_offsets({T0: -1}, operation)
+    assert member.wait(operation)[T0].offset == 3
+    assert cluster.now_ms - began_ms >= 400
 
 
 def test_a_commit_is_repeated_and_read_back() -> None:

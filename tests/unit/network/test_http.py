@@ -52,6 +52,8 @@ def test_pages_and_refusals() -> None:
         for request, status in (
             (b"GET /b HTTP/1.1", b"404"),
             (b"POST /a HTTP/1.1", b"405"),
+            (b"GET //[ HTTP/1.1", b"400"),
+            (b"GET http://[::1 HTTP/1.1", b"400"),
             (b"\x00\x00\x00\x01 nonsense", b"400"),
             (b"GET /fails HTTP/1.0", b"500"),
         ):

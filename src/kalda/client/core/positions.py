@@ -30,6 +30,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    ListOffsetsTopicResponse,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
@@ -259,10 +260,10 @@ class Positions:
             self._retry(list(by_partition.values()))
             return
         for topic in answer.topics:
+            name = topic.name if isinstance(topic, ListOffsetsTopicResponse) else topic.topic
             for each in topic.partitions:
-                name = getattr(topic, "name", None) or topic.topic
                 index = getattr(each, "partition_index", None)
-                found = by_partition.get(TopicPartition(name, each.partition if index is None else index))
+                found = by_partition.pop(TopicPartition(name, each.partition if index is None else index), None)
                 if found is None:
                     continue
                 if not each.error_code:
@@ -272,6 +273,8 @@ class Positions:
                 if not failure.code.retriable and not failure.code.invalid_metadata:
                     self._fail_once(failure)
                 self._retry([found])
+        if by_partition:  # the broker has said nothing of them
+            self._retry(list(by_partition.values()))
 
     def _retry(self, states: Collection[PartitionState]) -> None:
         self._requests.metadata.request_update()
@@ -423,6 +426,8 @@ class Positions:
                     self._failed_listing(listing, refused(each.error_code, f"partition {partition}"))
                 elif listing.missing.pop(partition, None) is not None:
                     listing.found[partition] = FoundOffset(each.offset, each.timestamp, each.leader_epoch)
+        if not listing.missing.keys().isdisjoint(times):  # the broker has said nothing of them, or has refused
+            listing.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
         if not listing.missing:
             listing.operation.succeed(listing.found)
 
