@@ -83,29 +83,20 @@ def test_without_the_care_for_stalls_it_would(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("part", [("broker_changes", "heartbeat"), ("_liveness", "fence_one_stale")])
-def test_there_is_an_active_controller_again_after_a_bug(nodes: int, part: tuple[str, str]) -> None:
-    """Another one where there are several; the same one, in a later epoch, where it is alone."""
+def test_the_active_controller_goes_on_after_a_bug(nodes: int, part: tuple[str, str]) -> None:
     world = World("bug")
 
     async def main() -> None:
         cluster = SimCluster(world, nodes)
         await cluster.start()
         (first,) = [node_id for node_id in cluster.nodes if controller_of(cluster, node_id).is_active]
-        former = controller_of(cluster, first)
-        epoch = former.runtime.claimed_epoch
-        assert epoch is not None
-        raise_once(former, *part, lambda: True)
-        await cluster.wait(lambda: former.faults.count == 1, "the bug has shown", 30)
-
-        def is_led_again() -> bool:
-            epochs = [controller_of(cluster, node_id).runtime.claimed_epoch for node_id in cluster.nodes]
-            return any(other is not None and other > epoch for other in epochs)
-
-        await cluster.wait(is_led_again, "there is an active controller again", 30)
-        await cluster.wait(lambda: all(node.serving for node in cluster), "all nodes serve", 30)
-        active = next(controller_of(cluster, i) for i in cluster.nodes if controller_of(cluster, i).is_active)
+        active = controller_of(cluster, first)
+        epoch = active.runtime.claimed_epoch
+        raise_once(active, *part, lambda: True)
+        await cluster.wait(lambda: active.faults.count == 1, "the bug has shown", 30)
         offset = active.runtime.offsets.last_committed_offset
-        await asyncio.sleep(5)
+        await asyncio.sleep(10)
+        assert active.runtime.claimed_epoch == epoch
         assert active.runtime.offsets.last_committed_offset > offset, "its periodic tasks run"
         assert not any(broker.fenced for broker in active.cluster.brokers.values())
 
