@@ -262,11 +262,16 @@ def filter_batch(rules: CleanRules, header: BatchHeader, data: Buffer, is_aborte
 
 
 def filter_legacy_batch(
-    rules: CleanRules, header: BatchHeader, data: Buffer, modified_ms: int
+    rules: CleanRules, header: BatchHeader, data: Buffer, modified_ms: int, base_offset: int
 ) -> tuple[BatchHeader, Filtered]:
-    """(header, bytes) of what is left of a batch of magic 0 or 1, in magic 2. `modified_ms`: of its segment. Raises
-    `CorruptRecord`."""
+    """(header, bytes) of what is left of a batch of magic 0 or 1, in magic 2. `modified_ms`, `base_offset`: of its
+    segment. Raises `CorruptRecord`, also where the batch begins before its segment, as in a follower that was cut
+    within it: a batch of magic 2 that does would count as damaged."""
     records = read_records(data, 0, header)
+    if records[0].offset < base_offset:
+        raise CorruptRecord(
+            f"the batch of offsets {records[0].offset} to {header.last_offset} begins before its segment"
+        )
     current, whole = in_current_format(header, data)
     bits = bytearray((len(records) + 7) // 8)
     scan = KeyScan(

@@ -377,7 +377,7 @@ class Rewriting(Pass):
                 assert self.cleaned is not None
                 self.cleaned.txn_index.append(ended)
         elif header.is_legacy:
-            header, left = filter_legacy_batch(rules, header, data, segment.modified_ms())
+            header, left = filter_legacy_batch(rules, header, data, segment.modified_ms(), segment.base_offset)
             self._bytes_unpacked += left.unpacked
         else:
             left = filter_batch(rules, header, data, transactions.on_batch(header))

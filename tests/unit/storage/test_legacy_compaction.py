@@ -8,6 +8,7 @@ from legacy_batches import LegacyRecord, legacy_batch
 
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches
 from kalda.records.compression import Compression
+from kalda.storage.truncating import truncate_to
 
 FORMATS = [
     (magic, codec)
@@ -116,3 +117,24 @@ def test_records_keep_the_time_of_their_append() -> None:
     (first, _) = headers(node)
     assert (first.base_offset, first.timestamp_type, first.max_timestamp) == (1, TimestampType.LOG_APPEND, NOW + 77)
     assert batches(node.log)[0][0].timestamp == NOW + 77
+
+
+def test_a_batch_that_begins_before_its_segment_ends_the_compaction_and_loses_nothing() -> None:
+    """A follower was cut within a compressed batch, rolled, and got the batch again."""
+    node = CompactedNode()
+    append(node, legacy_batch(1, rows(0, ("a", "1"), ("b", "1"), ("c", "1")), Compression.GZIP))
+    wrapper = legacy_batch(1, rows(3, ("d", "1"), ("e", "1"), ("f", "1")), Compression.GZIP)
+    append(node, wrapper)
+    truncate_to(node.log, 4)
+    node.log.roll(node.now_ms)
+    append(node, wrapper)
+    assert node.log.segments.active.base_offset == 4
+    node.put(("a", "2"))
+    whole = contents(node.log)
+    assert [offset for offset, _, _ in whole] == list(range(7))
+    node.clean()
+    assert TP in node.cleaner.uncleanable
+    assert contents(node.log) == whole
+    node.disk.let_go()
+    node.start()
+    assert contents(node.log) == whole
