@@ -165,6 +165,37 @@ def test_an_inferred_schema_has_names_of_any_letters(session: Any) -> None:
     assert (record.key, json.loads(record.value)) == (b"x", {"user-id": 1, "c.d": "x"})
 
 
+def test_names_that_differ_in_case_and_very_many_end_in_quarantine(session: Any) -> None:
+    """One such record kept a topic from ever being loaded: no table has two such columns, nor 20,000."""
+    good = ['{"total": 1, "o": {"x": 1}}', '{"total": 2}', '{"total": 3, "o": {"x": 2, "X": 3}}']
+    case = ['{"Total": 4}', '{"total": 5, "TOTAL": 6}']
+    many = [json.dumps({f"f{n}": n for n in range(20_000)})]
+    records = session.createDataFrame(
+        [(bytearray(each, "utf-8"), datetime.now(UTC)) for each in good + case + many],
+        "value binary, timestamp timestamp",
+    )
+    schema = infer_schema(records)
+    assert schema == "o STRUCT<x: BIGINT>,total BIGINT"
+    rows = with_values(records, ValueFormat("json", schema)).collect()
+    assert [row.reason for row in rows] == [
+        *([None] * len(good)),
+        *(["a field differs from one of the schema in case only"] * len(case)),
+        "the object has more than 1000 fields",
+    ]
+    assert [row.value.total for row in rows[: len(good)]] == [1, 2, 3]
+    assert [bytes(row.raw).decode() for row in rows[len(good) :]] == case + many
+
+
+def test_the_columns_of_records_with_a_name_each(session: Any) -> None:
+    texts = [json.dumps({f"user-{n}": n, "at": n}) for n in range(1_500)]
+    records = session.createDataFrame(
+        [(bytearray(each, "utf-8"), datetime.now(UTC)) for each in texts], "value binary, timestamp timestamp"
+    )
+    schema = infer_schema(records)
+    assert schema.startswith("at BIGINT,")
+    assert schema.count(",") == 999
+
+
 def test_times_that_are_no_dates(session: Any, cluster: Cluster, options: dict[str, str], tmp_path: Path) -> None:
     """A time of no year with four digits has no date. A record whose time Spark does not have is in quarantine: it
     does not end a load, nor a query of a project, nor a snapshot."""

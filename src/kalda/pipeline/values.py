@@ -18,11 +18,16 @@ from kalda.pipeline.session import PipelineError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 FORMATS: Final = ("bytes", "string", "json", "avro", "protobuf")
 INFER: Final = "infer"
 SAMPLE_RECORDS: Final = 10_000
 """How many records of each partition a schema is inferred from."""
+
+
+MAX_FIELDS: Final = 1_000
+"""Fields of a JSON object that is a row, and columns of an inferred schema. Spark plans no table of 20,000 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +78,62 @@ def schema_text(given: str | None) -> str | None:
 
 
 def infer_schema(records: DataFrame) -> str:
-    """A JSON schema of the values, as columns of `CREATE TABLE`. Raises `PipelineError` where no value is an object."""
+    """A JSON schema of the values, as columns of `CREATE TABLE`. Raises `PipelineError` where no value is an object.
+
+    A name stands for all that differ from it in case only, since no table has two such columns: the most frequent one.
+    Of very many names the most frequent `MAX_FIELDS` are columns."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
     texts = records.where("value IS NOT NULL").select(f.expr("try_validate_utf8(CAST(value AS STRING))").alias("value"))
     spark = records.sparkSession
-    texts = texts.where("value IS NOT NULL")
+    texts = texts.where("value IS NOT NULL").where(
+        f.coalesce(f.size(f.json_object_keys("value")), f.lit(0)) <= MAX_FIELDS
+    )
+    names = _frequent_names(texts)
     reader = spark.read.option("columnNameOfCorruptRecord", "_corrupt")
+    case = spark.conf.get("spark.sql.caseSensitive")
+    spark.conf.set("spark.sql.caseSensitive", "true")  # else names that differ in case only end it
     try:
-        found = reader.json(texts)
+        found = reader.json(texts).schema
     except PySparkTypeError:  # Spark 4.1 takes no frame here
-        found = reader.json(texts.rdd.map(itemgetter(0)))
-    fields = [field for field in found.schema.fields if field.name != "_corrupt"]
+        found = reader.json(texts.rdd.map(itemgetter(0))).schema
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", str(case))
+    fields = [field for field in found.fields if field.name in names]
     if not fields:
         raise PipelineError("no value of the topic is a JSON object: give the schema, or value format string or bytes")
+    for field in fields:
+        field.dataType = _writable(field.dataType)
     return StructType(fields).toDDL()
+
+
+def _frequent_names(texts: DataFrame) -> set[str]:
+    """The names of the values' fields: of several that differ in case only, the most frequent."""
+    from pyspark.sql import functions as f
+
+    found = texts.select(f.explode(f.json_object_keys("value")).alias("name")).groupBy("name").count()
+    kept: dict[str, str] = {}
+    for row in found.orderBy(f.desc("count"), "name").limit(MAX_FIELDS * 2).collect():
+        kept.setdefault(row["name"].lower(), row["name"])
+    return set(list(kept.values())[:MAX_FIELDS])
+
+
+def _writable(kind: DataType) -> DataType:
+    """The type of a column that can be written: an object within an object has each name once, and not too many."""
+    from pyspark.sql.types import ArrayType, StringType, StructType
+
+    if isinstance(kind, ArrayType):
+        return ArrayType(_writable(kind.elementType))
+    if not isinstance(kind, StructType):
+        return kind
+    if len(kind.fields) > MAX_FIELDS:
+        return StringType()  # of such an object Spark has the text then
+    fields = {field.name.lower(): field for field in kind.fields}
+    for field in fields.values():
+        field.dataType = _writable(field.dataType)
+    return StructType(list(fields.values()))
 
 
 def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
@@ -102,7 +146,15 @@ def with_values(records: DataFrame, value_format: ValueFormat) -> DataFrame:
     name = "registry" if value_format.registry is not None else value_format.name
     reason = f.when(is_wrong, f.lit(_REASONS[name])).when(bad, f.lit(_TIME))
     if value_format.name == "json":
-        reason = f.when(is_wrong & ~_is_text(), f.lit(_REASONS["string"])).otherwise(reason)
+        has_other_case, has_many = _names_of_json(str(value_format.schema))
+        is_object = f.col("value").isNotNull() & _is_text()
+        bad |= is_object & (has_other_case | has_many)
+        reason = (
+            f.when(is_wrong & ~_is_text(), f.lit(_REASONS["string"]))
+            .when(is_object & has_many, f.lit(f"the object has more than {MAX_FIELDS} fields"))
+            .when(is_object & has_other_case, f.lit("a field differs from one of the schema in case only"))
+            .otherwise(reason)
+        )
     return records.withColumns(
         {
             "reason": reason,
@@ -174,6 +226,19 @@ def _of_json(schema: str) -> tuple[Column, Column]:
     is_whole = parsed["_corrupt"].isNull() & parsed[_DECODED].isNotNull() & (f.size(parsed["values"]) == 1)
     value = f.struct(*(found[name].alias(name) for name in names))
     return value, found.isNull() | ~f.coalesce(is_whole, f.lit(False))
+
+
+def _names_of_json(schema: str) -> tuple[Column, Column]:
+    """Whether a field of the object differs from one of the schema in case only, which Spark would pass over, and
+    whether the object has too many."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    names = cast(StructType, StructType.fromDDL(schema)).names
+    lower = [name.lower() for name in names]
+    keys = f.json_object_keys(f.col("value").cast("string"))
+    other_case = f.exists(keys, lambda key: f.lower(key).isin(*lower) & ~key.isin(*names))
+    return f.coalesce(other_case, f.lit(False)), f.coalesce(f.size(keys) > MAX_FIELDS, f.lit(False))
 
 
 def _of_avro(body: Column, writer: str, reader: str) -> tuple[Column, Column]:
