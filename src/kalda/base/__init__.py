@@ -22,5 +22,6 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `disk`: the disk's interface
 - `file_slice`: a part of a file that is read piece by piece while it is sent
 - `properties`: the text format of properties files
+- `moments`: times that people write
 - `configs`: Kafka's config keys, types, defaults and synonyms
 """

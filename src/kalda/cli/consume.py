@@ -41,8 +41,8 @@ _NEW_TOPICS_TIMEOUT_MS = 2_000
 @click.option(
     "--from", "start", metavar="WHERE", default="latest", show_default=True,
     help="beginning, latest, an offset (42), records before the end (-100), a time ago (-1h, -2d12h), or a time "
-    "(2026-01-31T12:00:00Z, timestamp:MS). With --group: beginning, latest or a time ago, for partitions of which the "
-    "group has no offset.",
+    "(2026-01-31T12:00:00Z, UTC without a zone; timestamp:MS). With --group: beginning, latest or a time ago, for "
+    "partitions of which the group has no offset.",
 )  # fmt: skip
 @click.option(
     "--until", "until", metavar="WHERE", help="Stop there, in each partition: written as --from. Not with --group."
@@ -66,9 +66,10 @@ _NEW_TOPICS_TIMEOUT_MS = 2_000
 )  # fmt: skip
 @click.option(
     "-f", "--format", "layout", default=Layout.TEXT.value, show_default=True, metavar="text|json|raw|FORMAT",
-    help="text: one line a record, on a terminal without control characters; json: one object a line; raw: the values' "
-    "bytes; or a format as kcat's: %s value, %k key, %h headers, %t topic, %p partition, %o offset, %T timestamp, %S "
-    "and %K the lengths, %R the value's length in four bytes, \\n, \\t, \\xNN.",
+    help="text: one line a record; json: one object a line; raw: the values; or a format as kcat's: %s value, %k key, "
+    "%h headers, %t topic, %p partition, %o offset, %T timestamp, %S and %K the lengths, %R the value's length in four "
+    "bytes, \\n, \\t, \\xNN. Bytes are printed as they are; a terminal gets control characters and bytes that are not "
+    "UTF-8 escaped.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--key-as", type=click.Choice(DECODED_AS), help="What keys are. [default: text]")

@@ -206,7 +206,11 @@ def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[Top
 @click.option("--to-current", is_flag=True, help="To the group's offset, moved into the log where it is outside.")
 @click.option("--to-offset", type=click.IntRange(min=0), metavar="OFFSET", help="To this offset.")
 @click.option("--shift-by", type=int, metavar="N", help="By N records, forward or (negative) backward.")
-@click.option("--to-datetime", metavar="TIME", help="To the first record at or after a time: 2026-01-31T12:00:00Z.")
+@click.option(
+    "--to-datetime",
+    metavar="TIME",
+    help="To the first record at or after a time: 2026-01-31T12:00:00Z, UTC without a zone.",
+)
 @click.option(
     "--by-duration", metavar="DURATION", help="To the first record that is not older than this: PT1H30M, P2D."
 )

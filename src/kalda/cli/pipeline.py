@@ -136,8 +136,10 @@ def _progress_line(current: dict[str, Progress]) -> ProgressLine:
 @click.option("--registry", metavar="URL", help="avro: the schema registry that has the topic's schemas.")
 @click.option("--key", type=click.Choice(["bytes", "string"]), default="bytes", show_default=True)
 @click.option("--from", "since", metavar="WHERE", default="earliest", show_default=True,
-              help="earliest, latest, a time, or offsets as JSON; for the first load.")  # fmt: skip
-@click.option("--until", metavar="WHERE", help="A time or offsets as JSON. Default: the topics' ends of now.")
+              help="earliest, latest, a time (UTC without a zone), or offsets as JSON; of the first load.")  # fmt: skip
+@click.option(
+    "--until", metavar="WHERE", help="A time (UTC without a zone) or offsets as JSON. Default: the topics' ends of now."
+)
 @click.option("--follow", is_flag=True, help="Wait for new records until stopped.")
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
 @click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)

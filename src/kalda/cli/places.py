@@ -5,7 +5,7 @@ latest, end                 the end that the partition has now
 42, offset:42               an offset
 -100                        100 records before the end, in each partition
 -1h, -1d12h, -PT1H          so long ago
-2026-01-31T12:00:00Z        a time; also timestamp:MS, and s@MS as in kcat
+2026-01-31T12:00:00Z        a time, UTC without a zone; also timestamp:MS, and s@MS as in kcat
 """
 
 from __future__ import annotations

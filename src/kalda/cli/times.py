@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kalda.base.configs.definition import parse_duration_ms
+from kalda.base.moments import parse_moment_ms
 
 _WITH_UNITS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+", re.ASCII)
 _WITH_UNIT = re.compile(r"([0-9.]+)(ms|[smhd])", re.ASCII)
@@ -39,14 +40,12 @@ def _seconds_of(text: str) -> str | float:
 
 
 def parse_time_ms(option: str, text: str) -> int:
-    """A time in milliseconds since 1970; a time without a zone is local time."""
-    try:
-        time_ms = int(text) if text.isdecimal() else int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        time_ms = -1
-    if not 0 <= time_ms < 2**63:
+    """A time in milliseconds since 1970. Raises `click.UsageError`."""
+    time_ms = parse_moment_ms(text)
+    if time_ms is None or not 0 <= time_ms < 2**63:
         raise click.UsageError(
-            f"{option} {text}: a time like 2026-01-31T12:00:00Z, or milliseconds since 1970, is expected"
+            f"{option} {text}: a time like 2026-01-31T12:00:00Z (UTC without a zone), or milliseconds since 1970, is "
+            "expected"
         )
     return time_ms
 

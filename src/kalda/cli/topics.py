@@ -297,8 +297,8 @@ def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bo
 @topics.command("offsets")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option(
-    "--at", "place", metavar="WHERE", help="Only this place: beginning, latest, a time (2026-01-31T12:00:00Z), a time "
-    "ago (-1h), or records before the end (-100). [default: beginning and latest]",
+    "--at", "place", metavar="WHERE", help="Only this place: beginning, latest, a time (2026-01-31T12:00:00Z, UTC "
+    "without a zone), a time ago (-1h), or records before the end (-100). [default: beginning and latest]",
 )  # fmt: skip
 @json_option
 @with_cluster

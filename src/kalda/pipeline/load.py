@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kalda.base.ids import TopicPartition
+from kalda.base.moments import parse_moment_ms
 from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.compact import TARGET_BYTES, Compacted, compact
 from kalda.pipeline.lake import EVENTS, PARTITIONED_BY, QUARANTINE, RECORDS, Lake
@@ -337,21 +336,6 @@ def _complete(lake: Lake, until: Mapping[TopicPartition, int] | None) -> None:
 
 # -- bounds
 
-_TIME: Final = re.compile(r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?$")
-
-
-def parse_time_ms(text: str) -> int | None:
-    """A time in milliseconds, from ISO 8601 (UTC where it has no zone) or a number; None where it is neither."""
-    if text.isascii() and text.isdecimal():
-        return int(text) if len(text) < 16 else None
-    if not _TIME.match(text):
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:  # such as the 30th of February
-        return None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
 
 def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict[str, str]:
     """The source's options for the start. Raises `PipelineError`."""
@@ -359,7 +343,7 @@ def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict
         return {"startingOffsets": since}
     if since.lstrip().startswith("{"):
         return {"startingOffsets": _every_partition(since, topics, names)}
-    milliseconds = parse_time_ms(since)
+    milliseconds = parse_moment_ms(since)
     if milliseconds is None:
         raise PipelineError(
             f"start {since!r}: earliest, latest, a time such as 2026-01-31T12:00 or offsets as JSON are possible"
@@ -398,7 +382,7 @@ def _until(topics: Topics, settings: LoadSettings) -> dict[TopicPartition, int] 
         if min(given.values()) < 0:
             raise PipelineError(f"end {settings.until!r}: offsets are 0 or more")
         return {partition: min(given.get(partition, each.end), each.end) for partition, each in ends.items()}
-    milliseconds = parse_time_ms(settings.until)
+    milliseconds = parse_moment_ms(settings.until)
     if milliseconds is None:
         raise PipelineError(f"end {settings.until!r}: a time such as 2026-01-31T12:00 or offsets as JSON are possible")
     found = topics.offsets_at(list(ends), milliseconds)

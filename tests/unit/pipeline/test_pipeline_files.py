@@ -18,7 +18,7 @@ from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.compact import _merge
 from kalda.pipeline.derive import alone, make_views
 from kalda.pipeline.lake import Lake, SinkFile
-from kalda.pipeline.load import from_json, parse_time_ms
+from kalda.pipeline.load import from_json
 from kalda.pipeline.project import read_project
 from kalda.pipeline.running import Progress
 from kalda.pipeline.session import PipelineError
@@ -252,23 +252,6 @@ def test_a_report_is_counted_once() -> None:
     for _ in range(3):
         progress.add(report)
     assert (progress.rows, progress.batches, progress.lag, progress.rows_per_second) == (7, 1, 2, 14.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2026-01-31", 1_769_817_600_000),
-        ("2026-01-31T12:00", 1_769_860_800_000),
-        ("2026-01-31T12:00:00+01:00", 1_769_857_200_000),
-        ("1769817600000", 1_769_817_600_000),
-        ("yesterday", None),
-        ("2026-02-30", None),
-        ("\u00b2", None),
-        ("9" * 30, None),
-    ],
-)
-def test_times(text: str, expected: int | None) -> None:
-    assert parse_time_ms(text) == expected
 
 
 @pytest.mark.parametrize("offsets", [{}, {"a": 5}, {"a": {"x": 5}}, {"a": {"0": -3}}, {"a": {"0": 2**63}}, [1]])
