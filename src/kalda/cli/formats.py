@@ -28,8 +28,9 @@ Decode = Callable[[str, bytes], object]
 
 
 class Layout(Enum):
-    """TEXT escapes bytes that are not UTF-8, and on a terminal control characters too, as JSON does everywhere. RAW
-    prints the bytes of each value and a newline, and nothing else."""
+    """TEXT prints a line a record, RAW the bytes of each value and a newline, and nothing else. Bytes are printed as
+    they are, and escaped on a terminal only where they are not UTF-8 or control characters; JSON escapes them
+    everywhere."""
 
     TEXT = "text"
     JSON = "json"
@@ -92,8 +93,8 @@ class RecordWriter:
         self._separator = separator
         self._decoders = decoders
         self._filters = filters
-        self._readable = _readable_on_terminal if sys.stdout.isatty() else _readable
-        """Makes a key or a value readable as text."""
+        self._readable = _readable_on_terminal if sys.stdout.isatty() else _as_it_is
+        """What is printed of a key or a value."""
         self._end = b"\n"
         """What follows each record."""
         self._line: Callable[[Record], bytes]
@@ -102,7 +103,7 @@ class RecordWriter:
         elif layout is Layout.JSON:
             self._line = self._json
         elif layout is Layout.RAW:
-            self._line = _raw
+            self._line = lambda record: self._readable(record.value) if isinstance(record.value, bytes) else b""
         elif parts:
             self._line = self._text
         else:
@@ -236,18 +237,8 @@ def _decoded(record: Record, data: bytes, decode: Decode) -> object:
         raise Failure(f"the record of {place} cannot be decoded: {error}") from error
 
 
-def _raw(record: Record) -> bytes:
-    return record.value if isinstance(record.value, bytes) else b""
-
-
-def _readable(data: object) -> bytes:
-    if not isinstance(data, bytes):
-        return b"null"
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("utf-8", "backslashreplace").encode()
-    return data
+def _as_it_is(data: object) -> bytes:
+    return data if isinstance(data, bytes) else b"null"
 
 
 def _readable_on_terminal(data: object) -> bytes:

@@ -70,7 +70,7 @@ def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None
     assert capfdbinary.readouterr().out.split(b"\n") == [
         b"CreateTime:1000|Partition:3|Offset:10|h:1,g:null|k|value",
         b"CreateTime:2000|Partition:3|Offset:11|NO_HEADERS|null|null",
-        b"NO_TIMESTAMP|Partition:3|Offset:12|NO_HEADERS|\\xff|\\xfe",
+        b"NO_TIMESTAMP|Partition:3|Offset:12|NO_HEADERS|\xff|\xfe",
         b"",
         b"",
     ]
@@ -96,9 +96,9 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
         RecordWriter(Layout.TEXT, {"headers", "key"}, b"|").write(batch, None)
         RecordWriter(Layout.RAW, set(), b"").write(batch, 1)
         shown[is_terminal] = stdout.buffer.getvalue()  # type: ignore[attr-defined]
-    raw = "Grüße\n\x9b\n".encode()
-    assert shown[True] == "h\\x07:\\x00|k\\x1b[2J|Grüße\\n\\x9b\nNO_HEADERS|null|\\xff\\x1b\n".encode() + raw
-    assert shown[False] == b"h\x07:\x00|k\x1b[2J|" + raw + b"NO_HEADERS|null|\\xff\x1b\n" + raw
+    raw, escaped = "Grüße\n\x9b\n".encode(), "Grüße\\n\\x9b\n".encode()
+    assert shown[True] == b"h\\x07:\\x00|k\\x1b[2J|" + escaped + b"NO_HEADERS|null|\\xff\\x1b\n" + escaped
+    assert shown[False] == b"h\x07:\x00|k\x1b[2J|" + raw + b"NO_HEADERS|null|\xff\x1b\n" + raw
 
 
 def test_a_limit_ends_behind_the_last_printed_record(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -148,9 +148,22 @@ def printed(capfdbinary: pytest.CaptureFixture[bytes], layout: str, **options: o
     return bytes(capfdbinary.readouterr().out)
 
 
+def test_a_pipe_gets_the_bytes_of_each_record(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    every = bytes(range(256))
+    record = Record("logs", 3, 0, 1, TimestampType.CREATE, every, every)
+    for layout, expected in (
+        ("%R%s", bytes([0, 0, 1, 0]) + every),
+        ("%k|%s", every + b"|" + every),
+        ("raw", every + b"\n"),
+        ("text", every + b"\n"),
+    ):
+        RecordWriter(layout_of(layout), set(), b"").write([record], None)
+        assert capfdbinary.readouterr().out == expected
+
+
 def test_formats_of_kcat(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert printed(capfdbinary, "%t/%p@%o %T %K:%k %S:%s [%h]%%\\x21\\n") == (
-        b"logs/3@10 1000 1:k 5:value [h=1,g=null]%!\nlogs/3@11 2000 -1: -1: []%!\nlogs/3@12 -1 1:\\xff 2:\\xfe\n []%!\n"
+        b"logs/3@10 1000 1:k 5:value [h=1,g=null]%!\nlogs/3@11 2000 -1: -1: []%!\nlogs/3@12 -1 1:\xff 2:\xfe\n []%!\n"
     )
     assert printed(capfdbinary, "%R")[:8] == bytes([0, 0, 0, 5, 255, 255, 255, 255])
     for wrong in ("lines", "%z"):
