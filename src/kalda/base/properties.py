@@ -3,10 +3,14 @@ r"""Java's properties: the text format of `server.properties`, `meta.properties`
 A line is a key, a separator (`=`, `:` or blanks) and a value. `#` and `!` begin a comment. A line that ends in an odd
 number of backslashes continues in the next line, whose leading blanks are cut. `\t \n \r \f \uXXXX` are characters;
 any other escaped character stands for itself. Of several lines with the same key the last one counts.
+
+Java reads such a file as Latin-1, in which any bytes are legal, and many a file has a comment in some other encoding.
+One that is UTF-8 as a whole is read as that.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,13 +24,35 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
+def decode_text(content: bytes) -> str:
+    """The text of a file that Java's tools share: UTF-8, with or without a byte order mark, where all of it is, else
+    Latin-1, where every byte is a character."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
 def parse_properties(text: str) -> dict[str, str]:
-    r"""Keys and values of a properties text. Raises `ValueError` for a malformed `\u` escape."""
+    r"""Keys and values of a properties text. Raises `ValueError`, with the line, for a malformed `\u` escape."""
     properties: dict[str, str] = {}
-    for line in _logical_lines(text):
+    for number, line in _logical_lines(text):
         key, value = _split(line)
-        properties[_unescape(key)] = _unescape(value)
+        try:
+            properties[_unescape(key)] = _unescape(value)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
     return properties
+
+
+def read_properties_file(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Keys and values of a properties file. Raises `OSError`; `ValueError` with file and line for a malformed one."""
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        return parse_properties(decode_text(content))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}, {error}") from None
 
 
 def format_properties(values: Mapping[str, str], now_ms: int) -> str:
@@ -37,24 +63,26 @@ def format_properties(values: Mapping[str, str], now_ms: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _logical_lines(text: str) -> list[str]:
-    lines: list[str] = []
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """The lines, each with the number of the first one that it is joined of."""
+    lines: list[tuple[int, str]] = []
     joined: str | None = None
-    for natural in _LINE_END.split(text):
+    first = 0
+    for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_BLANK)
         if joined is None:
             if not line or line[0] in "#!":
                 continue
-            joined = line
+            joined, first = line, number
         else:
             joined += line
         if (len(line) - len(line.rstrip("\\"))) % 2:
             joined = joined[:-1]
             continue
-        lines.append(joined)
+        lines.append((first, joined))
         joined = None
     if joined:
-        lines.append(joined)
+        lines.append((first, joined))
     return lines
 
 

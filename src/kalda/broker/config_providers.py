@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.properties import parse_properties
+from kalda.base.properties import parse_properties, read_properties_file
 from kalda.network.named_files import read_named_text
 
 log = logging.getLogger("kalda.server")
@@ -31,10 +31,10 @@ Provider = Callable[[str, str], str | None]
 def read_properties(path: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
     """The properties in a file, replaced by `overrides` where both have a key, with every reference resolved.
 
-    Raises `OSError`, `ValueError` for a malformed escape, `InvalidConfig` for a provider that does not work.
+    Raises `OSError`, `ValueError` with file and line for a malformed escape, `InvalidConfig` for a provider that does
+    not work.
     """
-    with open(path, encoding="utf-8") as file:
-        return resolve({**parse_properties(file.read()), **(overrides or {})}, os.environ)
+    return resolve({**read_properties_file(path), **(overrides or {})}, os.environ)
 
 
 def resolve(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

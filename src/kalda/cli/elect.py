@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.base.properties import decode_text
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import FAILED, Failure
 from kalda.cli.output import print_json
@@ -88,8 +90,7 @@ def _of_topics(cluster: ClusterClient, topics: tuple[str, ...], partition_ids: t
 
 def read_partitions(path: str) -> list[TopicPartition]:
     """The partitions in a file of the format of Kafka's tools. Raises `Failure`, `OSError`."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    text = decode_text(Path(path).read_bytes())
     try:
         found = [partition_of(each) for each in json.loads(text)["partitions"]]
     except (ValueError, KeyError, TypeError) as error:

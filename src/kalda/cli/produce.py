@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import ApiError
+from kalda.base.properties import decode_text
 from kalda.cli.completion import complete_topic
 from kalda.cli.failures import Failure, failure_of
 from kalda.cli.output import Progress, print_json
@@ -77,7 +78,9 @@ def _printable(text: str) -> str:
 )
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition. [default: by key]")
 @click.option(
-    "--timestamp", metavar="WHEN", help="Of every record: 2026-01-31T12:00:00Z, or ms since 1970. [default: now]"
+    "--timestamp",
+    metavar="WHEN",
+    help="Of every record: 2026-01-31T12:00:00Z (UTC without a zone), or ms since 1970. [default: now]",
 )
 @click.option(
     "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default=None,
@@ -237,7 +240,7 @@ def _serializers(registry_url: str | None, key_schema: str | None, value_schema:
         try:
             from kalda.registry import Registry
 
-            registry, schema, is_key = Registry(registry_url), Path(path).read_text(), name == "key"
+            registry, schema, is_key = Registry(registry_url), decode_text(Path(path).read_bytes()), name == "key"
             is_avro = path.endswith(".avsc")
             codec = registry.avro(schema, is_key=is_key) if is_avro else registry.json_schema(schema, is_key=is_key)
         except ImportError as error:

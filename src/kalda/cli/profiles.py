@@ -83,8 +83,8 @@ def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str
 
         try:
             config |= read_config(path) or {}
-        except UnicodeDecodeError as error:
-            raise Failure(f"--command-config {path} is not a text in UTF-8: {error}") from error
+        except ValueError as error:
+            raise Failure(f"--command-config {error}") from error
     config |= pairs
     if config:
         _check_names(config)

@@ -207,7 +207,7 @@ def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
     except InvalidConfig as error:
         raise Failure(f"{config_file}: {error.message}") from error
     except ValueError as error:
-        raise Failure(f"{config_file}: {error}") from error
+        raise Failure(str(error)) from error
     if not config.is_controller:
         raise Failure(f"{config_file}: process.roles does not have the controller role")
     directory = config.metadata_log_dir

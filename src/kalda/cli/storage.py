@@ -52,7 +52,7 @@ def _read_config(config_file: str) -> ServerConfig:
     except OSError as error:
         _fail(f"Cannot read {config_file}: {error.strerror or error}")
     except ValueError as error:
-        _fail(f"Cannot read {config_file}: {error}")
+        _fail(f"Cannot read {error}")
 
 
 def _controller_endpoint(config: ServerConfig) -> Endpoint:

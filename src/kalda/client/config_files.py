@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 
 from kalda.base.configs.definition import Definition
-from kalda.base.properties import parse_properties
+from kalda.base.properties import read_properties_file
 
 
 def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
-    """A mapping as it is; the content of a properties file where a path is given. Raises `OSError`."""
+    """A mapping as it is; the content of a properties file where a path is given. Raises `OSError`; `ValueError` with
+    file and line for a malformed file."""
     if isinstance(config, str | os.PathLike):
-        with open(config, encoding="utf-8") as file:
-            return dict(parse_properties(file.read()))
+        return dict(read_properties_file(config))
     return config
 
 

@@ -11,6 +11,8 @@ import errno
 import os
 import stat
 
+from kalda.base.properties import decode_text
+
 MAX_BYTES = 1 << 20
 
 
@@ -28,8 +30,8 @@ def read_named_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_named_text(path: str | os.PathLike[str]) -> str:
-    """The content, which must be UTF-8. Raises as `read_named_file`, and `UnicodeDecodeError`."""
-    return read_named_file(path).decode("utf-8")
+    """The content as a text. Raises as `read_named_file`."""
+    return decode_text(read_named_file(path))
 
 
 def refusal(path: str) -> str | None:

@@ -20,6 +20,8 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812
 from typing import NamedTuple
 
+from kalda.base.properties import decode_text
+
 _JKS_MAGIC = b"\xfe\xed\xfe\xed"
 _JKS_KEY, _JKS_CERTIFICATE = 1, 2
 _JKS_PROTECTOR = bytes.fromhex("2b060104012a02110101")
@@ -159,10 +161,10 @@ def read_trust_store(kind: str, content: bytes, password: str | None) -> tuple[s
 
 
 def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise BadStore("PEM store: it is not text; set the type of the store to PKCS12 or JKS") from None
+    text = decode_text(content)
+    if not text.isascii() and "-----BEGIN" not in text:
+        raise BadStore("PEM store: it is not text; set the type of the store to PKCS12 or JKS")
+    return text
 
 
 def _require_java(kind: str) -> None:

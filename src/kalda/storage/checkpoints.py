@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from kalda.base.disk import Disk
 from kalda.base.errors import UnsupportedFormat
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text, uuid_to_text
-from kalda.base.properties import format_properties, parse_properties
+from kalda.base.properties import decode_text, format_properties, parse_properties
 
 log = logging.getLogger("kalda.logs")
 
@@ -193,10 +193,13 @@ def write_clean_shutdown(disk: Disk, path: str, broker_epoch: int) -> None:
 
 
 def read_meta_properties(disk: Disk, path: str) -> dict[str, str] | None:
-    """`meta.properties`; None where there is no such file."""
+    """`meta.properties`; None where there is no such file. Raises `ValueError` with file and line."""
     if disk.stat(path) is None:
         return None
-    return parse_properties(disk.read_file(path, 1 << 20).decode("latin-1"))
+    try:
+        return parse_properties(decode_text(_read_small(disk, path, 1 << 20)))
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from None
 
 
 def write_meta_properties(disk: Disk, path: str, values: Mapping[str, str], now_ms: int) -> None:

@@ -264,6 +264,12 @@ def test_pem_with_blanks_instead_of_line_breaks(authority: Authority) -> None:
     assert "ENCRYPTED" in encrypted_key(issued, "secret")
 
 
+def test_a_pem_store_may_have_a_text_in_any_encoding(authority: Authority) -> None:
+    issued: Issued = authority.issue("CN=a")
+    content = "subject=CN=Größe\n".encode("latin-1") + issued.certificate.encode()
+    assert read_trust_store("PEM", content, None) == (issued.certificate.strip(),)
+
+
 def test_blocks_that_do_not_end_are_passed_over_at_once() -> None:
     begins = "-----BEGIN X-----" * 50_000 + "-----BEGIN CERTIFICATE-----"
     assert pem_blocks(begins + "-----END Y-----" * 20_000) == ((), ())

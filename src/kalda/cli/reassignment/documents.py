@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
+from kalda.base.properties import decode_text
 
 ANY = "any"
 _VERSION = 1
@@ -93,8 +95,7 @@ def partition_of(entry: Any) -> TopicPartition:
 
 
 def _load(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    text = decode_text(Path(path).read_bytes())
     try:
         document = json.loads(text)
     except ValueError as error:
