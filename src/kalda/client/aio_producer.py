@@ -36,6 +36,7 @@ from kalda.client.producer_calls import ProducerCalls
 from kalda.records.appending import Ticket, TopicAppender
 
 if TYPE_CHECKING:
+    from kalda.client.core.transaction_manager import PreparedTxnState
     from kalda.client.core.transactions import TransactionDriver
 
 Delivery = asyncio.Future[RecordMetadata]
@@ -310,10 +311,10 @@ class Producer(ProducerCalls):
 
     # -- transactions
 
-    async def init_transactions(self, timeout: float | None = None) -> None:
+    async def init_transactions(self, timeout: float | None = None, *, keep_prepared_txn: bool = False) -> None:
         """As the blocking producer's."""
         transactions = self._transactions()
-        transactions.initialize()
+        transactions.initialize(keep_prepared_txn)
         with self._timed(self._core.metrics.init_ns):
             await self._wait_for_transaction(transactions, timeout, "initialized")
 
@@ -337,6 +338,25 @@ class Producer(ProducerCalls):
         transactions.begin_commit()
         with self._timed(self._core.metrics.commit_ns):
             await self._wait_for_transaction(transactions, timeout, "committed")
+
+    async def prepare_transaction(self, timeout: float | None = None) -> PreparedTxnState:
+        """Wait until all of the transaction's records and offsets are written, and let nothing more into it: the first
+        phase of a two-phase commit (KIP-939). Returns what an external coordinator has to keep. `commit_transaction`,
+        `abort_transaction` or `complete_transaction` ends it. Raises as `commit_transaction`, and `ApiError` where
+        `transaction.two.phase.commit.enable` is false."""
+        transactions = self._transactions()
+        with self._timed(self._core.metrics.prepare_ns):
+            await self.flush(timeout)
+            await self._wait_for_transaction(transactions, timeout, "prepared")
+            return transactions.prepare()
+
+    async def complete_transaction(self, prepared: PreparedTxnState | str, timeout: float | None = None) -> None:
+        """Commit the prepared transaction where it is this one, of which the external coordinator may have kept the
+        text; else abort it."""
+        if str(self._transactions().prepared) == str(prepared):
+            await self.commit_transaction(timeout)
+        else:
+            await self.abort_transaction(timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """As the blocking producer's."""

@@ -52,6 +52,7 @@ from kalda.client.producer_io import ProducerIo
 from kalda.records import appending
 
 if TYPE_CHECKING:
+    from kalda.client.core.transaction_manager import PreparedTxnState
     from kalda.client.core.transactions import TransactionDriver
 
 log = logging.getLogger(__name__)
@@ -422,11 +423,13 @@ class Producer(ProducerCalls):
 
     # -- transactions
 
-    def init_transactions(self, timeout: float | None = None) -> None:
+    def init_transactions(self, timeout: float | None = None, *, keep_prepared_txn: bool = False) -> None:
         """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `TimeoutError`
-        after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`."""
+        after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`.
+        With `keep_prepared_txn`, a transaction that an earlier producer has prepared is not aborted, but left to
+        `complete_transaction` (KIP-939); brokers of Apache Kafka 4.3.1 answer that with UNSUPPORTED_VERSION."""
         transactions = self._transactions()
-        transactions.initialize()
+        transactions.initialize(keep_prepared_txn)
         with self._timed(self._core.metrics.init_ns):
             self._wait_for_transaction(transactions, timeout, "initialized")
 
@@ -453,6 +456,25 @@ class Producer(ProducerCalls):
         transactions.begin_commit()
         with self._timed(self._core.metrics.commit_ns):
             self._wait_for_transaction(transactions, timeout, "committed")
+
+    def prepare_transaction(self, timeout: float | None = None) -> PreparedTxnState:
+        """Wait until all of the transaction's records and offsets are written, and let nothing more into it: the first
+        phase of a two-phase commit (KIP-939). Returns what an external coordinator has to keep. `commit_transaction`,
+        `abort_transaction` or `complete_transaction` ends it. Raises as `commit_transaction`, and `ApiError` where
+        `transaction.two.phase.commit.enable` is false."""
+        transactions = self._transactions()
+        with self._timed(self._core.metrics.prepare_ns):
+            self.flush(timeout)
+            self._wait_for_transaction(transactions, timeout, "prepared")
+            return transactions.prepare()
+
+    def complete_transaction(self, prepared: PreparedTxnState | str, timeout: float | None = None) -> None:
+        """Commit the prepared transaction where it is this one, of which the external coordinator may have kept the
+        text; else abort it."""
+        if str(self._transactions().prepared) == str(prepared):
+            self.commit_transaction(timeout)
+        else:
+            self.abort_transaction(timeout)
 
     def abort_transaction(self, timeout: float | None = None) -> None:
         """Abort the transaction. Records that were not sent yet fail."""

@@ -222,6 +222,10 @@ CLIENT: dict[str, str] = {
     "ssl.truststore.password": "Password of that file.",
     "ssl.truststore.type": "Format of that file: `PEM`, `PKCS12` or `JKS`.",
     "transaction.timeout.ms": "Time after which the coordinator aborts a transaction that was not ended.",
+    "transaction.two.phase.commit.enable": (
+        "Whether an external coordinator decides on transactions (KIP-939): they never expire, and may be prepared "
+        "with `prepare_transaction`. The brokers have to allow it by the same key."
+    ),
     "transactional.id": "Name that makes the producer transactional, and by which it fences its predecessors.",
     "value.deserializer": "What bytes of values become, as `key.deserializer`.",
     "value.serializer": "How values become bytes, as `key.serializer`.",

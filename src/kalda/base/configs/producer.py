@@ -48,6 +48,7 @@ KEYS = (
     Key("partitioner.rack.aware", BOOLEAN, False),
     Key("retries", INT, INT_MAX, Between(0, INT_MAX)),
     Key("transaction.timeout.ms", INT, 60_000),
+    Key("transaction.two.phase.commit.enable", BOOLEAN, False),
     Key("transactional.id", STRING, None, NonEmpty()),
     Key("value.serializer", CLASS, "bytes"),
 )
@@ -81,6 +82,8 @@ class ProducerConfig(client.ClientConfig):
     retries: int
     transactional_id: str | None
     transaction_timeout_ms: int
+    two_phase_commit: bool
+    """Transactions never expire, and may be prepared (KIP-939)."""
     given: Mapping[str, object]
     """The keys that were given, with the values as they were given: objects for serializers and the like."""
 
@@ -114,6 +117,7 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         retries=at["retries"],
         transactional_id=at["transactional.id"],
         transaction_timeout_ms=at["transaction.timeout.ms"],
+        two_phase_commit=_two_phase_commit(at, raw),
         given=raw,
         **client.shared_fields(values),
     )
@@ -131,6 +135,16 @@ def _delivery_timeout(at: Mapping[str, Any], raw: Mapping[str, object]) -> int:
             )
         return shortest_ms
     return timeout_ms
+
+
+def _two_phase_commit(at: Mapping[str, Any], raw: Mapping[str, object]) -> bool:
+    is_enabled: bool = at["transaction.two.phase.commit.enable"]
+    if is_enabled and "transaction.timeout.ms" in raw:
+        raise InvalidConfig(
+            "Cannot set transaction.timeout.ms when transaction.two.phase.commit.enable is set to true. Transactions "
+            "will not expire with two-phase commit enabled."
+        )
+    return is_enabled
 
 
 def _idempotence(at: Mapping[str, Any], raw: Mapping[str, object], acks: int) -> bool:

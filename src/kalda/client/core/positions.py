@@ -427,7 +427,7 @@ class Positions:
                 elif listing.missing.pop(partition, None) is not None:
                     listing.found[partition] = FoundOffset(each.offset, each.timestamp, each.leader_epoch)
         if not listing.missing.keys().isdisjoint(times):  # the broker has said nothing of them, or has refused
-            listing.retry_at_ms = self._requests.now_ms + self._retry_backoff_ms
+            listing.retry_at_ms = self._requests.retry_at_ms()
         if not listing.missing:
             listing.operation.succeed(listing.found)
 

@@ -73,7 +73,9 @@ class ProducerCore:
             from kalda.client.core.transaction_manager import TransactionManager
             from kalda.client.core.transactions import TransactionDriver, Transactions
 
-            manager = TransactionManager(config.transactional_id, config.transaction_timeout_ms, retry)
+            manager = TransactionManager(
+                config.transactional_id, config.transaction_timeout_ms, retry, is_two_phase=config.two_phase_commit
+            )
             self.idempotence = numbering = Transactions(manager)
             self.transactions = TransactionDriver(
                 numbering, self.accumulator, self.connections, self.metadata, lock, config.max_block_ms

@@ -53,8 +53,8 @@ _MAX_END_BEFORE_V2 = 4
 _MAX_OFFSET_COMMIT_BEFORE_V2 = 4
 _MAX_FIND_COORDINATOR = 3
 """The last version with a single key."""
-_MAX_INIT = 5
-"""Version 6 is for two-phase commit (KIP-939)."""
+_MAX_INIT, _TWO_PHASE_INIT = 5, 6
+"""Of InitProducerId: without two-phase commit, and with it (KIP-939)."""
 _TRANSACTIONS_V2 = 2
 _CONCURRENT_RETRY_MS = 20
 """The coordinator is writing the markers of the last transaction, which takes milliseconds."""
@@ -68,6 +68,8 @@ class State(Enum):
     INITIALIZING = "initializing"
     READY = "ready"
     IN_TRANSACTION = "in transaction"
+    PREPARED = "prepared"
+    """An external coordinator decides what becomes of the transaction (KIP-939); its records are written."""
     COMMITTING = "committing"
     ABORTING = "aborting"
     ABORTABLE_ERROR = "abortable error"
@@ -76,9 +78,10 @@ class State(Enum):
 
 _NEXT_STATES = {
     State.UNINITIALIZED: (State.INITIALIZING,),
-    State.INITIALIZING: (State.READY, State.ABORTABLE_ERROR),
+    State.INITIALIZING: (State.READY, State.PREPARED, State.ABORTABLE_ERROR),
     State.READY: (State.IN_TRANSACTION, State.INITIALIZING),
-    State.IN_TRANSACTION: (State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR),
+    State.IN_TRANSACTION: (State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR),
+    State.PREPARED: (State.COMMITTING, State.ABORTING),
     State.COMMITTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
     State.ABORTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
     State.ABORTABLE_ERROR: (State.ABORTING,),
@@ -87,12 +90,43 @@ _NEXT_STATES = {
 """Every state may be followed by FATAL_ERROR too."""
 
 
+class PreparedTxnState(NamedTuple):
+    """A prepared transaction, as an external coordinator keeps it: its text is that of Kafka's class of this name."""
+
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_PRODUCER_EPOCH
+
+    @classmethod
+    def parse(cls, text: str) -> PreparedTxnState:
+        """The inverse of `str`. Raises `ValueError`."""
+        if not text:
+            return cls()
+        producer_id, _, epoch = text.partition(":")
+        try:
+            found = cls(int(producer_id), int(epoch))
+        except ValueError:
+            raise ValueError(f"Invalid serialized transaction state format: {text}") from None
+        if found.producer_id < 0 or found.epoch < 0:
+            raise ValueError(f"Invalid producer ID and epoch values: {text}. Both must be >= 0")
+        return found
+
+    @property
+    def has_transaction(self) -> bool:
+        """Whether there is one."""
+        return self.producer_id != NO_PRODUCER_ID
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}:{self.epoch}" if self.has_transaction else ""
+
+
 class Outgoing(NamedTuple):
     """A request to send to `node_id`; None: to any broker."""
 
     node_id: int | None
     request: Request
     max_version: int | None
+    version: int | None = None
+    """The only version that has what the request says."""
 
 
 class Stamp(NamedTuple):
@@ -123,14 +157,25 @@ class TransactionManager:
     """One transactional id. Time is milliseconds of any monotonic clock."""
 
     def __init__(
-        self, transactional_id: str, transaction_timeout_ms: int = 60_000, backoff: Backoff = _DEFAULT_BACKOFF
+        self,
+        transactional_id: str,
+        transaction_timeout_ms: int = 60_000,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+        *,
+        is_two_phase: bool = False,
     ) -> None:
+        """`is_two_phase`: transactions never expire, and may be prepared (`transaction.two.phase.commit.enable`)."""
         self.transactional_id = transactional_id
         self.state = State.UNINITIALIZED
         self.error: ApiError | None = None
         """Why the state is ABORTABLE_ERROR or FATAL_ERROR."""
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
+        self.prepared = PreparedTxnState()
+        """The transaction that is PREPARED."""
+        self._is_two_phase = is_two_phase
+        self._keeps_prepared = False
+        """The next InitProducerId is to leave a prepared transaction open."""
         self.is_v2 = False
         """Whether the current transaction is of version 2."""
         self._timeout_ms = transaction_timeout_ms
@@ -168,10 +213,29 @@ class TransactionManager:
 
     # -- what the application calls
 
-    def initialize(self) -> None:
-        """Begin to get a producer id and to fence earlier producers. A second call after a timeout continues."""
+    def initialize(self, keep_prepared_txn: bool = False) -> None:
+        """Begin to get a producer id and to fence earlier producers. A second call after a timeout continues. With
+        `keep_prepared_txn` a transaction that an earlier producer has prepared is taken over; else it is aborted."""
+        if keep_prepared_txn:
+            self._require_two_phase("keep a prepared transaction")
         if self.state is not State.INITIALIZING:
             self._move(State.INITIALIZING, "initialize")
+            self._keeps_prepared = keep_prepared_txn
+
+    def prepare(self) -> PreparedTxnState:
+        """All records and offsets of the transaction are written: from now on it can only be ended. Returns what names
+        it."""
+        self._require_two_phase("prepare a transaction")
+        self._expect_transaction("prepare")
+        self._move(State.PREPARED, "prepare")
+        self.prepared = PreparedTxnState(self.producer_id, self.producer_epoch)
+        return self.prepared
+
+    def _require_two_phase(self, what: str) -> None:
+        if not self._is_two_phase:
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE, f"cannot {what}: set transaction.two.phase.commit.enable to true"
+            )
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -222,7 +286,8 @@ class TransactionManager:
         continues."""
         if self.state is State.COMMITTING:
             return
-        self._expect_transaction("commit")
+        if self.state is not State.PREPARED:
+            self._expect_transaction("commit")
         self._move(State.COMMITTING, "commit")
         self._take_version()
 
@@ -248,7 +313,7 @@ class TransactionManager:
     @property
     def is_idle(self) -> bool:
         """Whether everything that the application has called is completed, or cannot be because of `error`."""
-        if self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.READY, State.UNINITIALIZED):
+        if self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.READY, State.PREPARED, State.UNINITIALIZED):
             return self._in_flight is None
         return (
             self.state is State.IN_TRANSACTION
@@ -343,7 +408,10 @@ class TransactionManager:
     def _choose(self, has_batches: bool) -> Outgoing | None:
         match self.state:
             case State.INITIALIZING:
-                return self._to_coordinator(self._init_request(), _MAX_INIT)
+                outgoing = self._to_coordinator(self._init_request(), _MAX_INIT)
+                if self._is_two_phase and isinstance(outgoing.request, InitProducerIdRequest):
+                    return outgoing._replace(max_version=None, version=_TWO_PHASE_INIT)
+                return outgoing
             case State.IN_TRANSACTION | State.COMMITTING:
                 if self._new_partitions:
                     return self._to_coordinator(self._add_partitions_request(), _MAX_ADD_PARTITIONS)
@@ -389,6 +457,8 @@ class TransactionManager:
             transaction_timeout_ms=self._timeout_ms,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
+            enable2_pc=self._is_two_phase,
+            keep_prepared_txn=self._keeps_prepared,
         )
 
     def _add_partitions_request(self) -> AddPartitionsToTxnRequest:
@@ -454,12 +524,22 @@ class TransactionManager:
             self._bump_required = self._end_is_skipped = False
             self._retries = 0
             self._version = self._finalized_version
-            self._move(State.READY, "be ready")
+            self._on_ready(response)
         elif not self._retried(code, now_ms):
             if code is ErrorCode.TRANSACTION_ABORTABLE:
                 self._fail(AbortableTransactionError(code, "InitProducerId"))
             else:
                 self._fail(fatal(code, "InitProducerId"))
+
+    def _on_ready(self, response: Any) -> None:
+        ongoing = PreparedTxnState(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        was_kept, self._keeps_prepared = self._keeps_prepared and ongoing.has_transaction, False
+        if not was_kept:
+            self._move(State.READY, "be ready")
+            return
+        self._move(State.PREPARED, "take the prepared transaction over")
+        self.prepared, self._is_started = ongoing, True
+        self.is_v2 = self._version >= _TRANSACTIONS_V2
 
     def _on_partitions(self, response: Any, now_ms: int) -> None:
         failures: dict[ErrorCode, TopicPartition] = {}
@@ -578,6 +658,7 @@ class TransactionManager:
         self._new_partitions.clear()
         self._added_groups.clear()
         self._is_started = False
+        self.prepared = PreparedTxnState()
         needs_producer_id = self._bump_required or self.producer_id == NO_PRODUCER_ID
         self._move(State.INITIALIZING if needs_producer_id else State.READY, "end")
 

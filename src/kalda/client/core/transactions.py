@@ -31,6 +31,7 @@ from kalda.client.core.transaction_manager import (
     MAX_PRODUCE_BEFORE_V2,
     GroupMember,
     Outgoing,
+    PreparedTxnState,
     State,
     TransactionManager,
 )
@@ -140,10 +141,20 @@ class TransactionDriver:
 
     # -- what the application calls, on its threads
 
-    def initialize(self) -> None:
+    def initialize(self, keep_prepared_txn: bool = False) -> None:
         """Begin to get a producer id. Raises `ApiError`."""
         with self._lock:
-            self.manager.initialize()
+            self.manager.initialize(keep_prepared_txn)
+
+    def prepare(self) -> PreparedTxnState:
+        """Let nothing more into the transaction, whose records are acknowledged. Raises `ApiError`."""
+        with self._lock:
+            return self.manager.prepare()
+
+    @property
+    def prepared(self) -> PreparedTxnState:
+        """The transaction that is prepared; one without a producer id where there is none."""
+        return self.manager.prepared
 
     def begin(self) -> None:
         """Begin a transaction. Raises `ApiError`."""
@@ -269,6 +280,7 @@ class TransactionDriver:
             pending.request,
             now_ms,
             lambda response, error: self._on_done(pending, response, error),
+            version=pending.version,
             max_version=pending.max_version,
         )
 
