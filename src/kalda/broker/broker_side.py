@@ -167,6 +167,10 @@ class BrokerSide:
         A log whose directory failed after it was opened has no replica either, and stays where it is. So does the log
         of a replica that could not be opened: the next start would make an empty one in its place.
         """
+        why = "belongs to no replica that the cluster has on this broker"
+        for left in list(self.logs.unreadable.values()):
+            if left.topic_id is not None and assigned(left.topic_partition, left.topic_id) is None:
+                self.logs.set_aside(left.topic_partition, why)
         for stray in self.logs:
             topic_partition = stray.topic_partition
             replicas = self.services.replicas
@@ -176,7 +180,7 @@ class BrokerSide:
             if has_lost_id or assigned(topic_partition, stray.topic_id) is not None:
                 log.error("%s is not served: its replica could not be opened, and the log stays", topic_partition)
             else:
-                self.logs.set_aside(topic_partition, "belongs to no replica that the cluster has on this broker")
+                self.logs.set_aside(topic_partition, why)
 
     async def _run_job(self, job: Job[T]) -> T:
         """Run a job on a thread, and finish it on the loop."""

@@ -74,3 +74,34 @@ def test_records_whose_topic_id_is_lost_stay_where_they_are(tmp_path: Path, capl
         at = confluent_kafka.TopicPartition("orders", 0)
         assert consumer.get_watermark_offsets(at, timeout=TIMEOUT_S) == (0, 1)
         consumer.close()
+
+
+def test_a_log_of_a_later_version_is_offline_and_the_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cluster(directory=tmp_path) as cluster:
+        for topic in ("orders", "others"):
+            cluster.create_topic(topic)
+        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
+        producer.produce("orders", b"one")
+        assert producer.flush(TIMEOUT_S) == 0
+        partition = cluster.directory(1) / "orders-0"
+        epochs = partition / "leader-epoch-checkpoint"
+        cluster.stop_node(1)
+        content = epochs.read_bytes()
+        epochs.write_bytes(b"1" + content[1:])
+        before = {path.name: path.read_bytes() for path in partition.iterdir()}
+        cluster.start_node(1)
+        cluster.wait_for_leader("others")
+        assert f"{partition} is offline: {epochs} has version 1, only 0 is known" in caplog.text
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "g"})
+        at = confluent_kafka.TopicPartition("others", 0)
+        assert consumer.get_watermark_offsets(at, timeout=TIMEOUT_S) == (0, 0)
+        cluster.stop_node(1)
+        assert {path.name: path.read_bytes() for path in partition.iterdir()} == before
+        epochs.write_bytes(content)
+        cluster.start_node(1)
+        cluster.wait_for_leader("orders")
+        at = confluent_kafka.TopicPartition("orders", 0)
+        assert consumer.get_watermark_offsets(at, timeout=TIMEOUT_S) == (0, 1)
+        consumer.close()
