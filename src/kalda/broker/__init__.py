@@ -10,7 +10,7 @@ The process:
 - `listener_security.py`: what a listener with TLS or SASL does with its connections
 - `sasl_answers.py`: credentials of users, delegation tokens, OAuth tokens
 - `dynamic_configs.py`: the effective configuration, handed to all modules when it changes
-- `config_providers.py`: secrets that `server.properties` refers to
+- `config_providers.py`: `server.properties` with the secrets that it refers to
 - `policies.py`: the operator's own rules for topics and configs
 - `loggers.py`: the loggers of this process as a config resource
 - `logs.py`: the format of log lines

@@ -1,4 +1,4 @@
-"""A client's configuration from a properties file."""
+"""A client's configuration: from a properties file or a mapping, with the values that it refers to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from collections.abc import Mapping
 from kalda.base.configs.definition import Definition
 from kalda.base.properties import read_properties_file
 
+_PROVIDERS = "config.providers"
+
 
 def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
-    """A mapping as it is; the content of a properties file where a path is given. Raises `OSError`; `ValueError` with
-    file and line for a malformed file."""
+    """A mapping, or the content of a properties file where a path is given. References such as
+    `${file:/run/secrets.properties:password}` are replaced by what the declared `config.providers` have (KIP-297); the
+    keys of these are left out. Raises `OSError`; `ValueError` with file and line for a malformed file; `InvalidConfig`
+    for a provider that does not work."""
     if isinstance(config, str | os.PathLike):
-        return dict(read_properties_file(config))
-    return config
+        config = dict(read_properties_file(config))
+    if config is None or _PROVIDERS not in config:
+        return config
+    from kalda.network.config_providers import resolve
+
+    declared = config[_PROVIDERS]
+    names = ",".join(map(str, declared)) if isinstance(declared, list | tuple) else str(declared)
+    texts = {name: value for name, value in config.items() if isinstance(value, str)}
+    found = {**config, **resolve({**texts, _PROVIDERS: names}, os.environ)}
+    return {name: value for name, value in found.items() if name.partition(".providers")[0] != "config"}
 
 
 def keys_of(table: Definition, config: Mapping[str, object]) -> dict[str, object]:

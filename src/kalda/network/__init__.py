@@ -19,6 +19,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes
+- `config_providers`: secrets that the configuration of a node or a client refers to
 - `client_credentials`: where the logins of a client get their token, or their user name and password
 - `certificate_files`: certificates of a test cluster, as files
 - `kerberos`: the SASL mechanism GSSAPI on both sides, over the system's Kerberos library
