@@ -283,6 +283,18 @@ def test_simple_groups_expire_by_commit_and_by_the_clients_own_retention() -> No
     assert world.state("simple") == "Dead"
 
 
+@pytest.mark.parametrize("retention_ms", [2**63 - 1, 2**63 - 10**12, 0, -2, -(2**63)])
+@pytest.mark.parametrize("offset", [2**63 - 1, 0, -(2**63)])
+def test_every_number_of_a_commit_can_be_stored_and_read_again(retention_ms: int, offset: int) -> None:
+    world = World(offsets_retention_ms=DAY_MS)
+    answer = world.commit({("orders", 0): offset}, group="simple", version=4, retention_ms=retention_ms)
+    assert answer.errors == ["NONE"]
+    world.elect()
+    assert world.fetch(group="simple") == {("orders", 0): offset}
+    world.pass_time(30 * DAY_MS)
+    assert world.state("simple") == ("Empty 0" if retention_ms > 0 else "Dead")
+
+
 def test_offsets_of_subscribed_topics_cannot_be_deleted() -> None:
     world = World(initial_rebalance_delay_ms=0)
     a = Client(world, topics=("orders",))

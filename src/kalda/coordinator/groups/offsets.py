@@ -43,6 +43,8 @@ from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict
 
 NO_OFFSET = -1
 _NO_RETENTION_TIME = -1
+_MAX_TIME = 2**63 - 1
+"""A record holds no later time. A retention past it lasts as long as there are records."""
 TOPIC_IDS_FROM = 10
 
 TopicPartitionKey: TypeAlias = tuple[str, int]
@@ -148,7 +150,7 @@ class Offsets:
     ) -> tuple[list[GroupLogRecord], OffsetCommitResponse]:
         """Records for the partitions that may be committed, and the response, with an error for each of the others."""
         retention_ms = request.retention_time_ms
-        expire_ms = NO_EXPIRY if retention_ms == _NO_RETENTION_TIME else wall_ms + retention_ms
+        expire_ms = NO_EXPIRY if retention_ms == _NO_RETENTION_TIME else min(_MAX_TIME, wall_ms + retention_ms)
         records: list[GroupLogRecord] = []
         topics: list[OffsetCommitResponseTopic] = []
         for topic in request.topics:
