@@ -21,6 +21,7 @@ All functions here work on their own objects and may run on any thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable
@@ -286,7 +287,7 @@ class Loading:
             why, is_damaged = str(error), True
         # A loss of power may have torn the file, or emptied it. Each batch has its epoch: read them all.
         epochs = LeaderEpochs(self._disk, self._directory)
-        for segment in segments:
+        for segment in _with_epochs(segments):
             try:
                 for _, header in segment.headers():
                     note_epoch(epochs, header)
@@ -507,6 +508,19 @@ class Loading:
                 expected = header.next_offset
                 found = found or (header.is_control and header.base_offset >= high_watermark)
         return found and expected >= upto
+
+
+def _with_epochs(segments: Segments) -> list[Segment]:
+    """The segments from the last one on that begins with a batch of magic 0 or 1: those before it were written earlier,
+    and had no epochs either."""
+    found: list[Segment] = []
+    for segment in reversed(list(segments)):
+        found.insert(0, segment)
+        with contextlib.suppress(CorruptRecord):
+            first = segment.header_at(0, read_waiting)
+            if first is not None and first.is_legacy:
+                break
+    return found
 
 
 def _offsets(names: list[str], suffix: str) -> list[int]:

@@ -4,6 +4,7 @@ Kafka 4.3.1 does. What is of a format that is not known is no damage."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from legacy_batches import LegacyRecord, legacy_batch
@@ -18,6 +19,7 @@ from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.segment import Segment
 from kalda.storage.truncating import truncate_to
 
 TP = TopicPartition("t", 0)
@@ -116,6 +118,22 @@ def test_batches_of_the_current_format_follow(magic: int, codec: Compression) ->
     assert log.log_end_offset == 83
     assert log.leader_epochs.entries == [(7, 80)]
     assert [r.offset for r in read_all(log)] == list(range(83))
+
+
+def test_a_clean_start_reads_the_headers_of_the_last_old_segment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out that there are no leader epochs: a log of old formats has no entry in their file."""
+    disk = old_disk(1, Compression.GZIP)
+    open_log(disk, clean=False).close()
+    read: list[int] = []
+    headers = Segment.headers
+
+    def counted(self: Segment, *arguments: Any) -> Any:
+        read.append(self.base_offset)
+        return headers(self, *arguments)
+
+    monkeypatch.setattr(Segment, "headers", counted)
+    assert open_log(disk, clean=True).log_end_offset == 80
+    assert set(read) == {40}
 
 
 def test_the_smallest_message_is_read_wherever_it_stands() -> None:
