@@ -70,6 +70,9 @@ SEEDS = {
     "a disk that had failed under a log was first met by its fetcher, and the node ended": Plan(
         97400002, 4, FOURTH, loads=CLEANED
     ),
+    "a consumer passed over a batch whose damaged header ended before it began": Plan(
+        96000134, 3, FOURTH, loads=CLEANED
+    ),
 }
 
 

@@ -76,12 +76,12 @@ def iter_record_batches(
     sections: list[codec.Section] = []
     size = 0
     for pos, header in iter_batches(buf):
+        if check_crcs:  # first: a damaged header may look like that of a batch which is left out
+            check_crc(buf, pos, header)
         if header.is_control or header.records_count == 0 or (keep is not None and not keep(header)):
             continue
         if start_offset is not None and header.last_offset < start_offset:
             continue
-        if check_crcs:
-            check_crc(buf, pos, header)
         if header.is_legacy:
             header, current = in_current_format(header, buf, pos, max_decompressed_bytes)
             data, start, end = records_section(current, 0, header)

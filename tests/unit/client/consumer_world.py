@@ -100,9 +100,10 @@ class Log:
         self.epoch += 1
 
     def read(self, offset: int, size: int) -> bytes:
+        """A piece of the log, from the batch that holds `offset` on: what follows is not looked at."""
         out = b""
         for batch in self.batches:
-            if read_header(batch).last_offset >= offset and (not out or len(out) + len(batch) <= size):
+            if (out or read_header(batch).last_offset >= offset) and (not out or len(out) + len(batch) <= size):
                 out += batch
         return out
 

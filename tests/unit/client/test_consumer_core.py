@@ -264,6 +264,22 @@ def test_a_corrupt_batch_is_raised_and_can_be_passed() -> None:
     assert drain(member, 3) == numbered(3, 3)
 
 
+@pytest.mark.parametrize(("at", "value"), [(23, 0x80), (22, 0x20), (7, 0)])
+def test_a_batch_whose_damaged_header_names_other_records_is_not_passed_over(at: int, value: int) -> None:
+    """By its header it ends before it begins, or is a marker, or is below the position."""
+    cluster = cluster_of(1)
+    for first in (0, 3, 6):
+        cluster.append("t", 0, *numbered(3, first))
+    log = cluster.logs[T0]
+    damaged = bytearray(log.batches[1])
+    damaged[at] = value
+    log.batches[1] = bytes(damaged)
+    member = Member(cluster).assign(T0)
+    member.core.subscription.state(T0).seek(OffsetAndEpoch(1))
+    with pytest.raises(UndecodableRecord):
+        drain(member, 5)
+
+
 def test_a_deserializer_that_fails_names_the_record_after_those_before_it() -> None:
     cluster = cluster_of(1)
     cluster.append("t", 0, b"1", b"x", b"3")

@@ -379,14 +379,14 @@ class Fetcher:
         if not records or state.fetch_offset != entry.offset:
             return
         try:
-            batches = deque(
-                (pos, header) for pos, header in iter_batches(records) if header.last_offset >= entry.offset
-            )
-            if batches and not _ascends(batches):
+            found = list(iter_batches(records))
+            if not _ascends(found):
                 raise CorruptRecord(f"the batches from offset {entry.offset} on are not in order")
-            if batches and self._config.check_crcs:
-                for pos, header in batches:
+            if self._config.check_crcs:
+                for pos, header in found:
                     check_crc(records, pos, header)
+            # Not before the checks: a damaged batch may look as if it ended earlier.
+            batches = deque((pos, header) for pos, header in found if header.last_offset >= entry.offset)
             for at, (pos, header) in enumerate(batches):
                 if header.is_legacy:
                     with suppress(CorruptRecord):  # which is raised once it is the first to be returned
@@ -596,7 +596,7 @@ class Fetcher:
                 raise error
 
 
-def _ascends(batches: deque[tuple[int, BatchHeader]]) -> bool:
+def _ascends(batches: list[tuple[int, BatchHeader]]) -> bool:
     """Whether each batch begins after the one before it, and ends where it begins or later."""
     following = -1
     for _, header in batches:
