@@ -165,7 +165,7 @@ class ReplicaFetcherManager:
 
     @property
     def failed(self) -> int:
-        """How many partitions cannot be followed, for now or while their disk is offline."""
+        """How many partitions cannot be followed at present, or while their disk is offline."""
         return self._fetchers.failed
 
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:

@@ -116,7 +116,7 @@ class Followed:
     def fail(self, now_ms: int, longest_ms: int, why: str) -> None:
         """Give the partition up, for as long as a pause lasts. The first of several failures is logged."""
         if not self.has_failed:
-            log.warning("%s is given up for now, and tried again later: %s", self.partition, why)
+            log.warning("%s is given up, and tried again later: %s", self.partition, why)
         self.has_failed = True
         self.pause(now_ms, longest_ms)
 
@@ -197,7 +197,7 @@ class ReplicaFetcher:
 
     @property
     def failed(self) -> int:
-        """How many partitions are given up: for now, or for as long as their disk is offline."""
+        """How many partitions are given up until a retry, or for as long as their disk is offline."""
         return sum(each.has_failed for each in self._followed.values())
 
     def lags(self) -> Iterator[tuple[TopicPartition, int]]:

@@ -286,7 +286,7 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
     ),
     "kafka.server:type=ReplicaFetcherManager": (
         Metric("MaxLag", "offsets by which the follower that is furthest behind is behind its leader", "clientId"),
-        Metric("FailedPartitionsCount", "followers that are given up, for now or with their disk", "clientId"),
+        Metric("FailedPartitionsCount", "followers that are given up, until a retry or with their disk", "clientId"),
     ),
     "kafka.server:type=FetcherLagMetrics": (
         Metric("ConsumerLag", "likewise of each partition followed here; where they are few", f"clientId,{_PARTITION}"),

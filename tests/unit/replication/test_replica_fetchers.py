@@ -179,7 +179,7 @@ def test_a_partition_that_is_given_up_is_counted_said_once_and_tried_again(
         world.answered(now_ms, **fields)
         assert world.fetcher.failed == 1
         assert world.fetcher.next_request(now_ms) is None, "a pause comes first"
-    said = [record for record in caplog.records if "is given up for now, and tried again later" in record.message]
+    said = [record for record in caplog.records if "is given up, and tried again later" in record.message]
     assert [record.levelname for record in said] == ["WARNING"]
     world.failure = None
     world.answered(30_000, records=b"")

@@ -78,20 +78,7 @@ class ReplicationModule(Module):
             host.rng.randint,
             config["kalda.fetch.session.cache.bytes"],
         )
-        sensors = context.sensors
-        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
-        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count)
-        evictions = SensorName(FETCH_SESSIONS, "IncrementalFetchSessionEvictionsPerSec")
-        sensors.add_source(lambda: [(evictions, counted(sessions.evictions))])
-        sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
-        sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: cache.reassigning(config.node_id))
-        sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
-        sensors.gauge(FETCHERS, "FailedPartitionsCount", (("clientId", "Replica"),), lambda: self._fetchers.failed)
-        most: int = config["kalda.metrics.logs.max"]
-        sensors.add_source(lambda: partition_sensors(self.replicas, most))
-        sensors.add_source(lambda: lag_sensors(self._fetchers.lags()) if len(self.replicas) <= most else ())
-        conversions = SensorName(BROKER_TOPIC, "ProduceMessageConversionsPerSec")
-        sensors.add_source(lambda: [(conversions, context.logs.conversions)])
+        self._measure(context, sessions)
         self._clock = host.clock
         self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
         self._channels = BrokerChannels("verification", config, cache, host.rng.random, host.route, context.to_brokers)
@@ -115,6 +102,22 @@ class ReplicationModule(Module):
             context.opening,
         )
         self._offsets = OffsetHandlers(self.replicas, context.opening)
+
+    def _measure(self, context: BrokerContext, sessions: FetchSessionCache) -> None:
+        sensors, config = context.sensors, context.config
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count)
+        evictions = SensorName(FETCH_SESSIONS, "IncrementalFetchSessionEvictionsPerSec")
+        sensors.add_source(lambda: [(evictions, counted(sessions.evictions))])
+        sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
+        sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: context.cache.reassigning(config.node_id))
+        sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
+        sensors.gauge(FETCHERS, "FailedPartitionsCount", (("clientId", "Replica"),), lambda: self._fetchers.failed)
+        most: int = config["kalda.metrics.logs.max"]
+        sensors.add_source(lambda: partition_sensors(self.replicas, most))
+        sensors.add_source(lambda: lag_sensors(self._fetchers.lags()) if len(self.replicas) <= most else ())
+        conversions = SensorName(BROKER_TOPIC, "ProduceMessageConversionsPerSec")
+        sensors.add_source(lambda: [(conversions, context.logs.conversions)])
 
     def rows(self) -> list[Row]:
         """Reads and writes of partitions."""
