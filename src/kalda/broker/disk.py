@@ -225,6 +225,15 @@ class _Opener:
         if on_many is not None:
             on_many()
 
+    def close(self) -> None:
+        """Give the reserve back, and have none from now on."""
+        self._reserve = 0
+        while self._release_one():
+            pass
+
+    def __del__(self) -> None:
+        self.close()
+
     def fill(self) -> None:
         """Take descriptors into the reserve again, as far as there are any."""
         with contextlib.suppress(OSError):
@@ -255,12 +264,15 @@ class RealDisk:
     """Files of this machine."""
 
     def __init__(self, reserve: int = 0) -> None:
-        """`reserve`: so many descriptors are kept in reserve."""
+        """`reserve`: so many descriptors are kept in reserve, from the first file that is opened until `close`."""
         self.syncs = Durations()
         """How long files were synced. Threads add to it, so a few may be missing."""
         self._opener = _Opener(reserve)
-        self._opener.fill()
         self._may_use_reserve = reserve > 0
+
+    def close(self) -> None:
+        """Give the reserve back. Files are still opened, without one."""
+        self._opener.close()
 
     @property
     def without_reserve(self) -> RealDisk:

@@ -620,39 +620,46 @@ class Node:
         if clean and self._broker is not None and not self.failed and self.config["controlled.shutdown.enable"]:
             await self._hand_over(self._broker)
         self._stopping = True
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if self._timers is not None:
-            self._timers.stop()
-        if self._security is not None:
-            self._security.close()
-        if self.metrics_listener is not None:
-            await self.metrics_listener.close()
-        if self._metrics_push is not None:
-            self._metrics_push.close()
-        if self._quotas is not None:
-            self._quotas.close()
-        if self._authorizer is not None:
-            self._authorizer.close()
-        if self._quorum is not None:
-            self._quorum.stop_probing()
-        if self._broker is not None:
-            await self._broker.close()
-        if self._registration is not None:
-            self._registration.close()
-        for channel in (self._heartbeats, self._channel):
-            if channel is not None:
-                await channel.close()
-        if self._server is not None:
-            await self._server.stop(deadline_ms=1_000 if clean else 0)
-        if self._broker is not None:
-            await self._broker.close_logs(clean)
-        await self._close_quorum(clean)
-        for jobs in (self._jobs, self._security_jobs):
-            if jobs is not None:
-                jobs.close()
-        self._locks.release()
+        try:
+            await self._close(clean)
+        finally:
+            # Threads, locks and descriptors go back, whatever could not be closed.
+            for jobs in (self._jobs, self._security_jobs):
+                if jobs is not None:
+                    jobs.close()
+            self._locks.release()
+            self._host.close()
         log.info("node %d has stopped", self.config.node_id)
+
+    async def _close(self, clean: bool) -> None:
+        """Close each part that was made, the last of these lines first. Where one fails, the others are closed, and
+        this raises what it raised."""
+        async with contextlib.AsyncExitStack() as parts:
+            parts.push_async_callback(self._close_quorum, clean)
+            if self._broker is not None:
+                parts.push_async_callback(self._broker.close_logs, clean)
+            if self._server is not None:
+                parts.push_async_callback(self._server.stop, 1_000 if clean else 0)
+            for channel in (self._channel, self._heartbeats):
+                if channel is not None:
+                    parts.push_async_callback(channel.close)
+            if self._registration is not None:
+                parts.callback(self._registration.close)
+            if self._broker is not None:
+                parts.push_async_callback(self._broker.close)
+            if self._quorum is not None:
+                parts.callback(self._quorum.stop_probing)
+            for part in (self._authorizer, self._quotas, self._metrics_push):
+                if part is not None:
+                    parts.callback(part.close)
+            if self.metrics_listener is not None:
+                parts.push_async_callback(self.metrics_listener.close)
+            if self._security is not None:
+                parts.callback(self._security.close)
+            if self._timers is not None:
+                parts.callback(self._timers.stop)
+            if self._watchdog is not None:
+                parts.callback(self._watchdog.stop)
 
     def skip_handover(self) -> None:
         """A `stop` under way, or a later one, does not wait until leaderships have moved. Logs are closed as ever."""

@@ -205,7 +205,9 @@ class Host:
     def __init__(self, disk: Disk | None = None, *, owns_process: bool = False) -> None:
         """`owns_process`: the process is for this node alone."""
         self._owns_process = owns_process
-        self.disk: Disk = disk if disk is not None else RealDisk(_RESERVED_DESCRIPTORS)
+        self._own_disk = RealDisk(_RESERVED_DESCRIPTORS) if disk is None else None
+        """None where the caller has one."""
+        self.disk: Disk = disk if disk is not None else self._own_disk or RealDisk()
         self.clock: LoopClock = SystemClock()
         self.rng = random.Random()
         """For jitter and for choices that need not be secret."""
@@ -230,6 +232,11 @@ class Host:
     def watch(self, watchdog: Watchdog) -> None:
         """Have a thread watch the loop that this is called on, until `Watchdog.stop`."""
         watchdog.start(owns_process=self._owns_process)
+
+    def close(self) -> None:
+        """The node has stopped: give back what the host has for it."""
+        if self._own_disk is not None:
+            self._own_disk.close()
 
     def route(self, host: str, port: int) -> tuple[str, int]:
         """Where connections to that address of another node are made to."""

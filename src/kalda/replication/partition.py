@@ -170,6 +170,8 @@ class Partition:
             return
         # Where an epoch lies between, another leader's, followers may have truncated to that leader's log.
         led_previous_epoch = was_leader and leader_epoch == self.leader_epoch + 1
+        if new_epoch or not was_leader:
+            self.log.unblock()  # a truncation that is under way has still to move the log's end
         in_sync, end = self.in_sync, self.log.log_end_offset
         if new_epoch or not was_leader:
             self.log.assign_leader_epoch(leader_epoch, end)

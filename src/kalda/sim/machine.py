@@ -107,6 +107,9 @@ class SimHost(Host):
         assert self._jobs is not None, "only jobs pause"
         self._jobs.pause(duration_ms)
 
+    def close(self) -> None:
+        """The disk outlives the process."""
+
     def watch(self, watchdog: Watchdog) -> None:
         """There are no threads."""
 

@@ -145,6 +145,8 @@ class Cleaning:
             if job is not None:
                 return job
             self._begin()
+            if not self._unmapped:
+                return self.abandon()  # retention has removed all of the dirty part since
         if self._pass is None:
             if self._rules is None:
                 self._pass = self._key_mapping()

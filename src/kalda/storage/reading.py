@@ -188,7 +188,7 @@ class ColdRead:
 
     No file is opened to make the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
     before that, or replaced by compaction, belongs to another state of the log: then `finish` takes a new snapshot, for
-    another `run`. Likewise where no batch is found in a file that was cut, and perhaps written anew, meanwhile.
+    another `run`. Likewise where a read fails in a file that was cut, and perhaps written anew, meanwhile.
     """
 
     __slots__ = (
@@ -271,12 +271,10 @@ class ColdRead:
         replaced = any(
             view.is_open and log.segments.floor(segment.base_offset) is not segment for segment, view in self._by_name
         )
-        if isinstance(self._failure, FileNotFoundError):
+        if isinstance(self._failure, FileNotFoundError) or (self._failure is not None and self.is_outdated):
             replaced = True
         elif isinstance(self._failure, OSError):
             log.on_io_error(self._failure)
-        elif self._failure is not None:
-            replaced = replaced or self.is_outdated
         for segment, view in views:
             if not log.offline and not self.is_outdated:
                 log.reads.adopt(segment, view)

@@ -113,6 +113,7 @@ class Cluster:
         finally:
             self._network = None
             self._loop = self._thread = None
+            asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -249,7 +250,12 @@ class Cluster:
             config = self._config_of(place)
             scram = () if self._security is None else self._security.scram_arguments
             layout.format_place(place, self._places, config, self.cluster_id, disk, scram)
-        await asyncio.gather(*(self._start(place) for place in self._places))
+        try:
+            async with asyncio.TaskGroup() as starts:  # where one fails, the others are stopped
+                for place in self._places:
+                    starts.create_task(self._start(place))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         await self._wait_until_all_unfenced()
 
     async def _start(self, place: layout.Place) -> None:
@@ -277,9 +283,14 @@ class Cluster:
         """Stop all nodes at once. Without a majority of the quorum no controlled shutdown succeeds, so only a single
         node is stopped cleanly."""
         is_single = len(self.nodes) == 1
-        await asyncio.gather(*(self._end(node_id, clean=is_single) for node_id in list(self.nodes)))
-        if self._network is not None:
-            await self._network.close()
+        try:
+            ends = [self._end(node_id, clean=is_single) for node_id in list(self.nodes)]
+            failures = [each for each in await asyncio.gather(*ends, return_exceptions=True) if each is not None]
+        finally:
+            if self._network is not None:
+                await self._network.close()
+        if failures:
+            raise failures[0]
 
     async def _wait_until_all_unfenced(self) -> None:
         """Each node has all running nodes unfenced in its metadata, so that clients get all of them from each."""

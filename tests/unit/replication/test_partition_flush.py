@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.truncating import truncate_to
+from kalda.storage.truncating import begin_truncation, truncate_to
 
 
 class Later:
@@ -92,3 +94,25 @@ def test_records_in_place_of_flushed_ones_are_flushed_by_the_leader_that_waits_f
     while jobs.waiting:
         jobs.step()
     assert log.high_watermark == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_epoch_begins_where_the_truncation_that_was_under_way_ends(steps: int) -> None:
+    """Its followers find by that offset what they must not keep."""
+    disk, jobs = SimDisk(random.Random(1)), Later()
+    disk.make_dirs("/d")
+    where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
+    log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    partition = Partition(where, topic_id, 1, log, jobs)
+    partition.become_leader(0, 0, (1, 2), (1,))
+    for _ in range(5):
+        partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
+    partition.become_follower(2, 1, 1, (1, 2), (1, 2))
+    truncation = begin_truncation(log, 3)
+    assert truncation is not None
+    for _ in range(steps):
+        truncation.advance()
+    partition.become_leader(2, 2, (1, 2), (1,))
+    partition.append(build_batch([(1, None, b"y", ())]), -1, 1)
+    assert log.leader_epochs.entries == [(0, 0), (2, 3)]
+    assert (partition.in_sync.epoch_start, log.log_end_offset) == (3, 4)

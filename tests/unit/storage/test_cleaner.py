@@ -9,6 +9,7 @@ from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.storage.cleaning import Cleaning
 from kalda.storage.config import LogConfig
+from kalda.storage.retention import delete_segments
 from kalda.storage.truncating import truncate_to
 
 
@@ -434,3 +435,19 @@ def test_a_log_truncated_before_its_cleaning_is_noted_does_not_count_as_clean(st
                 node.put(("key", "x" * 60))
     assert not cleaning.done
     assert node.cleaner.finished(cleaning, node.now_ms) is None
+
+
+def test_a_log_whose_dirty_part_is_deleted_before_it_is_read_stays_cleanable() -> None:
+    """Retention ran while the checkpoints were written with which a cleaning begins."""
+    node = CompactedNode()
+    cleaning = _a_cleaning(node)
+    first = cleaning.next_job()
+    assert first is not None
+    first.complete()
+    for _ in range(20):
+        node.put(("another", "x" * 60))
+    delete_segments(node.log, node.log.segments.between(0, 30))
+    while (job := cleaning.next_job()) is not None:
+        job.complete()
+    assert not cleaning.done
+    assert not node.cleaner.uncleanable

@@ -189,3 +189,16 @@ def test_a_read_while_the_log_is_cut_and_written_anew_gives_what_the_log_has_the
     assert found(read(log, 0, jobs, 10_000)) == [0, 1]
     assert jobs.count == 2
     assert not log.offline
+
+
+def test_an_index_that_is_cut_under_a_read_is_no_failure_of_the_disk() -> None:
+    config = LogConfig(index_interval_bytes=0)
+    log = Log.open(SimDisk(random.Random(3)), "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True)
+    for _ in range(9):
+        log.append_as_leader(build_batch([(NOW_MS, b"k", b"x" * 50, ())]), 0, NOW_MS)
+    log.close()
+    log = Log.open(log.disk, "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True)
+    jobs = Jobs(lambda: truncate_to(log, 2))
+    assert found(read(log, 1, jobs, 10_000)) == [1]
+    assert jobs.count == 2
+    assert not log.offline

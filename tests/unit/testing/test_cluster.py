@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.node import StartError
+from kalda.broker.node import Node, StartError
 from kalda.client.cluster import ClusterClient
 from kalda.testing import Cluster
 
@@ -124,6 +129,81 @@ def test_nothing_is_left_running(kalda_cluster_factory: Callable[..., Cluster]) 
     assert threading.active_count() <= before
     assert not directory.exists()
     cluster.stop()
+
+
+def open_files() -> list[str]:
+    """What the descriptors of this process are for. Descriptors that were closed have no name."""
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(name if name.startswith("/") else name.partition(":")[0] for name in names)
+
+
+@pytest.fixture
+def returned() -> Iterator[None]:
+    """All descriptors and threads that a test's clusters had, without a collection of garbage."""
+    with Cluster():  # what the process makes once is there afterwards
+        pass
+    gc.collect()
+    files, threads = open_files(), set(threading.enumerate())
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    assert open_files() == files
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are listed in /proc, which Linux has")
+class TestWhatANodeHas:
+    def test_is_returned_by_stop(self, returned: None) -> None:
+        for _ in range(2):
+            with Cluster() as cluster:
+                cluster.create_topic("t", partitions=3)
+
+    def test_is_returned_by_a_kill_and_a_restart(self, returned: None) -> None:
+        with Cluster(brokers=3, network_faults=True) as cluster:
+            cluster.create_topic("t", partitions=3)
+            cluster.kill_node(1)
+            cluster.start_node(1)
+            cluster.stop_node(2)
+            cluster.start_node(2)
+            cluster.kill_node(3)
+
+    def test_is_returned_by_a_start_that_fails(self, returned: None) -> None:
+        """One node finds its port taken; the others wait for the quorum."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            listener = f"PLAINTEXT://127.0.0.1:{taken.getsockname()[1]}"
+            controller = "CONTROLLER://127.0.0.1:0"
+            both = {"listeners": f"{listener},{controller}", "advertised.listeners": f"{listener},{controller}"}
+            cluster = Cluster(brokers=3, node_configs={1: both})
+            with pytest.raises(StartError, match="in use"):
+                cluster.start()
+
+    def test_is_returned_where_a_part_cannot_be_closed(self, returned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        cluster = Cluster().start()
+        node: Any = cluster.nodes[1]
+
+        async def fail() -> None:
+            raise ValueError("cannot be closed")
+
+        close = node._broker.close
+        monkeypatch.setattr(node._broker, "close", fail)
+        with pytest.raises(ValueError, match="cannot be closed"):
+            cluster.stop()
+        asyncio.run(close())  # what the fault has left
+
+    def test_is_nothing_before_its_start(self, returned: None) -> None:
+        with Cluster() as cluster:
+            config = cluster.nodes[1].config
+            before = open_files()
+            nodes = [Node(config) for _ in range(3)]
+            assert open_files() == before
+            del nodes
 
 
 def test_the_session_has_a_cluster(kalda_cluster: Cluster) -> None:
