@@ -22,9 +22,17 @@ def hold_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def use_utf8() -> None:
+    """Where the locale has ASCII only (`LC_ALL=C` with `PYTHONUTF8=0`), begin anew in Python's UTF-8 mode: arguments,
+    file names and output are UTF-8 then, as where the mode is not forbidden."""
+    if sys.getfilesystemencoding() == "ascii":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def main() -> int:
     """Run a command. `server` runs without loading click, for a fast start."""
     hold_standard_streams()
+    use_utf8()
     arguments = sys.argv[1:]
     if arguments[:1] == ["server"]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
 
 _TYPES = {"user": "user", "client_id": "client-id", "ip": "ip"}
+_PLAIN = re.compile(r"[^<'\",\s][^,\s]*")
 
 
 @click.group()
@@ -53,7 +55,11 @@ def _entity(options: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _show(entity: dict[str, str | None]) -> str:
-    return ", ".join(f"{kind} {'<default>' if name is None else name}" for kind, name in sorted(entity.items()))
+    """A name that looks like the default, or like more than a name, is quoted, as Kafka's tool quotes all names."""
+    return ", ".join(
+        f"{kind} {'<default>' if name is None else name if _PLAIN.fullmatch(name) else repr(name)}"
+        for kind, name in sorted(entity.items())
+    )
 
 
 @quotas.command("describe")

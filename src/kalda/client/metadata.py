@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
 DEFAULT_PORT = 9092
+_PROTOCOL = re.compile(r"[0-9a-zA-Z%._-]*://")
 
 
 class Address(NamedTuple):
@@ -115,7 +117,8 @@ UNKNOWN_TOPIC = Topic("", ZERO_UUID, False, (), ErrorCode.UNKNOWN_TOPIC_OR_PARTI
 
 
 def parse_bootstrap(servers: str | Iterable[str]) -> tuple[Address, ...]:
-    """Addresses from `host:port,host:port`; `[::1]:9092` for IPv6; no port means 9092. Raises `ValueError`."""
+    """Addresses from `host:port,host:port`; `[::1]:9092` for IPv6; no port means 9092. A protocol in front, as in
+    `PLAINTEXT://host:port`, is dropped, as Kafka's clients do. Raises `ValueError`."""
     texts = servers.split(",") if isinstance(servers, str) else servers
     addresses = tuple(_parse_address(text.strip()) for text in texts if text.strip())
     if not addresses:
@@ -132,15 +135,16 @@ def configured_bootstrap(servers: Iterable[str], key: str = "bootstrap.servers")
 
 
 def _parse_address(text: str) -> Address:
-    host, port_text = text, str(DEFAULT_PORT)
-    if text.startswith("["):
-        host, closing, rest = text[1:].partition("]")
+    address = text[found.end() :] if (found := _PROTOCOL.match(text)) else text
+    host, port_text = address, str(DEFAULT_PORT)
+    if address.startswith("["):
+        host, closing, rest = address[1:].partition("]")
         if not closing or rest[:1] not in ("", ":"):
             raise ValueError(f"bootstrap server {text!r}: [ADDRESS]:PORT is expected")
         port_text = rest[1:] or port_text
-    elif text.count(":") == 1:
-        host, _, port_text = text.partition(":")
-    elif ":" in text:
+    elif address.count(":") == 1:
+        host, _, port_text = address.partition(":")
+    elif ":" in address:
         raise ValueError(f"bootstrap server {text!r}: an IPv6 address is written [ADDRESS]:PORT")
     if not host or not port_text.isdecimal() or not 0 < int(port_text) < 65536:
         raise ValueError(f"bootstrap server {text!r}: HOST:PORT is expected, the port from 1 to 65535")

@@ -87,6 +87,8 @@ def test_a_transaction_that_began_before_the_fetch_is_dropped_from_its_first_bat
         ("a:1,b:2", (Address("a", 1), Address("b", 2))),
         (" kafka.example.com ", (Address("kafka.example.com", 9092),)),
         ("[::1]:9000,[fe80::1]", (Address("::1", 9000), Address("fe80::1", 9092))),
+        ("PLAINTEXT://a:1,SASL_SSL://[::1]:2", (Address("a", 1), Address("::1", 2))),
+        ("my.listener-1://b,://c:3", (Address("b", 9092), Address("c", 3))),
     ],
 )
 def test_bootstrap_addresses(text: str, expected: tuple[Address, ...]) -> None:
@@ -94,7 +96,9 @@ def test_bootstrap_addresses(text: str, expected: tuple[Address, ...]) -> None:
     assert parse_bootstrap(",".join(map(str, expected))) == expected
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":9092", "::1", "[::1", "[::1]9", "a:-1"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "a:b", "a:0", "a:70000", ":9092", "::1", "[::1", "[::1]9", "a:-1", "a://", "a:1://b", "a://b://c"]
+)
 def test_malformed_addresses(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|is written"):
         parse_bootstrap(text)
