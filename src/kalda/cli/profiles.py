@@ -8,7 +8,8 @@ A profile is a table of `~/.config/kalda/profiles.toml` (`KALDA_PROFILES` names 
     ssl.truststore.location = "/etc/kafka/ca.pem"
 
 What comes later in this list wins: the profile (`--profile`, or `KALDA_PROFILE`), `--command-config FILE`,
-`-X KEY=VALUE`, and for the address `--bootstrap-server`. A key that no client has is an error.
+`-X KEY=VALUE`, and for the address `--bootstrap-server`. A key that no client has is an error; in a file, which other
+programs may share, it is a warning, as with Kafka's tools.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from pathlib import Path
 
 import click
 
+from kalda.base.printable import printable
 from kalda.cli.failures import Failure
 
 PROFILES_VARIABLE = "KALDA_PROFILES"
 PROFILE_VARIABLE = "KALDA_PROFILE"
+_OF_PROGRAMS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
+"""Keys that say what a program writes and reads. Commands have bytes, and options of their own."""
 
 
 def profiles_path() -> Path:
@@ -78,27 +82,45 @@ def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str
             known = ", ".join(sorted(profiles)) or "it has none"
             raise Failure(f"--profile {profile}: there is no such profile in {profiles_path()}: {known}")
         config |= profiles[profile]
+    _check_names({**config, **pairs})
     if path is not None:
-        from kalda.client.config_files import read_config
+        config |= _of_file(path)
+    return {**config, **pairs}
 
-        try:
-            config |= read_config(path) or {}
-        except ValueError as error:
-            raise Failure(f"--command-config {error}") from error
-    config |= pairs
-    if config:
-        _check_names(config)
-    return config
+
+def _of_file(path: str) -> dict[str, object]:
+    """The keys of clients in a properties file. Raises `Failure`."""
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.base.properties import read_properties_file
+    from kalda.client.config_files import resolved
+
+    try:
+        found = resolved(read_properties_file(path))
+    except ValueError as error:
+        raise Failure(f"--command-config {error}") from error
+    except InvalidConfig as error:
+        raise Failure(f"--command-config {path}: {error.message}") from error
+    known = _names() - _OF_PROGRAMS
+    unused = [name for name in found if name not in known | _OF_PROGRAMS]
+    if unused:
+        names = ", ".join(map(printable, unused))
+        click.echo(f"kalda: warning: --command-config {path}: no client uses {names}", err=True)
+    return {name: value for name, value in found.items() if name in known}
+
+
+def _names() -> set[str]:
+    """The keys of all kinds of clients."""
+    from kalda.base.configs.admin import ADMIN
+    from kalda.base.configs.consumer import CONSUMER
+    from kalda.base.configs.producer import PRODUCER
+
+    return {*ADMIN.names(), *CONSUMER.names(), *PRODUCER.names()}
 
 
 def _check_names(config: Mapping[str, object]) -> None:
     from difflib import get_close_matches
 
-    from kalda.base.configs.admin import ADMIN
-    from kalda.base.configs.consumer import CONSUMER
-    from kalda.base.configs.producer import PRODUCER
-
-    known = {*ADMIN.names(), *CONSUMER.names(), *PRODUCER.names()}
+    known = _names() if config else set()
     for name in config:
         if name not in known:
             (near,) = get_close_matches(name, known, 1, 0.0)

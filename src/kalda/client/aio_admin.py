@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from kalda.base.configs.admin import admin_config
+from kalda.base.configs.admin import ADMIN, admin_config
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.admin import cluster_plans, group_plans, token_plans, topic_plans
@@ -47,7 +47,7 @@ class Admin(AdminCalls):
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call."""
-        self._config = admin_config(read_config(config), keywords)
+        self._config = admin_config(read_config(ADMIN, config), keywords)
         self._driven = AdminDriven(self._config, self._host.random, self._host.monotonic_ms())
         self._driven.push_metrics(lambda: int(self._host.wall_s() * 1000))
         self._io: IoLoop | None = None

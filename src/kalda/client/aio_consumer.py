@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
-from kalda.base.configs.consumer import consumer_config
+from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.channels import security_of
@@ -107,7 +107,7 @@ class Consumer(ConsumerCalls):
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call that waits."""
-        self._config = settings = consumer_config(read_config(config), keywords)
+        self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
         group, host = settings.group_id, self._host
         name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
         self._core = ConsumerCore(

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
-from kalda.base.configs.producer import producer_config
+from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.client.channels import security_of
@@ -108,7 +108,7 @@ class Producer(ProducerCalls):
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. The loop is that of the first `send`, or of `async with`."""
-        self._config = producer_config(read_config(config), keywords)
+        self._config = producer_config(read_config(PRODUCER, config), keywords)
         self._outgoing = Outgoing(self._config)
         self._core = ProducerCore(
             self._config,

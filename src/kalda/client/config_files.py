@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 
 from kalda.base.configs.definition import Definition
+from kalda.base.printable import printable
 from kalda.base.properties import read_properties_file
 
 _PROVIDERS = "config.providers"
+log = logging.getLogger("kalda.client")
 
 
-def read_config(config: Mapping[str, object] | str | os.PathLike[str] | None) -> Mapping[str, object] | None:
-    """A mapping, or the content of a properties file where a path is given. References such as
-    `${file:/run/secrets.properties:password}` are replaced by what the declared `config.providers` have (KIP-297); the
-    keys of these are left out. Raises `OSError`; `ValueError` with file and line for a malformed file; `InvalidConfig`
-    for a provider that does not work."""
-    if isinstance(config, str | os.PathLike):
-        config = dict(read_properties_file(config))
-    if config is None or _PROVIDERS not in config:
+def read_config(
+    table: Definition, config: Mapping[str, object] | str | os.PathLike[str] | None
+) -> Mapping[str, object] | None:
+    """A mapping, or the keys of `table` in a properties file where a path is given, `resolved`. Other programs may have
+    keys of their own in the file: as with Kafka's clients, a warning names them. Raises `OSError`; `ValueError` with
+    file and line for a malformed file; `InvalidConfig` for a provider that does not work."""
+    if config is None:
+        return None
+    if not isinstance(config, str | os.PathLike):
+        return resolved(config)
+    found = resolved(read_properties_file(config))
+    unused = [name for name in found if name not in table]
+    if unused:
+        log.warning("%s: this client does not use %s", os.fspath(config), ", ".join(map(printable, unused)))
+    return keys_of(table, found)
+
+
+def resolved(config: Mapping[str, object]) -> Mapping[str, object]:
+    """References such as `${file:/run/secrets.properties:password}` are replaced by what the declared
+    `config.providers` have (KIP-297); the keys of these are left out. Raises `InvalidConfig` for a provider that does
+    not work."""
+    if _PROVIDERS not in config:
         return config
     from kalda.network.config_providers import resolve
 

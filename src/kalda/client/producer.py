@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
-from kalda.base.configs.producer import producer_config
+from kalda.base.configs.producer import PRODUCER, producer_config
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.client.channels import monotonic_ms, security_of
@@ -164,7 +164,7 @@ class Producer(ProducerCalls):
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
-        settings = producer_config(read_config(config), keywords)
+        settings = producer_config(read_config(PRODUCER, config), keywords)
         self._config = settings
         self._outgoing = Outgoing(settings)
         client_id = settings.client_id or f"producer-{next(_numbers)}"

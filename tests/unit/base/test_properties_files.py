@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kalda.base.configs.admin import ADMIN
 from kalda.base.properties import decode_text, read_properties_file
 from kalda.broker.config_providers import read_properties
 from kalda.broker.disk import RealDisk
@@ -34,7 +35,7 @@ def of_a_node(path: Path) -> dict[str, str]:
 
 
 def of_a_client(path: Path) -> dict[str, object]:
-    return dict(read_config(path) or {})
+    return dict(read_config(ADMIN, path) or {})
 
 
 def of_a_command(path: Path) -> dict[str, object]:

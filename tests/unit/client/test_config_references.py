@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kalda.base.configs.definition import InvalidConfig
+from kalda.base.configs.producer import PRODUCER
 from kalda.client.admin_client import Admin
 from kalda.client.aio_admin import Admin as AioAdmin
 from kalda.client.aio_consumer import Consumer as AioConsumer
@@ -37,13 +38,13 @@ def test_references_of_a_mapping_and_of_a_file(
 ) -> None:
     monkeypatch.setenv("KALDA_TEST_SUFFIX", "x")
     expected = {"bootstrap.servers": "127.0.0.1:1", "client.id": "from-a-file-x"}
-    assert read_config(given) == expected
+    assert read_config(PRODUCER, given) == expected
     path = tmp_path / "client.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
-    assert read_config(path) == expected
+    assert read_config(PRODUCER, path) == expected
     serializer = object()
     listed = {**given, "config.providers": ["file", "env"], "key.serializer": serializer}
-    assert read_config(listed) == {**expected, "key.serializer": serializer}
+    assert read_config(PRODUCER, listed) == {**expected, "key.serializer": serializer}
 
 
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin, AioProducer, AioConsumer, AioAdmin])
@@ -57,10 +58,12 @@ def test_every_client_resolves_them(given: dict[str, Any], client: Any, monkeypa
 
 
 def test_what_cannot_be_resolved_stays_and_a_provider_that_does_not_work_is_an_error(given: dict[str, Any]) -> None:
-    assert read_config({**given, "client.id": "${env:KALDA_TEST_NONE}"}) == {
+    assert read_config(PRODUCER, {**given, "client.id": "${env:KALDA_TEST_NONE}"}) == {
         "bootstrap.servers": "127.0.0.1:1",
         "client.id": "${env:KALDA_TEST_NONE}",
     }
     with pytest.raises(InvalidConfig, match=r"config\.providers\.env\.class"):
-        read_config({**given, "config.providers.env.class": "org.acme.Vault"})
-    assert read_config({"client.id": "${env:HOME}"}) == {"client.id": "${env:HOME}"}, "nothing declares a provider"
+        read_config(PRODUCER, {**given, "config.providers.env.class": "org.acme.Vault"})
+    assert read_config(PRODUCER, {"client.id": "${env:HOME}"}) == {"client.id": "${env:HOME}"}, (
+        "nothing declares a provider"
+    )
