@@ -1,5 +1,5 @@
 """A consumer's metrics, by the names of Kafka's Java client: of its fetches, its group, its polls, and each assigned
-partition."""
+partition. What that client measures of the queues between its threads does not exist here."""
 
 from __future__ import annotations
 
