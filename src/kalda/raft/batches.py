@@ -101,6 +101,8 @@ def iter_whole(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
         if length >= 0 and end - pos < length + LOG_OVERHEAD:
             return
         header = read_header(buf, pos)
+        if header.is_legacy:
+            raise CorruptRecord(f"the batch at position {pos} has magic {header.magic}, which no metadata log has")
         yield pos, header
         pos += header.size_bytes
 

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from legacy_batches import legacy_batch
 from raft_world import topic
 
 from kalda.base.disk import File
@@ -34,6 +35,12 @@ def test_batches_before_a_damaged_one_are_appended(tmp_path: Path, at: int, valu
     log.append_fetched(fetched, 1, 1)
     assert log.log.log_end_offset == 1
     log.close()
+
+
+def test_batches_before_one_of_an_old_format_are_appended() -> None:
+    """A checksum that is right does not help: the metadata log has never had another format than magic 2."""
+    old = legacy_batch(1, [(1, 5, None, b"v")])
+    assert [batch.last_offset for batch in inspect_fetched(encode_batch([topic("a")], 0, 1, 1) + old)] == [0]
 
 
 def test_the_partitions_of_a_topic_are_read_as_they_were_written() -> None:
