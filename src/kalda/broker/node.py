@@ -350,6 +350,7 @@ class Node:
                 security_protocol=endpoint.security_protocol,
                 security=security,
                 peers=Peers.CONTROLLERS if is_controller else Peers.BROKERS if is_inter_broker else Peers.CLIENTS,
+                on_admitted=None if security is None else security.on_admitted,
                 on_close=self._on_controller_connection_closed if is_controller else None,
                 accepts=is_controller,
             )

@@ -55,10 +55,6 @@ class Security(Protocol):
         """A connection was made; nothing was read from it yet."""
         ...
 
-    def on_admitted(self, connection: Connection) -> None:
-        """The address of the peer is known, and the connection is about to be read."""
-        ...
-
     def on_secured(self, connection: Connection, certificate: bytes | None, error: str | None) -> None:
         """The handshake of TLS has ended: with the certificate that the peer has shown, in DER, or with why it has
         failed; the connection is closed then."""
@@ -106,6 +102,8 @@ class Listener:
         self._server = server
         self.on_close = on_close
         """Called with each admitted connection that has ended."""
+        self.on_admitted: Callable[[Connection], None] | None = None
+        """Called with each connection that is admitted, before anything is read from it."""
         self._loop = server.loop
         self._sockets: asyncio.Server | None = None
         self.call_soon = server.loop.call_soon
@@ -252,6 +250,7 @@ class Server:
         security_protocol: str = "PLAINTEXT",
         security: Security | None = None,
         peers: Peers = Peers.CLIENTS,
+        on_admitted: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         accepts: bool = True,
     ) -> Listener:
@@ -260,6 +259,7 @@ class Server:
         assert name not in self.listeners, f"listener {name} is open already"
         limits = limits or Limits()
         listener = Listener(self, name, handler, limits, security_protocol, on_close, security, peers)
+        listener.on_admitted = on_admitted
         self._admission(listener).add_listener(name, limits, is_inter_broker=peers is Peers.BROKERS)
         self._waiting[name] = deque()
         await listener.open(host, port, accepts)
@@ -459,7 +459,8 @@ class Server:
                 admission.release(listener.name, connection.peer_host)
         if listener.security is not None:
             self._begin_login(connection)
-            listener.security.on_admitted(connection)
+        if listener.on_admitted is not None:
+            listener.on_admitted(connection)
         if is_full:
             self._evict_of_role(
                 listener.peers is Peers.CONTROLLERS, "max.connections is reached, and another broker connects"
