@@ -12,7 +12,7 @@ No error message contains the value of an option, or a text that stands where a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 _PACKAGE = "org.apache.kafka.common.security."
@@ -28,6 +28,10 @@ _CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+")
 
 class BadJaas(ValueError):
     """A login line that cannot be used."""
+
+
+_PlaceOf = Callable[[int], str]
+"""What an error names, for the index of a character."""
 
 
 class JaasEntry(NamedTuple):
@@ -69,32 +73,34 @@ def parse_entries(text: str, key: str = "sasl.jaas.config") -> list[JaasEntry]:
     """All entries of `text`, in order. Raises `BadJaas`."""
     if not text.strip():
         raise BadJaas(f"{key}: Login module not specified in JAAS config")
-    return _entries(list(_tokens(text, key)), key)
+    return _entries(list(_tokens(text, lambda _: key)), lambda _: key)
 
 
-def _entries(tokens: Sequence[_Token], key: str) -> list[JaasEntry]:
+def _entries(tokens: Sequence[_Token], place_of: _PlaceOf) -> list[JaasEntry]:
     entries: list[JaasEntry] = []
     at = 0
     while at < len(tokens):
-        module = tokens[at].text
+        module, start = tokens[at].text, tokens[at].at
         if tokens[at].is_separator or _CLASS.fullmatch(module) is None:
             # What stands in its place may be a password.
-            raise BadJaas(f"{key}: a login module, package.Class, is expected first")
+            raise BadJaas(f"{place_of(start)}: a login module, package.Class, is expected first")
         flag = tokens[at + 1] if at + 1 < len(tokens) else None
         if flag is None or flag.text.upper() not in _FLAGS:
-            raise BadJaas(f"{key}: the control flag of {module} is missing or not one of {', '.join(_FLAGS).lower()}")
+            raise BadJaas(
+                f"{place_of(start)}: the control flag of {module} is missing or not one of {', '.join(_FLAGS).lower()}"
+            )
         at += 2
         options: dict[str, str] = {}
         while True:
             if at >= len(tokens):
-                raise BadJaas(f"{key}: JAAS config entry of {module} not terminated by semi-colon")
+                raise BadJaas(f"{place_of(start)}: JAAS config entry of {module} not terminated by semi-colon")
             if tokens[at].is_separator and tokens[at].text == ";":
                 at += 1
                 break
             name = tokens[at]
             has_value = at + 2 < len(tokens) and tokens[at + 1].is_separator and tokens[at + 1].text == "="
             if name.is_separator or not has_value or tokens[at + 2].is_separator:
-                raise BadJaas(f"{key}: Value not specified for a key of {module} in JAAS config")
+                raise BadJaas(f"{place_of(name.at)}: Value not specified for a key of {module} in JAAS config")
             options[name.text] = tokens[at + 2].text
             at += 3
         entries.append(JaasEntry(module, flag.text.upper(), options))
@@ -106,22 +112,28 @@ def parse_file(text: str, path: str) -> dict[str, list[JaasEntry]]:
 
     KafkaServer { org.apache.kafka.common.security.plain.PlainLoginModule required username="a"; };
     """
-    tokens = list(_tokens(text, path))
+
+    def place_of(at: int) -> str:
+        return f"{path}, line {text.count(chr(10), 0, at) + 1}"
+
+    tokens = list(_tokens(text, place_of))
+    marks = [token.text if token.is_separator else "" for token in tokens]
     sections: dict[str, list[JaasEntry]] = {}
     at = 0
     while at < len(tokens):
-        if tokens[at].is_separator or at + 1 >= len(tokens) or tokens[at + 1] != _Token("{", True):
-            raise BadJaas(f"{path}: NAME {{ is expected at the beginning of each section")
+        start = tokens[at].at
+        if tokens[at].is_separator or marks[at + 1 : at + 2] != ["{"]:
+            raise BadJaas(f"{place_of(start)}: NAME {{ is expected at the beginning of each section")
         name = tokens[at].text
         try:
-            end = tokens.index(_Token("}", True), at)
+            end = marks.index("}", at)
         except ValueError:
-            raise BadJaas(f"{path}: the section {name} has no end") from None
-        if end + 1 >= len(tokens) or tokens[end + 1] != _Token(";", True):
-            raise BadJaas(f"{path}: the section {name} is not terminated by semi-colon")
+            raise BadJaas(f"{place_of(start)}: the section {name} has no end") from None
+        if marks[end + 1 : end + 2] != [";"]:
+            raise BadJaas(f"{place_of(tokens[end].at)}: the section {name} is not terminated by semi-colon")
         if name in sections:
-            raise BadJaas(f"{path}: the section {name} is there twice")
-        sections[name] = _entries(tokens[at + 2 : end], f"{path}, section {name}")
+            raise BadJaas(f"{place_of(start)}: the section {name} is there twice")
+        sections[name] = _entries(tokens[at + 2 : end], place_of)
         at = end + 2
     return sections
 
@@ -146,9 +158,11 @@ def entry_of(sections: dict[str, list[JaasEntry]], names: Sequence[str], mechani
 class _Token(NamedTuple):
     text: str
     is_separator: bool
+    at: int
+    """The index of its first character."""
 
 
-def _tokens(text: str, key: str) -> Iterator[_Token]:
+def _tokens(text: str, place_of: _PlaceOf) -> Iterator[_Token]:
     at = 0
     while at < len(text):
         character = text[at]
@@ -161,24 +175,25 @@ def _tokens(text: str, key: str) -> Iterator[_Token]:
             end = text.find("*/", at)
             at = len(text) if end < 0 else end + 2
         elif character in _SEPARATORS:
-            yield _Token(character, True)
+            yield _Token(character, True, at)
             at += 1
         elif character in "\"'":
-            value, at = _quoted(text, at, key)
-            yield _Token(value, False)
+            start = at
+            value, at = _quoted(text, at, place_of)
+            yield _Token(value, False, start)
         else:
             start = at
             while at < len(text) and not text[at].isspace() and text[at] not in _SEPARATORS + "\"'":
                 at += 1
-            yield _Token(text[start:at], False)
+            yield _Token(text[start:at], False, start)
 
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\x07", "v": "\x0b"}
 
 
-def _quoted(text: str, at: int, key: str) -> tuple[str, int]:
+def _quoted(text: str, at: int, place_of: _PlaceOf) -> tuple[str, int]:
     """The value of a quoted text and the index behind it."""
-    quote, found = text[at], []
+    quote, start, found = text[at], at, []
     at += 1
     while at < len(text) and text[at] != quote:
         if text[at] == "\\" and at + 1 < len(text):
@@ -195,5 +210,5 @@ def _quoted(text: str, at: int, key: str) -> tuple[str, int]:
             found.append(text[at])
         at += 1
     if at >= len(text):
-        raise BadJaas(f"{key}: a quoted value has no end")
+        raise BadJaas(f"{place_of(start)}: a quoted value has no end")
     return "".join(found), at + 1

@@ -198,11 +198,13 @@ def test_sections_of_a_jaas_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("KafkaServer a.B required;", "NAME { is expected"),
-        ("KafkaServer { a.B required x=hush;", "the section KafkaServer has no end"),
-        ("KafkaServer { a.B required; }", "not terminated by semi-colon"),
-        ("A { a.B required; }; A { };", "the section A is there twice"),
-        ("A { a.B required x=hush };", "not terminated"),
+        ("// Gr\u00f6\u00dfe\n\nKafkaServer a.B required;", "line 3: NAME { is expected"),
+        ("KafkaServer { a.B required x=hush;", "line 1: the section KafkaServer has no end"),
+        ("KafkaServer { a.B required;\n }", "line 2: the section KafkaServer is not terminated by semi-colon"),
+        ("A { a.B required; };\nA { };", "line 2: the section A is there twice"),
+        ("A {\n a.B required x=hush };", "line 2: JAAS config entry of a.B not terminated"),
+        ("A {\n a.B required\n x };", "line 3: Value not specified"),
+        ("A {\n\n a.B required x='hush };", "line 3: a quoted value has no end"),
     ],
 )
 def test_jaas_files_that_are_refused(text: str, why: str) -> None:
