@@ -425,9 +425,10 @@ class Producer(ProducerCalls):
 
     def init_transactions(self, timeout: float | None = None, *, keep_prepared_txn: bool = False) -> None:
         """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `TimeoutError`
-        after `timeout` seconds (default: `max.block.ms`); may then be called again. Raises `FatalTransactionError`.
-        With `keep_prepared_txn`, a transaction that an earlier producer has prepared is not aborted, but left to
-        `complete_transaction` (KIP-939); brokers of Apache Kafka 4.3.1 answer that with UNSUPPORTED_VERSION."""
+        after `timeout` seconds (default: `max.block.ms`), and `ApiError` where this user has no right to the id; may be
+        called again after either. Raises `FatalTransactionError`. With `keep_prepared_txn`, a transaction that an
+        earlier producer has prepared is not aborted, but left to `complete_transaction` (KIP-939); brokers of Apache
+        Kafka 4.3.1 answer that with UNSUPPORTED_VERSION."""
         transactions = self._transactions()
         transactions.initialize(keep_prepared_txn)
         with self._timed(self._core.metrics.init_ns):

@@ -76,7 +76,7 @@ def go_on_when_fenced(switch: Switch) -> None:
     def fail(self: TransactionManager, error: ApiError) -> None:
         if error.code in FENCED:
             self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
-            self._end_is_skipped = self._bump_required = True
+            self._is_started, self._bump_required = False, True
             error = AbortableTransactionError(error.code, error.message)
         checked(self, error)
 

@@ -323,18 +323,65 @@ def test_a_partition_that_is_refused_needs_an_abort() -> None:
         coordinator.manager.check()
 
 
-def test_a_forgotten_producer_id_skips_the_end() -> None:
-    """The coordinator would refuse EndTxn of a producer id that it has expired."""
+@pytest.mark.parametrize("request_class", [AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, EndTxnRequest, None])
+def test_a_producer_id_that_the_coordinator_has_forgotten_is_fatal(request_class: type | None) -> None:
     coordinator = in_transaction(V1, A)
     manager = coordinator.manager
-    coordinator.errors = {EndTxnRequest: [ErrorCode.INVALID_PRODUCER_ID_MAPPING]}
-    manager.begin_commit()
+    if request_class is None:
+        manager.on_batch_failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "t-0")
+    else:
+        coordinator.errors = {request_class: [ErrorCode.INVALID_PRODUCER_ID_MAPPING]}
+        manager.add_partition(B)
+        manager.send_offsets("g", {A: 1})
+        coordinator.run()
+        if request_class is EndTxnRequest:
+            manager.begin_commit()
+            coordinator.run()
+    for call in (manager.check, manager.begin_abort, manager.begin_commit):
+        with pytest.raises(FatalTransactionError) as raised:
+            call()
+        assert raised.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+DENIED = [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
+
+
+@pytest.mark.parametrize("code", DENIED)
+@pytest.mark.parametrize("request_class", [FindCoordinatorRequest, InitProducerIdRequest])
+def test_a_producer_without_the_right_goes_on_when_it_has_it(code: ErrorCode, request_class: type) -> None:
+    coordinator = Coordinator(V2)
+    manager = coordinator.manager
+    coordinator.errors = {request_class: [code]}
+    manager.initialize()
     coordinator.run()
-    with pytest.raises(AbortableTransactionError):
-        manager.check()
+    assert manager.is_idle
+    with pytest.raises(ApiError, match="INVALID_TXN_STATE"):
+        manager.check_open()
+    for call in (manager.check, manager.begin):
+        with pytest.raises(ApiError) as raised:
+            call()
+        assert raised.value.code is code
+        assert not isinstance(raised.value, FatalTransactionError)
+    manager.initialize()
+    coordinator.run()
+    manager.check()
+    manager.begin()
+
+
+@pytest.mark.parametrize("code", DENIED)
+def test_a_right_that_was_lost_before_the_next_epoch_may_come_back(code: ErrorCode) -> None:
+    coordinator = in_transaction(V1, A)
+    manager = coordinator.manager
+    coordinator.errors = {InitProducerIdRequest: [code]}
+    manager.on_batch_failed(ErrorCode.REQUEST_TIMED_OUT, "t-0")
     manager.begin_abort()
+    assert coordinator.run() == ["EndTxn", "InitProducerId"]
+    with pytest.raises(ApiError) as raised:
+        manager.check()
+    assert raised.value.code is code
+    manager.initialize()
     assert coordinator.run() == ["InitProducerId"]
-    assert manager.state is State.READY
+    manager.begin()
 
 
 def test_a_commit_that_has_to_be_aborted() -> None:

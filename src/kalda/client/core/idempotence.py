@@ -25,10 +25,13 @@ from typing import Protocol
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.producer_batch import ProducerBatch
+from kalda.client.errors import refused
 from kalda.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, advance_sequence
 
 log = logging.getLogger(__name__)
+DENIED = frozenset((ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+"""Errors of InitProducerId that end with a right: the producer goes on then."""
 _LAST_EPOCH = 2**15 - 1
 _NO_TIMEOUT_MS = 2**31 - 1
 
@@ -81,6 +84,8 @@ class Idempotence:
         self.epoch = NO_PRODUCER_EPOCH
         self.fatal_error: ApiError | None = None
         """The producer may not write at all."""
+        self._denied: ApiError | None = None
+        """The last request for a producer id was not authorized. The next one may be."""
         self._sequences: dict[TopicPartition, _Sequence] = {}
         self._unresolved: dict[TopicPartition, int] = {}
         """Partitions where it is not known whether a batch was written, with the number after it."""
@@ -133,8 +138,17 @@ class Idempotence:
             return True
         if code.retriable:
             return False
-        self.fatal_error = ApiError(code, "the cluster gives this producer no producer id")
+        error = refused(code, "the cluster gives this producer no producer id")
+        if code in DENIED:
+            self._denied = error
+        else:
+            self.fatal_error = error
         return True
+
+    def take_refusal(self) -> ApiError | None:
+        """Why the batches that wait for a producer id cannot be sent."""
+        denied, self._denied = self._denied, None
+        return self.fatal_error or denied
 
     def _request_bump(self, partition: TopicPartition) -> None:
         self._bump_requested = True

@@ -165,8 +165,9 @@ class ProducerCore:
         self._update_metadata(now_ms)
         if self.idempotence is not None:
             self._update_producer_id(self.idempotence, now_ms)
-            if self.idempotence.fatal_error is not None:
-                self.sender.fail_queued(self.idempotence.fatal_error)
+            refusal = self.idempotence.take_refusal()
+            if refusal is not None:
+                self.sender.fail_queued(refusal)
         if self.transactions is not None:
             error = self.transactions.error_to_fail_queued
             if error is not None:

@@ -25,12 +25,14 @@ from typing import Any, NamedTuple, NoReturn
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
+from kalda.client.core.idempotence import DENIED
 from kalda.client.core.transaction_errors import (
     FENCED,
     AbortableTransactionError,
     FatalTransactionError,
     fatal,
 )
+from kalda.client.errors import refused
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -78,7 +80,7 @@ class State(Enum):
 
 _NEXT_STATES = {
     State.UNINITIALIZED: (State.INITIALIZING,),
-    State.INITIALIZING: (State.READY, State.PREPARED, State.ABORTABLE_ERROR),
+    State.INITIALIZING: (State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.UNINITIALIZED),
     State.READY: (State.IN_TRANSACTION, State.INITIALIZING),
     State.IN_TRANSACTION: (State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR),
     State.PREPARED: (State.COMMITTING, State.ABORTING),
@@ -168,7 +170,7 @@ class TransactionManager:
         self.transactional_id = transactional_id
         self.state = State.UNINITIALIZED
         self.error: ApiError | None = None
-        """Why the state is ABORTABLE_ERROR or FATAL_ERROR."""
+        """Why the state is ABORTABLE_ERROR or FATAL_ERROR, or why it is UNINITIALIZED again."""
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.prepared = PreparedTxnState()
@@ -206,20 +208,20 @@ class TransactionManager:
         """`_is_started` before the request in flight."""
         self._bump_required = False
         """InitProducerId has to raise the epoch after the abort."""
-        self._end_is_skipped = False
-        """The coordinator has forgotten the producer id: EndTxn would be refused."""
         self._sequences: dict[TopicPartition, int] = {}
         """The sequence number of each partition's next batch in this epoch."""
 
     # -- what the application calls
 
     def initialize(self, keep_prepared_txn: bool = False) -> None:
-        """Begin to get a producer id and to fence earlier producers. A second call after a timeout continues. With
-        `keep_prepared_txn` a transaction that an earlier producer has prepared is taken over; else it is aborted."""
+        """Begin to get a producer id and to fence earlier producers. A second call after a timeout continues, one after
+        an error of authorization begins again. With `keep_prepared_txn` a transaction that an earlier producer has
+        prepared is taken over; else it is aborted."""
         if keep_prepared_txn:
             self._require_two_phase("keep a prepared transaction")
         if self.state is not State.INITIALIZING:
             self._move(State.INITIALIZING, "initialize")
+            self.error = None
             self._keeps_prepared = keep_prepared_txn
 
     def prepare(self) -> PreparedTxnState:
@@ -425,7 +427,7 @@ class TransactionManager:
 
     def _end(self) -> Outgoing | None:
         """EndTxn, unless the coordinator has no transaction to end."""
-        if self._end_is_skipped or not self._is_started:
+        if not self._is_started:
             self._complete()
             return self._choose(False)  # InitProducerId, where a new epoch is needed
         request = EndTxnRequest(
@@ -514,6 +516,8 @@ class TransactionManager:
             self._retry(now_ms)
         elif code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
             self._fail(AbortableTransactionError(code, f"group {request.key!r}"))
+        elif code in DENIED and self.state is State.INITIALIZING:
+            self._deny(code)
         else:
             self._fail(fatal(code, f"the coordinator of {request.key!r} was not found"))
 
@@ -521,13 +525,15 @@ class TransactionManager:
         code = ErrorCode(response.error_code)
         if code is ErrorCode.NONE:
             self._set_producer(response.producer_id, response.producer_epoch)
-            self._bump_required = self._end_is_skipped = False
+            self._bump_required = False
             self._retries = 0
             self._version = self._finalized_version
             self._on_ready(response)
         elif not self._retried(code, now_ms):
             if code is ErrorCode.TRANSACTION_ABORTABLE:
                 self._fail(AbortableTransactionError(code, "InitProducerId"))
+            elif code in DENIED:
+                self._deny(code)
             else:
                 self._fail(fatal(code, "InitProducerId"))
 
@@ -598,11 +604,14 @@ class TransactionManager:
 
     # -- state
 
+    def _deny(self, code: ErrorCode) -> None:
+        """The producer gets no producer id, until `initialize` is called when it has the right."""
+        self._move(State.UNINITIALIZED, "fail")
+        self.error = refused(code, f"transactional id {self.transactional_id!r}")
+
     def _fail_request(self, code: ErrorCode, message: str) -> None:
         """A request within a transaction was refused by an error that is not retriable."""
-        if code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
-            self._end_is_skipped = self._bump_required = True
-        elif code is ErrorCode.UNKNOWN_PRODUCER_ID:
+        if code is ErrorCode.UNKNOWN_PRODUCER_ID:
             self._bump_required = self._bump_required or not self.is_v2
         elif code in FENCED or code in _FATAL_IN_TRANSACTION:
             self._fail(fatal(code, message))
@@ -663,7 +672,8 @@ class TransactionManager:
         self._move(State.INITIALIZING if needs_producer_id else State.READY, "end")
 
     def _expect_transaction(self, what: str) -> None:
-        self.check()
+        if self.state is not State.UNINITIALIZED:
+            self.check()
         if self.state is not State.IN_TRANSACTION:
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE, f"cannot {what}: the producer is {self.state.value}; begin a transaction"
@@ -682,6 +692,7 @@ class TransactionManager:
 
 _FATAL_IN_TRANSACTION = frozenset(
     (
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ErrorCode.INVALID_TXN_STATE,
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -691,6 +702,7 @@ _FATAL_IN_TRANSACTION = frozenset(
 """Besides `FENCED`: errors of requests within a transaction after which the producer cannot go on."""
 _FATAL_FOR_BATCHES = frozenset(
     (
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
