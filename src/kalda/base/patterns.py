@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 from typing import NoReturn, cast
 
+MAX_LENGTH = 8_192
+"""Characters of a pattern: it is compiled within 100 ms, whatever it is."""
 MAX_PROGRAM = 10_000
 """Instructions of a pattern: a text of 256 characters takes some milliseconds, whatever it is."""
 _MAX_MEMORY = 1 << 20
@@ -48,6 +50,7 @@ class Pattern:
 
 def re2_pattern(text: str) -> Pattern:
     """Raises `BadPattern`."""
+    _require_short(text)
     if _takes_bytes(text):
         raise BadPattern(r"\C is not supported")
     return _compile(text)
@@ -55,7 +58,13 @@ def re2_pattern(text: str) -> Pattern:
 
 def java_pattern(text: str) -> Pattern:
     """Raises `BadPattern`."""
+    _require_short(text)
     return _compile(_Translation(text).result)
+
+
+def _require_short(text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise BadPattern(f"it has {len(text)} characters; {MAX_LENGTH} are supported")
 
 
 def _compile(text: str) -> Pattern:
@@ -89,6 +98,7 @@ def _takes_bytes(text: str) -> bool:
     return False
 
 
+_MAX_DEPTH = 50
 _LINE_ENDS = r"\n\r\x{85}\x{2028}\x{2029}"
 _BLANKS = r" \t\x{a0}\x{1680}\x{180e}\x{2000}-\x{200a}\x{202f}\x{205f}\x{3000}"
 _NO_BLANKS = (
@@ -255,9 +265,11 @@ class _Translation:
         """A class, past its opening bracket. A class inside of it is a part of the union."""
         is_negated = self._text.startswith("^", self._at)
         self._at += is_negated
-        return f"[{'^' if is_negated else ''}{self._union()}]"
+        return f"[{'^' if is_negated else ''}{self._union(0)}]"
 
-    def _union(self) -> str:
+    def _union(self, depth: int) -> str:
+        if depth > _MAX_DEPTH:
+            self._fail("classes are nested too deeply")
         parts: list[str] = []
         while True:
             character = self._text[self._at : self._at + 1]
@@ -271,7 +283,7 @@ class _Translation:
             if character == "[":
                 if self._text.startswith("^", self._at):
                     self._fail("a negated class inside of a class is not supported")
-                parts.append(self._union())
+                parts.append(self._union(depth + 1))
             elif character == "\\":
                 parts.append(self._escape(in_class=True))
             elif character == "-":

@@ -367,4 +367,8 @@ class RealDisk:
         except (BlockingIOError, PermissionError):
             os.close(fd)
             return None
+        except OSError as error:  # a filesystem without locks
+            os.close(fd)
+            error.filename = path
+            raise
         return RealFile(_Descriptor(fd, path, self.syncs))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
 import pytest
 
-from kalda.base.patterns import MAX_PROGRAM, BadPattern, java_pattern, re2_pattern
+from kalda.base.patterns import MAX_LENGTH, MAX_PROGRAM, BadPattern, java_pattern, re2_pattern
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,18 @@ def test_a_pattern_that_tries_many_paths_takes_linear_time(pattern: str, compile
     found = compiled(pattern)
     assert found.size <= MAX_PROGRAM
     assert not found.matches("ab" * 500 + "c")
+
+
+@pytest.mark.parametrize("piece", ["(", "[", "(?:", "a{1000}", "[^", "\\Q", "(?i)", "a|", "x*?"])
+@pytest.mark.parametrize("compiled", [re2_pattern, java_pattern])
+def test_the_longest_patterns_are_taken_or_refused(piece: str, compiled: object) -> None:
+    """Nothing else is raised, whatever a client sends."""
+    assert callable(compiled)
+    with pytest.raises(BadPattern, match="it has 8193 characters"):
+        compiled("a" * (MAX_LENGTH + 1))
+    for pattern in (piece * (MAX_LENGTH // len(piece)), piece * 500 + ")]" * 500):
+        with contextlib.suppress(BadPattern):
+            compiled(pattern).matches("a" * 256)
 
 
 def test_a_text_that_cannot_be_encoded_matches_nothing() -> None:
