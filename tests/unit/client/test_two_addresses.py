@@ -148,6 +148,36 @@ def test_eight_producers_at_a_time_send(broker: AcknowledgingBroker, names: Name
     assert names.lookups <= 2 * 8
 
 
+def test_the_next_attempt_of_a_node_begins_behind_an_address_that_does_not_answer(
+    broker: AcknowledgingBroker, names: Names
+) -> None:
+    names.addresses = [REFUSES, ACCEPTS]
+    tried: list[str] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        connect, waits = loop.create_connection, asyncio.Event()
+
+        async def recorded(make: Any, host: str, port: int, **options: Any) -> Any:
+            tried.append(host)
+            if host == REFUSES:
+                waits.set()
+                await asyncio.Event().wait()
+            return await connect(make, host, port, **options)
+
+        loop.create_connection = recorded  # type: ignore[method-assign,assignment]
+        client = RpcClient(NAME, broker.port, rng=lambda: 0.5)
+        attempt = asyncio.ensure_future(client.connection())
+        await waits.wait()
+        attempt.cancel()
+        for _ in range(2):
+            (await client.connection()).close()
+        client.close()
+
+    asyncio.run(run())
+    assert tried == [REFUSES, ACCEPTS, ACCEPTS]
+
+
 # -- the connections, without sockets
 
 FIRST: SocketAddress = (socket.AF_INET6, ("::1", 1, 0, 0))
@@ -249,6 +279,21 @@ def test_the_address_that_has_worked_is_tried_first() -> None:
     assert shell.tried == [FIRST, SECOND, SECOND]
     shell.refuse(101)
     assert shell.tried == [FIRST, SECOND, SECOND, FIRST]
+
+
+def test_a_name_that_is_not_found_any_more_has_no_address() -> None:
+    shell = Shell(FIRST, SECOND)
+    shell.connect(0)
+    shell.accept(1)
+    shell.list_versions(2)
+    shell.connections.on_lost(shell.connection_id, "closed", 3)
+    assert not shell.connections.is_ready(1, 100)
+    (_, resolve) = shell.connections.take_actions()
+    assert isinstance(resolve, Connect)
+    shell.connections.on_connect_failed(resolve.connection_id, "no such name", 101)
+    shell.act()
+    assert shell.tried == [FIRST]
+    assert not shell.connections.is_reachable(1, 101)
 
 
 def test_a_node_that_comes_back_goes_on_with_its_backoff() -> None:

@@ -556,6 +556,8 @@ class Connections:
         longest_ms = max(config.setup_timeout_ms, config.setup_timeout_max_ms)
         peer.setup_deadline_ms = now_ms + min(longest_ms, config.setup_timeout_ms * 2 ** min(peer.failures, 16))
         peer.target = target
+        if target is None:  # the addresses are found anew
+            peer.untried.clear()
         self._actions.append(Connect(peer.connection_id, peer.address, target))
 
     def _send(
