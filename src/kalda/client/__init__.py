@@ -17,6 +17,7 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `held_signals`: handlers of signals wait while the main thread changes the state of a client
 - `channels`, `channel`, `tls_channel`, `sasl_channel`: the sockets of a core's connections; one socket; one with TLS;
   one that logs in
+- `instance_ids`: the id under which a client pushes metrics, awaited
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
 - `cluster`: requests of commands, over the core of the admin clients

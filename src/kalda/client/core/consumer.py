@@ -96,23 +96,9 @@ class ConsumerCore:
         self.config = config
         self.client_id = client_id
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
-        self.metadata = ClusterMetadata(
-            configured_bootstrap(config.bootstrap_servers),
-            retry,
-            max_age_ms=config.metadata_max_age_ms,
-            max_idle_ms=None,
-            may_rebootstrap=config.may_rebootstrap,
-            rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-            allow_auto_topic_creation=config.allow_auto_create_topics,
-        )
+        self.metadata = _metadata_of(config, retry)
         self.subscription = Subscription()
-        self.metrics = ConsumerMetrics(
-            client_id,
-            self.subscription,
-            metric_config(config.values),
-            read_committed=config.read_committed,
-            version=software_version,
-        )
+        self.metrics = _metrics_of(config, client_id, self.subscription, software_version)
         self.coordinator_metrics: CoordinatorMetrics | None = None
         """None without a group."""
         if config.group_id is not None:
@@ -126,13 +112,12 @@ class ConsumerCore:
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
         self._reset = reset = _reset_of(config)
+        deserializers = [
+            deserializer_of(name, _deserializer(config, name), config.given)
+            for name in ("key.deserializer", "value.deserializer")
+        ]
         self.fetcher = Fetcher(
-            _fetch_config(config, reset),
-            self.subscription,
-            self.requests,
-            self.metrics,
-            deserializer_of("key.deserializer", _deserializer(config, "key.deserializer"), config.given),
-            deserializer_of("value.deserializer", _deserializer(config, "value.deserializer"), config.given),
+            _fetch_config(config, reset), self.subscription, self.requests, self.metrics, *deserializers
         )
         self.positions = Positions(
             self.subscription,
@@ -632,6 +617,28 @@ def _reset_of(config: ConsumerConfig) -> Reset | None:
 def _require_name(topic: object) -> None:
     if not can_be_requested(topic):
         raise ValueError(f"{topic!r} is not the name of a topic")
+
+
+def _metadata_of(config: ConsumerConfig, retry: Backoff) -> ClusterMetadata:
+    return ClusterMetadata(
+        configured_bootstrap(config.bootstrap_servers),
+        retry,
+        max_age_ms=config.metadata_max_age_ms,
+        max_idle_ms=None,
+        may_rebootstrap=config.may_rebootstrap,
+        rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+        allow_auto_topic_creation=config.allow_auto_create_topics,
+    )
+
+
+def _metrics_of(config: ConsumerConfig, client_id: str, subscription: Subscription, version: str) -> ConsumerMetrics:
+    return ConsumerMetrics(
+        client_id,
+        subscription,
+        metric_config(config.values),
+        read_committed=config.read_committed,
+        version=version,
+    )
 
 
 def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
