@@ -10,10 +10,10 @@ One that is UTF-8 as a whole is read as that.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 _BLANK = " \t\f"
 _SIMPLE = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -45,14 +45,14 @@ def parse_properties(text: str) -> dict[str, str]:
     return properties
 
 
-def read_properties_file(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_properties_file(path: str | Path) -> dict[str, str]:
     """Keys and values of a properties file. Raises `OSError`; `ValueError` with file and line for a malformed one."""
     with open(path, "rb") as file:
         content = file.read()
     try:
         return parse_properties(decode_text(content))
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)}, {error}") from None
+        raise ValueError(f"{path}, {error}") from None
 
 
 def format_properties(values: Mapping[str, str], now_ms: int) -> str:
