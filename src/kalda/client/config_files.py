@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from kalda.base.configs.definition import Definition
 from kalda.base.printable import printable
@@ -24,7 +25,7 @@ def read_config(
         return None
     if not isinstance(config, str | os.PathLike):
         return resolved(config)
-    found = resolved(read_properties_file(config))
+    found = resolved(read_properties_file(Path(config)))
     unused = [name for name in found if name not in table]
     if unused:
         log.warning("%s: this client does not use %s", os.fspath(config), ", ".join(map(printable, unused)))
