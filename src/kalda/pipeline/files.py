@@ -41,7 +41,10 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     try:
         return found.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise PipelineError(f"{path} is not a text in UTF-8: byte {error.start} is {found[error.start]:#x}") from None
+        line = found.count(b"\n", 0, error.start) + 1
+        raise PipelineError(
+            f"{path}, line {line}: not a text in UTF-8, it has the byte {found[error.start]:#x}"
+        ) from None
 
 
 def read_state(path: Path, expected: Mapping[str, type]) -> dict[str, Any] | None:

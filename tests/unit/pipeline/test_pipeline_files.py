@@ -369,3 +369,9 @@ def test_a_chart_is_a_png_or_one_html_file(tmp_path: Path) -> None:
     assert "src=" not in text
     with pytest.raises(PipelineError, match=r"\.png or \.html"):
         save_chart(tmp_path / "c.gif", "t", panels)
+
+
+def test_a_file_in_another_encoding_is_refused_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "schema.avsc").write_bytes(b'{"type":\n "record", "doc": "Gr\xf6\xdfe"}')
+    with pytest.raises(PipelineError, match=r"schema\.avsc, line 2: not a text in UTF-8, it has the byte 0xf6"):
+        schema_text(str(tmp_path / "schema.avsc"))
