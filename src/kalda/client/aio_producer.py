@@ -24,7 +24,7 @@ from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
-from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
@@ -56,6 +56,7 @@ class _Driven:
         """Tasks that wait for a request of a transaction."""
         self.is_closing = False
         self.is_forced = False
+        self.is_ended = False
         self.failure: ApiError | None = None
         self._seen_version = -1
 
@@ -75,6 +76,8 @@ class _Driven:
     def finish(self) -> None:
         for batch in self.core.take_finished():
             _deliver(batch, self.outgoing)
+        if self.is_ended:
+            self.outgoing.close()
         # A task that waits for metadata takes a turn when it is woken: were it woken by each turn, turns would not end.
         if self.core.metadata.version != self._seen_version or self.core.refused is not None:
             self._seen_version = self.core.metadata.version
@@ -86,7 +89,7 @@ class _Driven:
         return self.is_forced or (self.is_closing and self.core.has_ended(self.core.now_ms()))
 
     def on_end(self, error: ApiError | None) -> None:
-        self.is_closing = True
+        self.is_closing = self.is_ended = True
         self.failure = error
         self.core.end(error, self.core.now_ms())
         _wake(self.waiting)
@@ -165,20 +168,22 @@ class Producer(ProducerCalls):
     async def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> Delivery:
         record = self._outgoing.intercept(record)
         delivery: Delivery = asyncio.get_running_loop().create_future()
+        ticket = Ticket()
+        ticket.callback = delivery
         if on_delivery is not None:
-            delivery.add_done_callback(lambda done: _report(done, on_delivery))
+            delivery.add_done_callback(lambda done: _report(done, on_delivery, record, ticket))
         try:
             self._check_open()
             self._check_transaction()
-            await self._append(self._start(), record, delivery)
+            await self._append(self._start(), record, ticket)
         except BaseException as error:
-            self._on_failed_send(error)
+            self._on_failed_send(error, record)
             if not isinstance(error, ApiError) or is_of_state(error):
                 raise
             _fail(delivery, error)
         return delivery
 
-    async def _append(self, io: IoLoop, record: ProducerRecord, delivery: Delivery) -> None:
+    async def _append(self, io: IoLoop, record: ProducerRecord, ticket: Ticket) -> None:
         deadline_ms = self._monotonic_ms() + self._config.max_block_ms
         partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
         prepared = self._outgoing.prepare(record)
@@ -188,8 +193,6 @@ class Producer(ProducerCalls):
         if self._outgoing.is_plain:
             self._appenders[record.topic] = topic.appender
         timestamp_ms = int(self._wall_s() * 1000) if record.timestamp_ms is None else record.timestamp_ms
-        ticket = Ticket()
-        ticket.callback = delivery
         buffer: bytearray | None = None
         while True:
             now_ms = self._monotonic_ms()
@@ -432,6 +435,7 @@ class Producer(ProducerCalls):
         self._appenders.clear()
         self._core.accumulator.close()
         if self._io is None:
+            self._outgoing.close()
             return
         self._driven.is_forced |= timeout is not None and timeout <= 0
         self._io.wake()
@@ -506,10 +510,9 @@ def _deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
     """A batch has its final state: set the futures of its records, in their order."""
     tickets, batch.tickets = batch.tickets, None
     if batch.final_state is not FinalState.SPLIT:
-        error = batch.error
         for ticket in tickets or ():
             delivery, ticket.callback = ticket.callback, None
-            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket)
+            metadata, error = batch.outcome_of(ticket)
             if outgoing.interceptors:
                 outgoing.acknowledge(metadata, error)
             if delivery.done():
@@ -528,11 +531,13 @@ def _fail(delivery: Delivery, error: Exception) -> None:
     delivery.exception()  # a future that nobody awaits is no fault of the program: do not log it
 
 
-def _report(done: Delivery, on_delivery: OnDelivery) -> None:
+def _report(done: Delivery, on_delivery: OnDelivery, record: ProducerRecord, ticket: Ticket) -> None:
     if done.cancelled():
         return
     error = done.exception()
     if isinstance(error, Exception):
-        on_delivery(None, error)
+        batch: ProducerBatch | None = ticket.batch
+        partition = record.partition if batch is None else batch.topic_partition.partition
+        on_delivery(unwritten(record.topic, partition), error)
     else:
         on_delivery(done.result(), None)

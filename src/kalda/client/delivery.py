@@ -35,13 +35,15 @@ class DeliveryFuture(Ticket):
         """Where the record is. Waits; raises `TimeoutError` after `timeout` seconds, and the record's error. In a
         callback, `RuntimeError` where it would have to wait: the records are sent by the thread that is in it."""
         batch, index = self._wait(timeout)
-        if batch.error is not None:
-            raise batch.error
+        error = batch.error_of(index)
+        if error is not None:
+            raise error
         return batch.record_metadata(index, self)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The record's error, None where it was acknowledged. Waits as `result` does."""
-        return self._wait(timeout)[0].error
+        batch, index = self._wait(timeout)
+        return batch.error_of(index)
 
     def add_done_callback(self, function: Callable[[DeliveryFuture], object]) -> None:
         """Call `function` with this future when it is done: as `on_delivery` is, or now where it is done."""
@@ -116,6 +118,10 @@ class Rejected:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+    def error_of(self, index: int) -> Exception:
+        """That of its only record."""
+        return self.error
 
     def holder_of(self, index: int) -> tuple[Rejected, int]:
         """Itself."""
@@ -195,8 +201,7 @@ def deliver(batch: ProducerBatch, outgoing: Outgoing) -> None:
         tickets.sort(key=_index)
         for ticket in tickets:
             callback, ticket.callback = ticket.callback, None
-            error = batch.error
-            metadata = None if error is not None else batch.record_metadata(ticket.index, ticket)
+            metadata, error = batch.outcome_of(ticket)
             if outgoing.interceptors:
                 outgoing.acknowledge(metadata, error)
             for each in callback if isinstance(callback, list) else (callback,):

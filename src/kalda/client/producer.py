@@ -40,7 +40,7 @@ from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
-from kalda.client.core.producer_batch import FinalState, ProducerBatch
+from kalda.client.core.producer_batch import FinalState, ProducerBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
@@ -106,6 +106,8 @@ class _Driven:
     def finish(self) -> None:
         for batch in self.core.take_finished():
             deliver(batch, self.outgoing)
+        if self.is_ended:
+            self.outgoing.close()
         if (
             self.waits_for_transaction
             or self.core.metadata.version != self._seen_version
@@ -213,9 +215,10 @@ class Producer(ProducerCalls):
     ) -> DeliveryFuture:
         """Send a record; returns the future of its `RecordMetadata`.
 
-        `on_delivery(metadata, error)` is called once, on the producer's thread or on one that waits for a record; one
-        of the two is None. Without a partition, the key
-        chooses it, or without a key the sticky partitioner. A record without a value is a tombstone.
+        `on_delivery(metadata, error)` is called once, on the producer's thread or on one that waits for a record.
+        `error` is None where the record was written; else `metadata` has its topic, its partition, or -1 where none was
+        chosen, and offset -1. Without a partition, the key chooses it, or without a key the sticky partitioner. A
+        record without a value is a tombstone.
         """
         if not headers:
             appender = self._appenders.get(topic)
@@ -240,11 +243,11 @@ class Producer(ProducerCalls):
             self._check_transaction()
             return self._append(record, callback_for(outgoing, on_delivery))
         except BaseException as error:
-            self._on_failed_send(error)
+            self._on_failed_send(error, record)
             if not isinstance(error, ApiError) or is_of_state(error):
                 raise
             if on_delivery is not None:
-                on_delivery(None, error)
+                on_delivery(unwritten(record.topic, record.partition), error)
             return rejected(error)
 
     def _append(self, record: ProducerRecord, callback: OnDelivery | None) -> DeliveryFuture:

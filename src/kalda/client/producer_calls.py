@@ -10,7 +10,8 @@ from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.sensors import Counter
 from kalda.base.topic_names import is_topic_name
-from kalda.client.core.outgoing import Outgoing
+from kalda.client.core.outgoing import Outgoing, ProducerRecord
+from kalda.client.core.producer_batch import unwritten
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.transaction_errors import is_of_state
@@ -122,14 +123,15 @@ class ProducerCalls:
         if self._core.transactions is not None:
             self._core.transactions.check_open()
 
-    def _on_failed_send(self, error: BaseException) -> None:
-        """A record got into no batch. The transaction in which it was sent can only be aborted; interceptors see it."""
+    def _on_failed_send(self, error: BaseException, record: ProducerRecord | None = None) -> None:
+        """A record, or a table, got into no batch. The transaction in which it was sent can only be aborted;
+        interceptors see the record's error."""
         if isinstance(error, Exception) and not (isinstance(error, ApiError) and is_of_state(error)):
             self._core.metrics.errors.value += 1
         if self._core.transactions is not None:
             self._core.transactions.on_send_failed(error)
-        if self._outgoing.interceptors and isinstance(error, Exception):
-            self._outgoing.acknowledge(None, error)
+        if record is not None and self._outgoing.interceptors and isinstance(error, Exception):
+            self._outgoing.acknowledge(unwritten(record.topic, record.partition), error)
 
     def _transaction_driver(self) -> TransactionDriver:
         """Raises `ApiError` where the producer has no transactions."""

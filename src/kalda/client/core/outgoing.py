@@ -23,7 +23,7 @@ _OVERHEAD = HEADER_SIZE + RECORD_OVERHEAD
 _new_tuple = tuple.__new__
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
-"""Called once with where the record is, or with the error."""
+"""Called once with where the record is and None, or with its topic and partition and the error."""
 
 
 class ProducerRecord(NamedTuple):
@@ -44,9 +44,12 @@ class ProducerInterceptor(Protocol):
         """The record to send instead."""
         ...
 
-    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        """The record is done. Runs on the I/O thread, before `on_delivery`."""
+    def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
+        """The record is done. Runs on the I/O thread, before `on_delivery`; where `send` itself fails or raises, on its
+        thread. With an error, `metadata` has the topic, and the partition or -1 where none was chosen."""
         ...
+
+    # It may have `configure(configs)`, called with the producer's keys as they were given, and `close()`.
 
 
 class Partitioner(Protocol):
@@ -55,6 +58,10 @@ class Partitioner(Protocol):
     def partition(self, topic: str, key: Any, key_bytes: bytes | None, value: Any, partitions: int) -> int:
         """From 0 up to `partitions`."""
         ...
+
+
+def _nothing(*_arguments: object) -> None:
+    return None
 
 
 class Prepared(NamedTuple):
@@ -77,10 +84,14 @@ class Outgoing:
         interceptors = given.get("interceptor.classes") or ()
         if not isinstance(interceptors, list | tuple) or any(isinstance(each, str) for each in interceptors):
             raise InvalidConfig(
-                "interceptor.classes: a list of objects with on_send and on_acknowledgement is expected"
+                "interceptor.classes: a list of objects or classes with on_send and on_acknowledgement is expected"
             )
-        self.interceptors: Sequence[ProducerInterceptor] = tuple(interceptors)
+        made = tuple(each() if isinstance(each, type) else each for each in interceptors)
+        for each in made:
+            getattr(each, "configure", _nothing)(given)
+        self.interceptors: Sequence[ProducerInterceptor] = made
         self.partitioner: Any = partitioner_of(given.get("partitioner.class"), given)
+        self._to_close = (*made, self.partitioner)
         self._ignore_keys = config.ignore_keys
         self._max_bytes = min(config.max_request_size, config.buffer_memory)
         self._limits = config.max_request_size, config.buffer_memory
@@ -99,7 +110,16 @@ class Outgoing:
                 log.exception("an interceptor's on_send failed; the record is sent without it")
         return record
 
-    def acknowledge(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+    def close(self) -> None:
+        """The producer has ended: interceptors and the partitioner that have a `close` are closed, once."""
+        closed, self._to_close = self._to_close, ()
+        for each in closed:
+            try:
+                getattr(each, "close", _nothing)()
+            except Exception:
+                log.exception("%r could not be closed", each)
+
+    def acknowledge(self, metadata: RecordMetadata, error: Exception | None) -> None:
         """Report to all interceptors what became of a record."""
         for interceptor in self.interceptors:
             try:

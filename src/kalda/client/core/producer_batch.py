@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
@@ -58,6 +59,11 @@ class RecordMetadata(_Place):
     """Bytes of the record's key as it was sent; -1: it has none."""
     serialized_value_size: int = -1
     """Likewise of its value."""
+
+
+def unwritten(topic: str, partition: int | None) -> RecordMetadata:
+    """Of a record that is in no log; its partition is -1 where none was chosen."""
+    return RecordMetadata(topic, -1 if partition is None else partition, -1, -1)
 
 
 class WrittenBatch(NamedTuple):
@@ -117,6 +123,8 @@ class ProducerBatch(appending.Records):
     base_offset = -1
     log_append_time_ms = -1
     error: Exception | None = None
+    record_errors: Mapping[int, Exception] = MappingProxyType({})
+    """Where it failed because of single records (KIP-467): their errors by index, and that of the others by -1."""
     parts: Sequence[tuple[int, ProducerBatch]] = ()
     """Where it was split: the index of the first record in each, and the batches."""
     waiter: Any = None
@@ -215,6 +223,17 @@ class ProducerBatch(appending.Records):
         self.base_offset, self.log_append_time_ms, self.error = base_offset, log_append_time_ms, error
         self.final_state = state
         return True
+
+    def error_of(self, index: int) -> Exception | None:
+        """Why a record of this batch was not written; None where it was."""
+        return self.record_errors.get(index, self.record_errors[-1]) if self.record_errors else self.error
+
+    def outcome_of(self, ticket: appending.Ticket) -> tuple[RecordMetadata, Exception | None]:
+        """What is reported of a record of this batch: where it is, or would be, and its error."""
+        error = self.error_of(ticket.index)
+        if error is not None:
+            return unwritten(*self.topic_partition), error
+        return self.record_metadata(ticket.index, ticket), None
 
     def record_metadata(self, index: int, ticket: appending.Ticket) -> RecordMetadata:
         """Where a record of this batch is, once that succeeded."""

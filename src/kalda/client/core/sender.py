@@ -330,6 +330,8 @@ class Sender:
             self._succeed(batch, -1, -1)
         else:
             error = _error_of(batch, code, result.error_message, now_ms - batch.created_ms)
+            if result.record_errors:
+                batch.record_errors = _record_errors(batch, code, result, error)
             self._fail(batch, error, batch.attempts < self._config.retries)
 
     def _may_retry(self, batch: ProducerBatch, result: PartitionProduceResponse, code: ErrorCode, now_ms: int) -> bool:
@@ -426,6 +428,24 @@ class Sender:
             return []
         finished, self.finished = self.finished, []
         return finished
+
+
+def _record_errors(
+    batch: ProducerBatch, code: ErrorCode, result: PartitionProduceResponse, error: ApiError
+) -> dict[int, Exception]:
+    """The errors of the records that the broker names, and that of all others. The code is that of the first invalid
+    record: where there are several, their messages tell what is wrong with each."""
+    code = code if len(result.record_errors) == 1 else ErrorCode.INVALID_RECORD
+    found: dict[int, Exception] = {
+        each.batch_index: ApiError(code, f"{batch.topic_partition}: {each.batch_index_error_message or error.message}")
+        for each in result.record_errors
+    }
+    found[-1] = ApiError(
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        f"{batch.topic_partition}: the record was not written, as it was part of a batch which had one or more invalid "
+        "records; send it again",
+    )
+    return found
 
 
 def _error_of(batch: ProducerBatch, code: ErrorCode, message: str | None, waited_ms: int) -> ApiError:
