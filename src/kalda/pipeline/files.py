@@ -43,7 +43,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
         raise PipelineError(
-            f"{path}, line {line}: not a text in UTF-8, it has the byte {found[error.start]:#x}"
+            f"{path}, line {line}, is not a text in UTF-8: it has the byte {found[error.start]:#x}"
         ) from None
 
 

@@ -373,5 +373,5 @@ def test_a_chart_is_a_png_or_one_html_file(tmp_path: Path) -> None:
 
 def test_a_file_in_another_encoding_is_refused_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "schema.avsc").write_bytes(b'{"type":\n "record", "doc": "Gr\xf6\xdfe"}')
-    with pytest.raises(PipelineError, match=r"schema\.avsc, line 2: not a text in UTF-8, it has the byte 0xf6"):
+    with pytest.raises(PipelineError, match=r"schema\.avsc, line 2, is not a text in UTF-8: it has the byte 0xf6"):
         schema_text(str(tmp_path / "schema.avsc"))
