@@ -387,9 +387,9 @@ class QuorumController:
         tasks."""
         if not self._awaits_first_poll:
             return
-        self._awaits_first_poll = False
         self._liveness.activate(now_ms)
         self._periodic.activate(now_ms)
+        self._awaits_first_poll = False
 
     # Faults
 
