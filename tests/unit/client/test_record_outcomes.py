@@ -21,6 +21,7 @@ from kalda.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from kalda.records.builder import read_records
 
 TIMEOUT_S = 20
 KEYS: dict[str, Any] = {"enable_idempotence": False, "linger_ms": 20, "max_block_ms": 300}
@@ -164,3 +165,34 @@ def test_an_interceptor_may_be_a_class(broker: AcknowledgingBroker) -> None:
         (made,) = producer._outgoing.interceptors
     assert isinstance(made, Watching)
     assert [call[0] for call in made.calls] == ["configure", "t", "close"]
+
+
+class Java:
+    def serialize(self, topic: str, headers: list[tuple[str, bytes]], value: Any) -> bytes:
+        headers.append(("by", topic.encode()))
+        return b"%d %b" % (len(headers), value)
+
+
+class Behind:
+    def serialize(self, topic: str, value: Any, headers: list[tuple[str, bytes]]) -> bytes:
+        headers.append(("by", topic.encode()))
+        return b"%d %b" % (len(headers), value)
+
+
+def function(value: bytes, headers: list[tuple[str, bytes]]) -> bytes:
+    headers.append(("by", b"t"))
+    return b"%d %b" % (len(headers), value)
+
+
+@pytest.mark.parametrize("serializer", [Java(), Behind(), function], ids=["java", "behind", "function"])
+@pytest.mark.parametrize("headers", [None, [("a", b"1")], {"a": b"1"}], ids=["none", "list", "mapping"])
+def test_serializers_see_headers_and_may_add_some(
+    broker: AcknowledgingBroker, serializer: object, headers: Any
+) -> None:
+    with Producer(bootstrap_servers=broker.address, value_serializer=serializer, **KEYS) as producer:
+        producer.send("t", b"v", headers=headers).result(TIMEOUT_S)
+    (request,) = broker.requests(ApiKey.PRODUCE)
+    (record,) = read_records(bytes(request.topic_data[0].partition_data[0].records))
+    own = () if headers is None else (("a", b"1"),)
+    assert record.headers == (*own, ("by", b"t"))
+    assert record.value == b"%d v" % (len(own) + 1)

@@ -14,7 +14,7 @@ from kalda.base.configs.producer import ProducerConfig
 from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
 from kalda.client.core.producer_errors import RecordTooLarge
-from kalda.client.core.serializers import Serialize, serializer_of, to_bytes
+from kalda.client.core.serializers import Serialize, sees_headers, serializer_of, to_bytes
 from kalda.client.metadata import Partition
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
 
@@ -81,6 +81,7 @@ class Outgoing:
         given = config.given
         self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"), given)
         self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"), given)
+        self._see_headers = any(sees_headers(given.get(name)) for name in ("key.serializer", "value.serializer"))
         interceptors = given.get("interceptor.classes") or ()
         if not isinstance(interceptors, list | tuple) or any(isinstance(each, str) for each in interceptors):
             raise InvalidConfig(
@@ -133,7 +134,11 @@ class Outgoing:
         topic, timestamp_ms = record.topic, record.timestamp_ms
         if timestamp_ms is not None and not (isinstance(timestamp_ms, SupportsIndex) and 0 <= timestamp_ms < 1 << 63):
             raise ValueError(f"timestamp_ms is {timestamp_ms!r}: milliseconds since 1970, not negative, are expected")
-        key, value, tail = self.key(topic, record.key), self.value(topic, record.value), encode_headers(record.headers)
+        headers: Any = record.headers
+        if self._see_headers:
+            headers = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+        key, value = self.key(topic, record.key, headers), self.value(topic, record.value, headers)
+        tail = encode_headers(headers)
         size = _OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
         if size > self._max_bytes:
             raise RecordTooLarge(

@@ -6,6 +6,7 @@ class of such, or a function of the value. None stays None: a record without a k
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,10 +25,13 @@ class Serializer(Protocol):
 
 
 _NO_CONFIGS: Mapping[str, object] = {}
-Serialize = Callable[[str, Any], bytes | None]
+_NO_HEADERS: Any = ()
+Serialize = Callable[[str, Any, Any], bytes | None]
+"""The bytes of a topic's key or value. The third argument are the record's headers: a list of pairs, where the
+serializer `sees_headers`."""
 
 
-def to_bytes(topic: str, value: Any) -> bytes | None:
+def to_bytes(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
     """Bytes as they are; other buffers as bytes."""
     if value is None or type(value) is bytes:
         return value
@@ -42,25 +46,47 @@ def serializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_C
         return to_bytes
     if isinstance(given, str):
         serde = serde_of(key, given, configs)
-        return _none_or(_guarded(lambda _topic, value: serde.to_bytes(value), "the value is not of the type"))
+        return _none_or(_guarded(lambda _topic, value, _: serde.to_bytes(value), "the value is not of the type"))
     if isinstance(given, type) and isinstance(given, Serializer):
         given = given()
     if isinstance(given, Serializer):
-        return _guarded(given.serialize)
+        return _guarded(_in_order(given.serialize))
     if callable(given):
         function = given
-        return _guarded(lambda _topic, value: function(value))
+        if sees_headers(function):
+            return _guarded(lambda _topic, value, headers: function(value, headers=headers))
+        return _guarded(lambda _topic, value, _: function(value))
     raise InvalidConfig(f"Invalid value {given!r} for configuration {key}: it has no serialize(topic, value)")
 
 
 def _none_or(serialize: Serialize) -> Serialize:
-    return lambda topic, value: None if value is None else serialize(topic, value)
+    return lambda topic, value, headers: None if value is None else serialize(topic, value, headers)
 
 
-def _guarded(serialize: Callable[[str, Any], Any], what: str = "the serializer failed") -> Serialize:
-    def call(topic: str, value: Any) -> bytes | None:
+def sees_headers(given: object) -> bool:
+    """Whether a serializer that was configured has a parameter `headers`."""
+    serialize = getattr(given, "serialize", given)
+    if not callable(serialize):
+        return False
+    try:
+        return "headers" in inspect.signature(serialize).parameters
+    except (TypeError, ValueError):  # a function without a signature, as some of C
+        return False
+
+
+def _in_order(serialize: Callable[..., Any]) -> Callable[[str, Any, Any], Any]:
+    """`serialize(topic, value)`, or with `headers` behind the topic, as in Java, or anywhere else."""
+    if not sees_headers(serialize):
+        return lambda topic, value, _: serialize(topic, value)
+    if list(inspect.signature(serialize).parameters)[1:2] == ["headers"]:
+        return lambda topic, value, headers: serialize(topic, headers, value)
+    return lambda topic, value, headers: serialize(topic, value, headers=headers)
+
+
+def _guarded(serialize: Callable[[str, Any, Any], Any], what: str = "the serializer failed") -> Serialize:
+    def call(topic: str, value: Any, headers: Any) -> bytes | None:
         try:
-            return to_bytes(topic, serialize(topic, value))
+            return to_bytes(topic, serialize(topic, value, headers))
         except SerializationError:
             raise
         except Exception as error:
