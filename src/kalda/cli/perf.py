@@ -49,11 +49,11 @@ class _Latencies:
         self._window_at += len(found)
         return found
 
-    def callback(self) -> Callable[[RecordMetadata | None, Exception | None], None]:
+    def callback(self) -> Callable[[RecordMetadata, Exception | None], None]:
         """For a record that is sent now."""
         began_s = time.perf_counter()
 
-        def delivered(_: RecordMetadata | None, error: Exception | None) -> None:
+        def delivered(_: RecordMetadata, error: Exception | None) -> None:
             if error is None:
                 self.all_ms.append((time.perf_counter() - began_s) * 1_000)
             else:

@@ -370,9 +370,9 @@ class _Report:
         self._topic = topic
         self._next_offsets: dict[int, int] = {}
 
-    def delivered(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+    def delivered(self, metadata: RecordMetadata, error: Exception | None) -> None:
         """A record is acknowledged, or has failed."""
-        if metadata is None:
+        if error is not None:
             self._error = self._error or error
             return
         self._records += 1

@@ -285,7 +285,7 @@ def test_controllers_describe_the_quorum(cluster: Cluster, shell: Shell) -> None
     there = described["voters"][0]["endpoints"][0].partition("://")[2]
     assert "controller" in shell.run("quorum", "describe", "--bootstrap-server", there, code=1).stderr
     broker = cluster.address(1)
-    assert "broker" in shell.run("quorum", "describe", "--bootstrap-controller", broker, code=1).stderr
+    assert "endpoint of type BROKER" in shell.run("quorum", "describe", "--bootstrap-controller", broker, code=1).stderr
 
 
 def test_controllers_that_cannot_be_added(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
     class Node:
         failed = False
 
-        def __init__(self, _: object) -> None:
+        def __init__(self, *_: object) -> None:
             self._skipped = asyncio.Event()
 
         async def start(self) -> None:
@@ -74,7 +74,7 @@ def test_a_signal_during_the_start_ends_it(
     class Node:
         failed = False
 
-        def __init__(self, _: object) -> None:
+        def __init__(self, *_: object) -> None:
             pass
 
         async def start(self) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _OVERHEAD = HEADER_SIZE + RECORD_OVERHEAD
 _new_tuple = tuple.__new__
 Headers = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
-OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
+OnDelivery = Callable[[RecordMetadata, Exception | None], object]
 """Called once with where the record is and None, or with its topic and partition and the error."""
 
 
