@@ -5,8 +5,10 @@ directory fails."""
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -71,7 +73,7 @@ class World(HandTime):
                 "file.delete.delay.ms": rng.choice(("0", "50")),
             }
         )
-        disk = SimDisk(random.Random(seed + 1), now_ms=lambda: self.now_ms)
+        self.disk = disk = SimDisk(random.Random(seed + 1), now_ms=lambda: self.now_ms)
         for path, directory_id in IDS.items():
             disk.make_dirs(path)
             values = {"version": "1", "directory.id": uuid_to_text(directory_id)}
@@ -91,6 +93,7 @@ class World(HandTime):
             lambda topic: self.config,
             unique=lambda: f"{rng.getrandbits(128):032x}",
             now_ms=lambda: self.now_ms,
+            on_dir_failed=lambda directory, _: self.replicas.take_offline(list(directory.logs)),
             locks_dirs=False,
         )
         for job in self.logs.load_jobs():
@@ -232,13 +235,18 @@ class World(HandTime):
     def clean(self) -> None:
         if self.cleaning is None:
             if self.log.truncation is None:
-                self.log.flush()
+                with suppress(OSError):
+                    self.log.flush()
             self.cleaning = self.cleaner.choose(self.now_ms)
         elif not self.is_cleaning:
             self._clean_on(self.cleaning)
 
     def _clean_on(self, cleaning: Cleaning) -> None:
-        job = cleaning.next_job(300)
+        try:
+            job = cleaning.next_job(300)
+        except (ApiError, OSError) as error:
+            self._give_up(cleaning, error)
+            return
         if job is None:
             self.cleaning = None
             if (checkpoint := self.cleaner.finished(cleaning, self.now_ms)) is not None:
@@ -250,12 +258,15 @@ class World(HandTime):
             try:
                 job.finish()
             except (ApiError, OSError) as error:
-                self.cleaning = None
-                if (discarding := self.cleaner.failed(cleaning, error, self.now_ms)) is not None:
-                    self.begin(discarding)
+                self._give_up(cleaning, error)
 
         self.is_cleaning = True
         self.run(job.run, finish)
+
+    def _give_up(self, cleaning: Cleaning, error: Exception) -> None:
+        self.cleaning = None
+        if (discarding := self.cleaner.failed(cleaning, error, self.now_ms)) is not None:
+            self.begin(discarding)
 
     def clean_on(self) -> None:
         for _ in range(5):
@@ -288,7 +299,7 @@ class World(HandTime):
             (found,) = results
             if not isinstance(found, FetchInfo):
                 assert log.offline or found.code in _PASSING
-            elif not read.is_outdated and log is self.log and log.truncation is None:
+            elif not (log.offline or read.is_outdated) and log.truncation is None:
                 batches = _batches(found)
                 assert batches == [each for each in self.batches if each[1] >= offset][: len(batches)]
 
@@ -348,3 +359,31 @@ def test_jobs_that_end_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) 
         world.check_epochs()
     world.settle()
     world.check()
+
+
+@pytest.mark.parametrize("operations", [("sync",), ("write",), ("read",), ("name",), ("sync", "write", "read", "name")])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_directory_fails_among_them(seed: int, operations: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but errors of that directory follows: the others stay online, and so does the replica in one of them."""
+    monkeypatch.setattr(dir_moves, "_BATCH_BYTES", 700)
+    monkeypatch.setattr(dir_moves, "_TAIL_BYTES", 400)
+    world = World(seed)
+    for _ in range(world.rng.randrange(30, 140)):
+        getattr(world, world.rng.choice(STEPS))()
+    failing = world.rng.choice(("/d0", "/d1"))
+    world.disk.fail(failing, errno.EIO, frozenset(operations))
+    steps = iter(world.rng.choices(STEPS, k=60))
+    while world.replicas.find(*TP) is not None and (name := next(steps, None)) is not None:
+        with suppress(ApiError):
+            getattr(world, name)()
+    for _ in range(2_000):
+        if world.jobs or world.ran:
+            with suppress(ApiError):
+                world.step()
+    assert not (world.jobs)
+    assert not (world.ran)
+    assert {directory.path for directory in world.logs.dirs if not directory.online} <= {failing}
+    home = world.logs.dir_of(TP)
+    if home is not None and home.path != failing:
+        assert not world.log.offline
+        world.check_epochs()
