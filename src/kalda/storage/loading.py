@@ -291,9 +291,10 @@ class Loading:
             try:
                 for _, header in segment.headers():
                     note_epoch(epochs, header)
-            except UnsupportedFormat:
-                raise
-            except CorruptRecord:
+            except CorruptRecord as error:
+                synced = self._clean or segment.base_offset < self._edge(segments)
+                if synced and isinstance(error, UnsupportedFormat):
+                    raise  # in the others recovery finds out whether the batch is damaged
                 break
         epochs.write()
         log.log(
@@ -305,6 +306,10 @@ class Loading:
             why,
         )
         return epochs
+
+    def _edge(self, segments: Segments) -> int:
+        """Where the first segment begins that was not synced whole."""
+        return (segments.floor(self._recovery_point) or segments.first).base_offset
 
     def _report_epochs(self, stored: list[tuple[int, int]], first: int) -> None:
         """Name the epochs of the file that the log, which begins at `first`, does not have any more."""
@@ -344,7 +349,7 @@ class Loading:
             ]
         if not len(segments):
             return []
-        begin = self._recovery_begin = (segments.floor(self._recovery_point) or segments.first).base_offset
+        begin = self._recovery_begin = self._edge(segments)
         return [segment for segment in segments if segment.base_offset >= begin or segment.base_offset in unindexed]
 
     def _recover(self, segments: Segments, to_recover: list[Segment]) -> int:

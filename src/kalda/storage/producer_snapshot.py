@@ -35,6 +35,7 @@ _ENTRIES_AT = _PREFIX.size + _COUNT.size
 _ENTRIES_A_WRITE = 1_024
 """Encoding so many takes about a millisecond; a thread that does it lets others run with each write."""
 _ENTRIES_A_READ = 16_384
+_CHECKED_AT_ONCE = _ENTRIES_A_READ * _ENTRY.size
 _WRITTEN_AT_ONCE = 1_000
 """With more producers than that, the snapshot of a roll is written by a job."""
 
@@ -80,8 +81,8 @@ def read_snapshot(disk: Disk, path: str) -> list[ProducerState]:
         if len(head) < _ENTRIES_AT:
             raise CorruptRecord(f"a producer snapshot of {size} bytes is too short")
         version, checksum = _PREFIX.unpack_from(head)
-        _check_version(path, version)
         if version != _VERSION:
+            _check_later(file, path, version, checksum)
             raise CorruptRecord(f"a producer snapshot has version {version}")
         (count,) = _COUNT.unpack_from(head, _PREFIX.size)
         found: list[ProducerState] = []
@@ -99,8 +100,15 @@ def read_snapshot(disk: Disk, path: str) -> list[ProducerState]:
     return found
 
 
-def _check_version(path: str, version: int) -> None:
-    if version > _VERSION:
+def _check_later(file: File, path: str, version: int, checksum: int) -> None:
+    """Raise `UnsupportedFormat` for a whole file of a later version. One with a wrong CRC is damaged, and so may be its
+    version: a loss of power may have left anything."""
+    if version <= _VERSION:
+        return
+    actual, size = 0, file.size()
+    for position in range(_PREFIX.size, size, _CHECKED_AT_ONCE):
+        actual = crc32c(file.read(position, min(_CHECKED_AT_ONCE, size - position)), actual)
+    if actual == checksum:
         raise UnsupportedFormat(f"{path} has version {version}, only {_VERSION} is known")
 
 
@@ -258,16 +266,16 @@ class SnapshotFiles:
         self._disk.remove(self.path(offset))
 
     def check_versions(self) -> None:
-        """Raise `UnsupportedFormat` where a file is of a later version. Those that do not fit a recovered log are
+        """Raise `UnsupportedFormat` where a whole file is of a later version. Those that do not fit a recovered log are
         removed without being read."""
         for offset in self.offsets:
             file = self._disk.open(self.path(offset), writable=False)
             try:
                 head = bytes(file.read(0, _PREFIX.size))
+                if len(head) == _PREFIX.size:
+                    _check_later(file, self.path(offset), *_PREFIX.unpack(head))
             finally:
                 file.close()
-            if len(head) == _PREFIX.size:
-                _check_version(self.path(offset), _PREFIX.unpack(head)[0])
 
     def keep(self, offsets: list[int]) -> None:
         """There are only these files any more; the others have been removed."""

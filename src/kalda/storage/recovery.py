@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from kalda.base.disk import Buffer
+from kalda.base.disk import Buffer, File
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.records.batch import (
+    ATTRIBUTES_POSITION,
+    CRC_POSITION,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MIN_BATCH_LENGTH,
@@ -19,6 +21,7 @@ from kalda.records.batch import (
     check_crc,
     read_header,
 )
+from kalda.records.checksum import crc32c
 from kalda.storage.index import read_waiting
 from kalda.storage.leader_epochs import LeaderEpochs
 from kalda.storage.naming import LOG_SUFFIX
@@ -36,7 +39,8 @@ def recover_segment(
 
     `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
     offset; the batches that are kept are applied to them. Raises `UnsupportedFormat` at a batch that follows the ones
-    before it and is of a magic that this version cannot read: whether it is damaged cannot be told.
+    before it, is of a magic that this version cannot read, and is whole by its CRC, where magic 2 has that. Without one
+    the magic is no better than the rest, as in what a loss of power left: that is damage, as for Apache Kafka.
     """
     offset_index, time_index = segment.offset_index, segment.time_index
     offset_index.reset()
@@ -112,7 +116,7 @@ class _UndamagedBatches:
                     chunk, start, at = file.read(position, wanted), position, 0
                 check_crc(chunk, at, header)
             except UnsupportedFormat as error:
-                if self._may_be_whole(chunk, at, size - position, expected):
+                if self._is_whole(file, position, expected):
                     raise UnsupportedFormat(
                         f"{segment.path(LOG_SUFFIX)}, position {position}: {error.message}"
                     ) from error
@@ -131,9 +135,18 @@ class _UndamagedBatches:
             position += length
             expected = header.next_offset
 
-    def _may_be_whole(self, chunk: Buffer, at: int, left: int, expected: int) -> bool:
-        """Whether offset and length, which all formats have in the same place, may be those of the next batch."""
-        offset = int.from_bytes(chunk[at : at + 8], "big", signed=True)
-        length = int.from_bytes(chunk[at + 8 : at + LOG_OVERHEAD], "big", signed=True)
-        is_near = expected <= offset <= self._segment.base_offset + MAX_RELATIVE_OFFSET
-        return is_near and MIN_BATCH_LENGTH <= length <= left - LOG_OVERHEAD
+    def _is_whole(self, file: File, position: int, expected: int) -> bool:
+        """Whether offset and length, which all formats have in the same place, may be those of the next batch, and its
+        CRC, where magic 2 has it, is right."""
+        head = file.read(position, ATTRIBUTES_POSITION)
+        offset = int.from_bytes(head[:8], "big", signed=True)
+        length = int.from_bytes(head[8:LOG_OVERHEAD], "big", signed=True)
+        upto = position + LOG_OVERHEAD + length
+        if not expected <= offset <= self._segment.base_offset + MAX_RELATIVE_OFFSET:
+            return False
+        if length < MIN_BATCH_LENGTH or upto > self._segment.size:
+            return False
+        crc = 0
+        for start in range(position + ATTRIBUTES_POSITION, upto, _RECOVERY_CHUNK_BYTES):
+            crc = crc32c(file.read(start, min(_RECOVERY_CHUNK_BYTES, upto - start)), crc)
+        return crc == int.from_bytes(head[CRC_POSITION:], "big")

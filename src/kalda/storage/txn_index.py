@@ -21,6 +21,8 @@ _ENTRY = Struct(">hqqqq")
 _SIZE = _ENTRY.size
 _LAST_OFFSET = Struct(">18xq8x")
 _VERSION = 0
+_LATEST_VERSION = 100
+"""No release has a higher one: entries have no checksum, and what a loss of power left most likely has."""
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 _ENTRIES_A_READ = 16_384
 
@@ -198,7 +200,7 @@ class TxnIndex:
 
 
 def _check_version(path: str, first: Buffer) -> None:
-    if len(first) == _SIZE and (version := _ENTRY.unpack(first)[0]) > _VERSION:
+    if len(first) == _SIZE and _VERSION < (version := _ENTRY.unpack(first)[0]) <= _LATEST_VERSION:
         raise UnsupportedFormat(f"{path} has an entry of version {version}, only {_VERSION} is known")
 
 

@@ -254,3 +254,24 @@ def test_garbage_at_the_end_is_damage_whatever_its_magic_seems_to_be() -> None:
         log = open_log(disk, clean=False)
         assert log.log_end_offset == 80
         assert read_all(log) == expected(1)
+
+
+def test_a_torn_batch_at_the_end_is_cut_whatever_its_magic_seems_to_be() -> None:
+    disk = SimDisk(random.Random(2), now_ms=lambda: NOW)
+    disk.make_dirs("/d")
+    log = open_log(disk, clean=True)
+    for at in range(3):
+        log.append_as_leader(build_batch([(NOW, b"k", b"%d" % at, ())]), 7, NOW)
+    log.close(clean=False)
+    path = f"/d/t-0/{SEGMENTS[0]}.log"
+    data = disk.peek(path)
+    for kept, epochs in ((16, b""), (12, b""), (16, None)):
+        torn = 2 * len(data) // 3 + kept
+        garbage = b"\x7f" * (len(data) - torn)
+        put(disk, f"{SEGMENTS[0]}.log", data[:torn] + garbage)
+        if epochs is not None:  # a loss of power has emptied that file too
+            put(disk, "leader-epoch-checkpoint", epochs)
+        log = open_log(disk, clean=False)
+        assert (log.log_end_offset, log.leader_epochs.entries) == (2, [(7, 0)])
+        assert disk.peek(path) == data[: 2 * len(data) // 3]
+        log.close(clean=False)

@@ -203,3 +203,13 @@ def test_the_log_of_a_former_topic_is_set_aside() -> None:
     assert node.log(ODD).log_end_offset == 0
     (aside,) = [name for name in node.disk.names("/d") if name.endswith("-stray")]
     assert {name: node.disk.peek(f"/d/{aside}/{name}") for name in node.disk.names(f"/d/{aside}")} == before
+
+
+@pytest.mark.parametrize("what", ["producers", "aborted"])
+def test_a_file_that_a_loss_of_power_filled_with_garbage_is_damaged(what: str) -> None:
+    node = filled(clean=False)
+    node.disk.remove("/d/recovery-point-offset-checkpoint")  # all is recovered
+    node.change(f"t-0/{CHANGES[what][0]}", lambda data: b"\x7f" * len(data))
+    node.start()
+    assert node.log(ODD).log_end_offset == 4
+    assert [each.first_offset for each in node.log(ODD).segments.first.txn_index.entries()] == [0]
