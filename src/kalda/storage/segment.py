@@ -635,6 +635,6 @@ def _whole_batches(data: Buffer, end_offset: int, segment: Segment, position: in
         at, next_offset = after, last + 1
     if end - at == MIN_BATCH_SIZE:
         upto, last_next, _ = _whole_batches(bytes(data[at:]) + b"\0", end_offset, segment, position + at)
-        if upto:
+        if upto == MIN_BATCH_SIZE:  # not one that ends with the padding
             return end, last_next, first or end
     return at, next_offset, first

@@ -275,3 +275,14 @@ def test_a_torn_batch_at_the_end_is_cut_whatever_its_magic_seems_to_be() -> None
         assert (log.log_end_offset, log.leader_epochs.entries) == (2, [(7, 0)])
         assert disk.peek(path) == data[: 2 * len(data) // 3]
         log.close(clean=False)
+
+
+def test_a_batch_of_27_bytes_is_not_served_without_its_last_byte() -> None:
+    disk = SimDisk(random.Random(2), now_ms=lambda: NOW)
+    disk.make_dirs("/d/t-0")
+    data = b"".join(legacy_batch(0, [(at, -1, None, b"v")]) for at in range(4))
+    assert len(data) == 4 * 27
+    put(disk, f"{SEGMENTS[0]}.log", data)
+    log = open_log(disk, clean=False)
+    info = log.read(0, 27 + 27 + 26, log.log_end_offset, min_one_message=True)
+    assert (bytes(info.records), info.next_offset) == (data[: 2 * 27], 2)
