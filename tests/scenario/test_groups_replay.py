@@ -175,6 +175,15 @@ def test_an_empty_consumer_group_can_be_deleted_and_a_share_group_not() -> None:
     assert world.fetch() == {}
 
 
+def test_a_share_group_has_no_committed_offsets() -> None:
+    world = World()
+    world.topics.add("t")
+    key, value = ShareGroupMetadataKey(group_id="g"), ShareGroupMetadataValue(epoch=1)
+    world.shard().partition.write([decode_record(*encode_coordinator_record(key, value))])
+    assert world.commit({("t", 0): 7}).errors == ["GROUP_ID_NOT_FOUND"]
+    assert world.fetch() == {}
+
+
 def delete(world: World, *groups: str) -> list[str]:
     request = DeleteGroupsRequest(groups_names=list(groups))
     answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)

@@ -241,7 +241,10 @@ class GroupShard:
             raise ApiError(write_error(outcome.error.code))
 
     def check_foreign_commit(self, group_id: str, generation: int) -> None:
-        """Offsets of a group of another type are committed here while it has no members. Raises UNKNOWN_MEMBER_ID."""
+        """Offsets of a group of another type are committed here while it has no members. Raises UNKNOWN_MEMBER_ID, and
+        GROUP_ID_NOT_FOUND for a share group, which has no such offsets."""
+        if self.foreign_groups.get(group_id) == "share":
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
         if group_id in self.foreign_groups and (generation >= 0 or group_id in self._foreign_members):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
 
