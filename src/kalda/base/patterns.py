@@ -271,6 +271,7 @@ class _Translation:
         if depth > _MAX_DEPTH:
             self._fail("classes are nested too deeply")
         parts: list[str] = []
+        begins_range = ends_range = False  # whether what was read last may begin a range, or a range has no end yet
         while True:
             character = self._text[self._at : self._at + 1]
             self._at += 1
@@ -280,17 +281,26 @@ class _Translation:
                 return "".join(parts)
             if self._text.startswith("&&", self._at - 1):
                 self._fail("intersections of classes are not supported")
+            if character == "-" and begins_range and self._text[self._at : self._at + 1] not in ("]", "[", ""):
+                parts.append("-")
+                begins_range, ends_range = False, True
+                continue
+            is_set = character == "[" or (character == "\\" and self._at_set())
+            if is_set and (ends_range or self._text.startswith("\\v-", self._at - 1)):  # \v is U+000B in Java there
+                self._fail("a set of characters does not bound a range")
             if character == "[":
                 if self._text.startswith("^", self._at):
                     self._fail("a negated class inside of a class is not supported")
                 parts.append(self._union(depth + 1))
             elif character == "\\":
                 parts.append(self._escape(in_class=True))
-            elif character == "-":
-                is_range = bool(parts) and self._text[self._at : self._at + 1] not in ("]", "[", "")
-                parts.append("-" if is_range else _literal("-"))
             else:
                 parts.append(_literal(character))
+            begins_range, ends_range = not is_set and not ends_range, False
+
+    def _at_set(self) -> bool:
+        """Whether an escape that is read next stands for several characters."""
+        return self._text[self._at : self._at + 1] in ("p", "P", *_CLASSES)
 
 
 def _literal(character: str) -> str:

@@ -74,8 +74,9 @@ class LoopTimers:
 
     def _on_turn(self) -> None:
         now_ms = self._clock.machine_ms()
-        self.on_turn(max(0, now_ms - self._turn_due_ms))
-        self._turn(now_ms)
+        late_ms = max(0, now_ms - self._turn_due_ms)
+        self._turn(now_ms)  # first: without a next turn the time would stand still for good
+        self.on_turn(late_ms)
 
     def _turn(self, now_ms: int) -> None:
         stall_ms = self._time.turn(now_ms)

@@ -105,6 +105,18 @@ def test_a_stall_is_measured_from_the_last_turn(loop: Loop, timers: LoopTimers) 
     assert loop.mono_ms() == before + 60_000
 
 
+def test_the_time_goes_on_where_what_is_called_at_a_turn_fails(loop: Loop, timers: LoopTimers) -> None:
+    def fail(late_ms: int) -> None:
+        raise ValueError(late_ms)
+
+    timers.on_turn = fail
+    with pytest.raises(ValueError, match="0"):
+        loop.run(100)
+    timers.on_turn = lambda late_ms: None
+    loop.run(9_900)
+    assert loop.mono_ms() == 10_000
+
+
 def test_a_request_to_another_node_does_not_time_out_before_its_answer_is_read(loop: Loop) -> None:
     called: list[int] = []
 
