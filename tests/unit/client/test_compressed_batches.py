@@ -195,3 +195,21 @@ def test_a_split_makes_the_estimate_what_the_batch_was() -> None:
     world.run_until_idle()
     assert world.core.accumulator.topics["t"].compression_ratio >= 1.0
     assert len(world.values) == 5
+
+
+def test_the_sticky_partition_stays_until_its_batch_is_full_when_compressed() -> None:
+    """As Kafka's, it counts the bytes that are estimated to be sent: else batches are sent part-filled."""
+    settings: dict[str, Any] = {"compression.type": "zstd", "linger.ms": 60_000, "delivery.timeout.ms": 200_000}
+    world = World(brokers=1, partitions=8, **settings)
+    world.send(b"v")
+    world.run_until_idle()
+    expect_ratio(world, 0.1)
+    topic = world.core.accumulator.topics["t"]
+    first = topic.partitioner.switches
+    for _ in range(1_000):
+        assert world.send(bytes(100)) is not None
+        topic.appender.append(bytes(20), None, None, None, None, 1.0)  # as most records, where the batch has room
+    assert topic.partitioner.switches == first, "some 130 KB of records are 14 KB when they are sent"
+    for _ in range(2_000):
+        assert world.send(bytes(100)) is not None
+    assert topic.partitioner.switches > first

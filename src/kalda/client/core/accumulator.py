@@ -208,8 +208,14 @@ class Accumulator:
             return self._plain_limit
         # Here, and not where batches are compressed: many may be queued before the first one is.
         topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, topic.observed_ratio)
-        room = (self.config.batch_size - HEADER_SIZE) / (topic.compression_ratio * _ESTIMATION_FACTOR)
+        room = (self.config.batch_size - HEADER_SIZE) / self._estimated_ratio(topic)
         return max(HEADER_SIZE + 1, min(HEADER_SIZE + int(room), self._largest))
+
+    def _estimated_ratio(self, topic: TopicState) -> float:
+        """What a byte of records is estimated to take in a batch that is sent."""
+        if self.config.compression is Compression.NONE:
+            return 1.0
+        return topic.compression_ratio * _ESTIMATION_FACTOR
 
     def append(
         self,
@@ -360,16 +366,17 @@ class Accumulator:
         """Report what has been appended to the sticky batch since the last time."""
         batch, sticky = topic.sticky_batch, topic.sticky
         if batch is not None and sticky is not None:
-            appended = batch.position - topic.counted_bytes
+            appended = (batch.position - topic.counted_bytes) * self._estimated_ratio(topic)
             topic.counted_bytes = batch.position
-            topic.partitioner.update(sticky, appended, candidates, batch.is_full)
+            topic.partitioner.update(sticky, int(appended), candidates, batch.is_full)
 
     def _set_sticky(self, topic: TopicState, sticky: Sticky, batch: ProducerBatch) -> None:
         if topic.sticky_batch is not batch or topic.sticky is not sticky:
             topic.sticky, topic.sticky_batch = sticky, batch
             topic.counted_bytes = HEADER_SIZE if batch.count == 1 else batch.position
         if not topic.partitioner.is_changed(sticky):
-            batch.switch_at = topic.counted_bytes + topic.partitioner.bytes_until_switch(sticky)
+            left = topic.partitioner.bytes_until_switch(sticky) / self._estimated_ratio(topic)
+            batch.switch_at = topic.counted_bytes + int(left)
             topic.appender.sticky = batch
 
     def _update_load(self, topic: TopicState) -> None:
@@ -507,9 +514,7 @@ class Accumulator:
     def _estimated_bytes(self, batch: ProducerBatch, topic: TopicState) -> int:
         if batch.sealed is not None:
             return len(batch.sealed)
-        if self.config.compression is Compression.NONE:
-            return batch.position
-        return HEADER_SIZE + int((batch.position - HEADER_SIZE) * topic.compression_ratio * _ESTIMATION_FACTOR)
+        return HEADER_SIZE + int((batch.position - HEADER_SIZE) * self._estimated_ratio(topic))
 
     def _take(self, queue: PartitionQueue) -> None:
         """Remove the first batch, and close it."""
