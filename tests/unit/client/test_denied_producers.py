@@ -40,6 +40,9 @@ def test_an_idempotent_producer_goes_on_once_it_has_the_right(broker: DenyingBro
             assert isinstance(error, ApiError)
             assert error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert broker.requests(ApiKey.PRODUCE) == []
+        assert len(broker.requests(ApiKey.INIT_PRODUCER_ID)) == 3, (
+            "one for each record, none for those that have failed"
+        )
         broker.code = ErrorCode.NONE
         assert producer.send("t", b"v").result(TIMEOUT_S).topic == "t"
 

@@ -164,10 +164,10 @@ class ProducerCore:
             self._on_metadata(now_ms)
         self._update_metadata(now_ms)
         if self.idempotence is not None:
-            self._update_producer_id(self.idempotence, now_ms)
             refusal = self.idempotence.take_refusal()
             if refusal is not None:
                 self.sender.fail_queued(refusal)
+            self._update_producer_id(self.idempotence, now_ms)
         if self.transactions is not None:
             error = self.transactions.error_to_fail_queued
             if error is not None:
