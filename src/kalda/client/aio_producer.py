@@ -23,7 +23,7 @@ from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.connections import Action, Connections
-from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
@@ -175,7 +175,11 @@ class Producer(ProducerCalls):
         try:
             self._check_open()
             self._check_transaction()
-            await self._append(self._start(), record, ticket)
+            io, deadline_ms = self._start(), self._monotonic_ms() + self._config.max_block_ms
+            partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
+            prepared = self._outgoing.prepare(record)
+            record = record._replace(partition=self._outgoing.partition(record, prepared, partitions))
+            await self._append(io, record, prepared, ticket, deadline_ms)
         except BaseException as error:
             self._on_failed_send(error, record)
             if not isinstance(error, ApiError) or is_of_state(error):
@@ -183,11 +187,9 @@ class Producer(ProducerCalls):
             _fail(delivery, error)
         return delivery
 
-    async def _append(self, io: IoLoop, record: ProducerRecord, ticket: Ticket) -> None:
-        deadline_ms = self._monotonic_ms() + self._config.max_block_ms
-        partitions = await self._wait_for_topic(record.topic, record.partition, deadline_ms)
-        prepared = self._outgoing.prepare(record)
-        partition = self._outgoing.partition(record, prepared, partitions)
+    async def _append(
+        self, io: IoLoop, record: ProducerRecord, prepared: Prepared, ticket: Ticket, deadline_ms: int
+    ) -> None:
         accumulator = self._core.accumulator
         topic = accumulator.topic(record.topic)
         if self._outgoing.is_plain:
@@ -198,7 +200,7 @@ class Producer(ProducerCalls):
             now_ms = self._monotonic_ms()
             key, value, tail, _ = prepared
             appended, buffer = accumulator.append(
-                topic, partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer
+                topic, record.partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer
             )
             if appended:
                 break

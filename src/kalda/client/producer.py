@@ -39,7 +39,7 @@ from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.connections import Action, Connections
-from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, ProducerRecord
+from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
@@ -241,7 +241,11 @@ class Producer(ProducerCalls):
         try:
             self._check_open()
             self._check_transaction()
-            return self._append(record, callback_for(outgoing, on_delivery))
+            began_s = time.monotonic()
+            partitions = self._wait_for_topic(record.topic, record.partition, began_s)
+            prepared = outgoing.prepare(record)
+            record = record._replace(partition=outgoing.partition(record, prepared, partitions))
+            return self._append(record, prepared, callback_for(outgoing, on_delivery), began_s)
         except BaseException as error:
             self._on_failed_send(error, record)
             if not isinstance(error, ApiError) or is_of_state(error):
@@ -250,12 +254,10 @@ class Producer(ProducerCalls):
                 on_delivery(unwritten(record.topic, record.partition), error)
             return rejected(error)
 
-    def _append(self, record: ProducerRecord, callback: OnDelivery | None) -> DeliveryFuture:
-        began_s = time.monotonic()
-        partitions = self._wait_for_topic(record.topic, record.partition, began_s)
-        outgoing, accumulator = self._outgoing, self._core.accumulator
-        prepared = outgoing.prepare(record)
-        partition = outgoing.partition(record, prepared, partitions)
+    def _append(
+        self, record: ProducerRecord, prepared: Prepared, callback: OnDelivery | None, began_s: float
+    ) -> DeliveryFuture:
+        accumulator = self._core.accumulator
         topic = accumulator.topic(record.topic)
         if record.topic not in self._appenders and self._may_append_directly():
             self._appenders[record.topic] = topic.appender
@@ -268,7 +270,7 @@ class Producer(ProducerCalls):
             is_holding = signals.hold()
             try:
                 appended, buffer = accumulator.append(
-                    topic, partition, timestamp_ms, key, value, tail, future, now_ms, buffer
+                    topic, record.partition, timestamp_ms, key, value, tail, future, now_ms, buffer
                 )
             finally:
                 if is_holding:

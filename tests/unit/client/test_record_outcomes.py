@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from kalda import Producer, aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.outgoing import ProducerRecord
 from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.producer_errors import SerializationError
+from kalda.client.core.producer_errors import BufferExhausted, SerializationError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -21,6 +22,7 @@ from kalda.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from kalda.records.appending import murmur2
 from kalda.records.builder import read_records
 
 TIMEOUT_S = 20
@@ -105,6 +107,35 @@ def test_a_callback_knows_topic_and_partition_of_a_record_that_failed(
     refuse(broker, {})
     _, calls = outcomes(broker, is_async, 1)
     assert [metadata for metadata, _ in calls] == [RecordMetadata("t", 0, -1, -1)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_callback_knows_the_partition_that_was_chosen_where_there_was_no_memory(
+    broker: AcknowledgingBroker, is_async: bool
+) -> None:
+    broker.topics["t"] = [1] * 8
+    may_answer, produce = threading.Event(), broker.answers[ApiKey.PRODUCE]
+    broker.answers[ApiKey.PRODUCE] = lambda *each: may_answer.wait(TIMEOUT_S) and produce(*each)
+    keys: dict[str, Any] = {**KEYS, "linger_ms": 0, "batch_size": 1_000, "buffer_memory": 1_000}
+    seen: list[Outcome] = []
+    sending: dict[str, Any] = {"key": b"k", "on_delivery": lambda *each: seen.append(each)}
+
+    async def work() -> None:
+        async with aio.Producer(bootstrap_servers=broker.address, **keys) as producer:
+            await producer.send("t", bytes(800), key=b"k")
+            await producer.send("t", bytes(800), **sending)
+            may_answer.set()
+
+    if is_async:
+        asyncio.run(work())
+    else:
+        with Producer(bootstrap_servers=broker.address, **keys) as producer:
+            producer.send("t", bytes(800), key=b"k")
+            producer.send("t", bytes(800), **sending)
+            may_answer.set()
+    ((metadata, error),) = seen
+    assert isinstance(error, BufferExhausted)
+    assert metadata == RecordMetadata("t", (murmur2(b"k") & 0x7FFFFFFF) % 8, -1, -1)
 
 
 class Watching:
