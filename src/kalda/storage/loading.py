@@ -142,6 +142,8 @@ class Loading:
         if not to_recover and len(segments):
             try:
                 next_offset = segments.active.next_offset()
+            except UnsupportedFormat:
+                raise
             except CorruptRecord as error:
                 log.warning("%s: %s; the segment is recovered, although the last stop was clean", self._name, error)
                 to_recover = [segments.active]
@@ -398,7 +400,7 @@ class Loading:
         if self._distrusts_cache:
             segment.file().sync()
             segment.file().drop_cache()
-        position, why = recover_segment(segment, self._producers, self._epochs, upto)
+        position, why = recover_segment(segment, self._producers, self._epochs, upto, self._recovery_point)
         cut = segment.size - position
         if cut and is_synced:
             log.warning(

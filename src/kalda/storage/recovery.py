@@ -32,15 +32,16 @@ _RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def recover_segment(
-    segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None
+    segment: Segment, producers: ProducerStates, epochs: LeaderEpochs, upto: int | None, synced_upto: int = 0
 ) -> tuple[int, str]:
     """Make the indexes of a segment anew, up to its first damaged batch. Returns the position of that batch, where the
     caller has to cut the segment, and what is wrong there; the segment's size where nothing is.
 
     `upto` is the next segment's base offset, which no batch may reach. `producers` are those at this segment's base
     offset; the batches that are kept are applied to them. Raises `UnsupportedFormat` at a batch that follows the ones
-    before it, is of a magic that this version cannot read, and is whole by its CRC, where magic 2 has that. Without one
-    the magic is no better than the rest, as in what a loss of power left: that is damage, as for Apache Kafka.
+    before it, is of a magic that this version cannot read, and begins below `synced_upto` or is whole by its CRC, where
+    magic 2 has that. Otherwise a loss of power may have left it, and the magic is no better than the rest: that is
+    damage, as for Apache Kafka.
     """
     offset_index, time_index = segment.offset_index, segment.time_index
     offset_index.reset()
@@ -49,7 +50,7 @@ def recover_segment(
     interval = segment.config.index_interval_bytes
     largest = (-1, segment.base_offset)
     position = last_entry = 0
-    batches = _UndamagedBatches(segment)
+    batches = _UndamagedBatches(segment, synced_upto)
     for at, header, chunk in batches:
         if upto is not None and header.last_offset >= upto:
             batches.why = f"a batch ends at offset {header.last_offset}, and the next segment begins at {upto}"
@@ -90,8 +91,9 @@ class _UndamagedBatches:
     """(position, header, bytes) of each batch up to the first that is cut off, out of place, or fails its CRC. `why`
     says what is wrong with that one."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, synced_upto: int) -> None:
         self._segment = segment
+        self._synced_upto = synced_upto
         self.why = "it ends within a batch's header"
 
     def __iter__(self) -> Iterator[tuple[int, BatchHeader, Buffer]]:
@@ -136,8 +138,8 @@ class _UndamagedBatches:
             expected = header.next_offset
 
     def _is_whole(self, file: File, position: int, expected: int) -> bool:
-        """Whether offset and length, which all formats have in the same place, may be those of the next batch, and its
-        CRC, where magic 2 has it, is right."""
+        """Whether offset and length, which all formats have in the same place, may be those of the next batch, which
+        was synced, or whose CRC, where magic 2 has it, is right."""
         head = file.read(position, ATTRIBUTES_POSITION)
         offset = int.from_bytes(head[:8], "big", signed=True)
         length = int.from_bytes(head[8:LOG_OVERHEAD], "big", signed=True)
@@ -146,6 +148,8 @@ class _UndamagedBatches:
             return False
         if length < MIN_BATCH_LENGTH or upto > self._segment.size:
             return False
+        if expected < self._synced_upto:
+            return True
         crc = 0
         for start in range(position + ATTRIBUTES_POSITION, upto, _RECOVERY_CHUNK_BYTES):
             crc = crc32c(file.read(start, min(_RECOVERY_CHUNK_BYTES, upto - start)), crc)

@@ -427,17 +427,19 @@ class Segment:
 
     def next_offset(self, read: Reader = read_waiting) -> int:
         """The offset after the last batch, found from the last index entry on. Raises `CorruptRecord`, also where the
-        index has entries for batches that the file does not have."""
+        index has entries for batches that the file does not have, `UnsupportedFormat` for a last batch of a later
+        magic."""
         if not self.size and not self.offset_index.count:
             return self.base_offset
         _, position = self.offset_index.last(read)
-        found, end = -1, position
+        found, last, end = -1, position, position
         for at, base, delta, size in self.walk(position, read):
-            found, end = base + delta + 1, at + size
+            found, last, end = base + delta + 1, at, at + size
         if end != self.size:
             raise CorruptRecord(f"{self.path(LOG_SUFFIX)} has {self.size - end} stray bytes after position {end}")
         if found < 0:
             raise CorruptRecord(f"{self.path(LOG_SUFFIX)} ends at position {end}, where its index names a batch")
+        next(self.headers(last, read))  # where the last offset of a later magic is, is not known
         return found
 
     # Shrinking and closing

@@ -156,6 +156,24 @@ def test_a_log_with_a_batch_of_a_later_magic_is_left_as_it_is() -> None:
     assert_is_offline(node, node.files(ODD), "00000000000000000002.log, position .* magic 3")
 
 
+@pytest.mark.parametrize("has_its_crc", [True, False])
+def test_a_log_that_ends_with_a_batch_of_a_later_magic_is_left_as_it_is_after_a_clean_stop(has_its_crc: bool) -> None:
+    node = Node()
+    for topic_partition in (ODD, PLAIN):
+        for _ in range(2):
+            node.log(topic_partition).append_as_leader(build_batch([(NOW, b"k", b"v", ())] * 2), 3, NOW)
+    node.stop(clean=True)
+    name = f"{SEGMENT}.log"
+    node.change(f"t-0/{name}", later_magic if has_its_crc else lambda data: later_magic(data)[:-1] + b"?")
+    before = node.files(ODD)[name]
+    for _ in range(2):  # the second one recovers, as the stop before it is not marked as clean
+        node.start()
+        assert node.files(ODD)[name] == before
+        assert node.logs.get(ODD) is None
+        assert node.log(PLAIN).log_end_offset == 4
+        node.stop(clean=True)
+
+
 def test_once_the_format_is_known_the_log_is_served_again() -> None:
     node = filled(clean=True)
     node.change("t-0/leader-epoch-checkpoint", lambda data: b"1" + data[1:])
