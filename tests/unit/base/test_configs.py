@@ -495,6 +495,9 @@ def test_lists() -> None:
     assert parse_value("x", " a , b,c ", LIST) == ("a", "b", "c")
     assert parse_value("x", "  ", LIST) == ()
     assert parse_value("x", "a,", LIST) == ("a", "")
+    assert parse_value("x", ",a\t,\n, b\x01 ,c d", LIST) == ("", "a", "", "b\x01", "c d")
+    long = "a" + " " * 1_000_000 + "b"
+    assert parse_value("x", long, LIST) == (long,)
 
 
 def test_passwords_are_kept_as_they_are() -> None:
@@ -538,7 +541,7 @@ def test_doubles_are_read_as_java_does(text: str, value: float) -> None:
     "text",
     [
         "", "inf", "nan", "infinity", "Infinityd", "NaNf", "1_0", "1e", "e1", "1d1", "1ff", "d", ".", "\u0661",
-        "0x1", "0x1p", "0xp1", "0x.p1", "0x1p1.0",
+        "0x1", "0x1p", "0xp1", "0x.p1", "0x1p1.0", "1" * 32_766 + "x", "1." + "1" * 32_764 + "x",
     ],
 )  # fmt: skip
 def test_what_java_refuses_as_a_double_is_refused(text: str) -> None:
