@@ -44,6 +44,7 @@ from kalda.client.consumer_calls import (
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.interceptors import interceptors_of
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.io_loop import IoLoop
@@ -108,6 +109,7 @@ class Consumer(ConsumerCalls):
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call that waits."""
         self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
+        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
         group, host = settings.group_id, self._host
         name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
         self._core = ConsumerCore(
@@ -187,7 +189,7 @@ class Consumer(ConsumerCalls):
 
     async def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
         records: list[Record] = await self._poll(timeout, lambda: self._core.take_records(limit))
-        return self._intercepted(records) if records and self._interceptors() else records
+        return self._intercepted(records) if records and self._interceptors else records
 
     async def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
         io = self._started()
@@ -269,8 +271,7 @@ class Consumer(ConsumerCalls):
             ),
         )
         self._core.metrics.commit_sync_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
-        for interceptor in self._interceptors():
-            interceptor.on_commit(committed or {})
+        self._intercept_commit(committed or {})
 
     async def committed(
         self, *partitions: Partition, timeout: float | None = None
@@ -390,6 +391,7 @@ class Consumer(ConsumerCalls):
         io = self._io
         if io is None:
             self._is_closed = True
+            self._close_interceptors()
             return
         due_ms = self._now_ms() + int((30.0 if timeout is None else timeout) * 1000)
         try:
@@ -405,6 +407,7 @@ class Consumer(ConsumerCalls):
             self._is_closed = True
             self._iterator.replace_rest([])
             self._driven.is_ending = True
+            self._close_interceptors()
             io.wake()
         await asyncio.shield(io.ended)
 

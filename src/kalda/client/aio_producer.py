@@ -357,8 +357,8 @@ class Producer(ProducerCalls):
 
     async def complete_transaction(self, prepared: PreparedTxnState | str, timeout: float | None = None) -> None:
         """Commit the prepared transaction where it is this one, of which the external coordinator may have kept the
-        text; else abort it."""
-        if str(self._transactions().prepared) == str(prepared):
+        text; else abort it. Raises `ApiError` where none is prepared."""
+        if self._transactions().is_prepared_as(prepared):
             await self.commit_transaction(timeout)
         else:
             await self.abort_transaction(timeout)

@@ -51,6 +51,7 @@ from kalda.client.consumer_calls import (
 from kalda.client.consumer_io import ConsumerDriven, ConsumerIo
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.interceptors import interceptors_of
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.held_signals import HoldingLock
@@ -78,6 +79,7 @@ class Consumer(ConsumerCalls):
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
         self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
+        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
         group = settings.group_id
         name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
         client_id = settings.client_id or name
@@ -177,7 +179,7 @@ class Consumer(ConsumerCalls):
 
     def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
         # Before the poll: what a call behind it would raise, interrupted by a signal, would lose the records.
-        is_intercepted = bool(self._interceptors())
+        is_intercepted = bool(self._interceptors)
         records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))
         return self._intercepted(records) if is_intercepted and records else records
 
@@ -312,15 +314,13 @@ class Consumer(ConsumerCalls):
             began_ns = time.perf_counter_ns()
             self._finish(operation)
             core.metrics.commit_sync_ns.value += time.perf_counter_ns() - began_ns
-            for interceptor in self._interceptors():
-                interceptor.on_commit(operation.result or {})
+            self._intercept_commit(operation.result or {})
         else:
             self._io.turn_at_once()
 
     def _on_committed(self, operation: Operation, on_done: Callable[[Any, Any], None] | None) -> None:
         if operation.error is None:
-            for interceptor in self._interceptors():
-                interceptor.on_commit(operation.result or {})
+            self._intercept_commit(operation.result or {})
         elif on_done is None:
             log.warning("a commit has failed: %s", operation.error)
         if on_done is not None:
@@ -458,6 +458,7 @@ class Consumer(ConsumerCalls):
                     self._leave(leave_group, due_ms)
         finally:
             self._is_closed = True
+            self._close_interceptors()
             self._iterator.replace_rest([])
             self._finalizer.detach()
             self._io.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,12 +16,15 @@ from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer import ConsumerCore, SubscriptionPattern
 from kalda.client.core.consumer_errors import Wakeup
 from kalda.client.core.fetching import Taken
+from kalda.client.core.interceptors import close_all
 from kalda.client.core.membership import Call, Callback
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
 from kalda.records.consuming import Record, RecordIterator
 
 Partition = TopicPartition | tuple[str, int]
 Offset = OffsetAndEpoch | int
+
+log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -48,7 +52,8 @@ class ListenerCalls:
 
 
 class ConsumerInterceptor(Protocol):
-    """Sees what is consumed and committed, and may replace the records."""
+    """Sees what is consumed and committed, and may replace the records. What it raises is logged. It may have
+    `configure(configs)`, called with the consumer's keys as they were given, and `close()`."""
 
     def on_consume(self, records: list[Record]) -> list[Record]: ...
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None: ...
@@ -75,6 +80,7 @@ class ConsumerCalls:
     _listening: object = None
     """The thread or task that is in a call of the listener by `poll`."""
     _listening_since_ms = 0
+    _interceptors: Sequence[ConsumerInterceptor] = ()
     _is_revoking = False
     """The listener is being called for partitions that are taken away."""
 
@@ -287,13 +293,26 @@ class ConsumerCalls:
             self._put_back(partition)
 
     def _intercepted(self, records: list[Record]) -> list[Record]:
-        for interceptor in self._interceptors():
-            records = interceptor.on_consume(records)
+        """What the interceptors make of records. Those of one that fails are returned without it: they must not be
+        lost, as their positions are behind them."""
+        for interceptor in self._interceptors:
+            try:
+                records = interceptor.on_consume(records)
+            except Exception:
+                log.exception("an interceptor's on_consume failed; the records are returned without it")
         return records
 
-    def _interceptors(self) -> Sequence[Any]:
-        found = self._config.given.get("interceptor.classes")
-        return found if isinstance(found, list | tuple) else ()
+    def _intercept_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None:
+        """Offsets are committed."""
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_commit(offsets)
+            except Exception:
+                log.exception("an interceptor's on_commit failed")
+
+    def _close_interceptors(self) -> None:
+        closed, self._interceptors = self._interceptors, ()
+        close_all(closed)
 
     def _require_no_listener(self) -> None:
         """Raises `RuntimeError` in a call of the listener, which a poll would call again."""

@@ -476,8 +476,8 @@ class Producer(ProducerCalls):
 
     def complete_transaction(self, prepared: PreparedTxnState | str, timeout: float | None = None) -> None:
         """Commit the prepared transaction where it is this one, of which the external coordinator may have kept the
-        text; else abort it."""
-        if str(self._transactions().prepared) == str(prepared):
+        text; else abort it. Raises `ApiError` where none is prepared."""
+        if self._transactions().is_prepared_as(prepared):
             self.commit_transaction(timeout)
         else:
             self.abort_transaction(timeout)

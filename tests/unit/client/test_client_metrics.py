@@ -236,3 +236,13 @@ def test_series_count_each_value_once_whoever_reads() -> None:
     for _ in range(2):
         found = metrics.snapshot(0)
         assert [found[f"size-{ending}"] for ending in ("avg", "max", "min", "rate", "total")] == [3, 5, 1, 9, 9]
+
+
+def test_a_topics_compression_rate_has_the_configured_windows() -> None:
+    world = World(partitions=1, **{"metrics.sample.window.ms": 100, "metrics.num.samples": 1})
+    world.send(b"v", 0)
+    world.run_until_idle()
+    assert measured(world)["t.compression-rate"] == measured(world)["compression-rate-avg"] == 1.0
+    world.run(1_000)
+    assert isnan(measured(world)["t.compression-rate"])
+    assert isnan(measured(world)["compression-rate-avg"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from either_producer import KINDS, TIMEOUT_S, Used, begun
+from scripted_broker import TransactionalBroker
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
@@ -142,3 +144,18 @@ def test_the_text_of_a_prepared_transaction(text: str, state: PreparedTxnState) 
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="Invalid"):
         PreparedTxnState.parse(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["", "7:3"])
+def test_a_transaction_that_is_not_prepared_is_not_completed(kind: type[Used], text: str) -> None:
+    """Else it would be committed, or aborted, for the name of another one."""
+    with TransactionalBroker() as broker:
+        used = begun(kind(broker))
+        with pytest.raises(ApiError, match="nothing is prepared") as refused:
+            used.call("complete_transaction", text, TIMEOUT_S)
+        assert refused.value.code is ErrorCode.INVALID_TXN_STATE
+        assert broker.outcomes == []
+        used.call("commit_transaction", TIMEOUT_S)
+        used.close()
+        assert broker.outcomes == [True]

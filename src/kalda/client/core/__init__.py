@@ -14,6 +14,7 @@ Of all clients:
 Of the producer, from `send` to the acknowledgement:
 
 - `outgoing`: interceptors, serializers, the partition and the size of a record
+- `interceptors`: those of producers and consumers, from their configuration to their end
 - `serializers`: keys and values to bytes
 - `serdes`: the types of Kafka's own serializers and deserializers
 - `partitioner_classes`: Kafka's round robin, and partitioners of Python

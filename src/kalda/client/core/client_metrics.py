@@ -106,7 +106,7 @@ class ClientMetrics:
         self.started_at_ms = 0
         """By the wall clock; set by the shell."""
         self._version = version
-        self._config = config or MetricConfig()
+        self.config = config or MetricConfig()
         self._tags: Tags = (("client-id", client_id),)
         self._lock: AbstractContextManager[Any] = lock or nullcontext()
         self._read_ms = 0
@@ -153,7 +153,7 @@ class ClientMetrics:
         self, name: str, *endings: Ending, counts: bool = False, group: str | None = None, tags: Tags | None = None
     ) -> Stats:
         """The stats of one quantity, `name` with each of the endings."""
-        group, tags, config = group or self.group, self._tags if tags is None else tags, self._config
+        group, tags, config = group or self.group, self._tags if tags is None else tags, self.config
         sampled: list[SampledStat] = []
         rate = total = None
         for ending in endings:
@@ -173,7 +173,7 @@ class ClientMetrics:
         return Stats(sampled, rate, total, counts)
 
     def _hourly(self, group: str, name: str, tags: Tags) -> Rate:
-        rate = Rate(self._config._replace(window_ms=_MS_PER_HOUR))
+        rate = Rate(self.config._replace(window_ms=_MS_PER_HOUR))
         self._read_with(group, name, tags, lambda now_ms: rate.measure(now_ms) * _SECONDS_PER_HOUR)
         return rate
 
@@ -202,7 +202,7 @@ class ClientMetrics:
         """A total, and how many units it grows by in a second."""
         group, tags = group or self.group, self._tags if tags is None else tags
         counter = self.sensors.counter(group, total, tags)
-        self._rates.append((counter, self.sensors.rate(group, rate, tags, self._config), unit))
+        self._rates.append((counter, self.sensors.rate(group, rate, tags, self.config), unit))
         return counter
 
     def _traffic(self, group: str, tags: Tags) -> tuple[tuple[Stats, ...], tuple[Stats, ...]]:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, SupportsIndex
 
-from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
+from kalda.client.core.interceptors import close_all, interceptors_of
 from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
 from kalda.client.core.producer_errors import RecordTooLarge
@@ -60,10 +60,6 @@ class Partitioner(Protocol):
         ...
 
 
-def _nothing(*_arguments: object) -> None:
-    return None
-
-
 class Prepared(NamedTuple):
     """A record as the accumulator takes it."""
 
@@ -82,14 +78,7 @@ class Outgoing:
         self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"), given)
         self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"), given)
         self._see_headers = any(sees_headers(given.get(name)) for name in ("key.serializer", "value.serializer"))
-        interceptors = given.get("interceptor.classes") or ()
-        if not isinstance(interceptors, list | tuple) or any(isinstance(each, str) for each in interceptors):
-            raise InvalidConfig(
-                "interceptor.classes: a list of objects or classes with on_send and on_acknowledgement is expected"
-            )
-        made = tuple(each() if isinstance(each, type) else each for each in interceptors)
-        for each in made:
-            getattr(each, "configure", _nothing)(given)
+        made = interceptors_of(given, "on_send and on_acknowledgement")
         self.interceptors: Sequence[ProducerInterceptor] = made
         self.partitioner: Any = partitioner_of(given.get("partitioner.class"), given)
         self._to_close = (*made, self.partitioner)
@@ -114,11 +103,7 @@ class Outgoing:
     def close(self) -> None:
         """The producer has ended: interceptors and the partitioner that have a `close` are closed, once."""
         closed, self._to_close = self._to_close, ()
-        for each in closed:
-            try:
-                getattr(each, "close", _nothing)()
-            except Exception:
-                log.exception("%r could not be closed", each)
+        close_all(closed)
 
     def acknowledge(self, metadata: RecordMetadata, error: Exception | None) -> None:
         """Report to all interceptors what became of a record."""

@@ -47,7 +47,7 @@ class _TopicMetrics:
     def __init__(self, metrics: ProducerMetrics, tags: Tags) -> None:
         self.sends = metrics.stats("record-send", "rate", "total", group=TOPIC_GROUP, tags=tags)
         self.bytes = metrics.stats("byte", "rate", "total", group=TOPIC_GROUP, tags=tags)
-        self.compression = metrics.sensors.average(TOPIC_GROUP, "compression-rate", tags)
+        self.compression = metrics.sensors.average(TOPIC_GROUP, "compression-rate", tags, metrics.config)
         self.retries = metrics.counter_with_rate(
             "record-retry-total", "record-retry-rate", group=TOPIC_GROUP, tags=tags
         )

@@ -151,10 +151,14 @@ class TransactionDriver:
         with self._lock:
             return self.manager.prepare()
 
-    @property
-    def prepared(self) -> PreparedTxnState:
-        """The transaction that is prepared; one without a producer id where there is none."""
-        return self.manager.prepared
+    def is_prepared_as(self, prepared: PreparedTxnState | str) -> bool:
+        """Whether the prepared transaction is this one. Raises `ApiError` where none is prepared: one that is open must
+        not be ended for the name of another."""
+        with self._lock:
+            if not self.manager.prepared.has_transaction:
+                state = self.manager.state.value
+                raise ApiError(ErrorCode.INVALID_TXN_STATE, f"cannot complete: nothing is prepared, it is {state}")
+            return str(self.manager.prepared) == str(prepared)
 
     def begin(self) -> None:
         """Begin a transaction. Raises `ApiError`."""
