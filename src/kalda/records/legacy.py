@@ -25,6 +25,7 @@ from kalda.records.batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
+    MAX_INT32,
     MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
@@ -72,6 +73,9 @@ def read_rows(buf: Buffer, pos: int, header: BatchHeader, max_bytes: int = MAX_D
     rows = [(base + offset, own if stamp is None else stamp, key, value) for offset, own, key, value in rows]
     if any(row[0] >= following[0] for row, following in pairwise(rows)) or rows[0][0] < 0:
         raise CorruptRecord(f"the records of the batch that ends at offset {last} are not in order")
+    first, end = rows[0][0], rows[-1][0]
+    if (end != last and not header.magic) or end - first > MAX_INT32:
+        raise CorruptRecord(f"the batch that ends at offset {last} holds offsets {first} to {end}")
     return rows
 
 

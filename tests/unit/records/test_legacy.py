@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from kafka_batches import lines, unbase64
+from legacy_batches import message
 
 from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
 from kalda.records.arrow import to_record_batch
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches, read_header
 from kalda.records.builder import Record, in_current_format, read_records, rebuild_legacy_batch, with_range
-from kalda.records.compression import Compression
+from kalda.records.compression import Compression, compress
 from kalda.records.legacy import _xxhash32
 
 TYPES = {
@@ -140,6 +141,16 @@ def test_a_wrapper_at_offset_0_has_the_offsets_of_its_records() -> None:
     raw, _ = gzip_case(1)
     raw[:8] = bytes(8)
     assert [record.offset for record in read_records(raw)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("offsets", "wrapper"), [((3,), 9), ((3, 30), 9), ((0, 2**31), 2**31)])
+def test_a_wrapper_whose_records_are_not_where_it_says_is_damaged(offsets: tuple[int, ...], wrapper: int) -> None:
+    """A reader's position would go back, or past records that follow; a batch of magic 2 cannot hold the last one."""
+    inner = b"".join(message(0, offset, -1, b"k", b"v") for offset in offsets)
+    raw = message(0, wrapper, -1, None, bytes(compress(Compression.GZIP, inner)), Compression.GZIP)
+    check_crc(raw, 0, read_header(raw))
+    with pytest.raises(CorruptRecord, match=f"holds offsets {offsets[0]} to {offsets[-1]}"):
+        in_current_format(read_header(raw), raw)
 
 
 def test_records_are_decompressed_up_to_a_bound() -> None:
