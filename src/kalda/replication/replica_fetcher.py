@@ -350,7 +350,7 @@ class ReplicaFetcher:
                 log.info("%s ends at %d, out of the range of its leader", partition, partition.log.log_end_offset)
                 followed.spec_to_look_up = OffsetSpec.LATEST
             case ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fail(now_ms, self._config.backoff_ms, f"epoch {followed.leader_epoch} of its leader is over")
+                followed.pause(now_ms, self._config.backoff_ms)  # the metadata has another epoch soon
             case code:
                 log.debug("%s cannot be fetched: %s", partition, code)
                 followed.pause(now_ms, self._config.backoff_ms)
@@ -431,7 +431,7 @@ class ReplicaFetcher:
             if followed.spec_to_look_up is None or answer is None or key not in self._followed:
                 continue  # a disk that failed under one of them has removed others
             if answer.error_code == ErrorCode.FENCED_LEADER_EPOCH:
-                followed.fail(now_ms, self._config.backoff_ms, f"epoch {followed.leader_epoch} of its leader is over")
+                followed.pause(now_ms, self._config.backoff_ms)  # the metadata has another epoch soon
             elif answer.error_code or answer.offset < 0:
                 followed.pause(now_ms, self._config.backoff_ms)
             else:

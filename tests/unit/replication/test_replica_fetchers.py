@@ -155,7 +155,7 @@ class FollowedWorld:
         self.fetcher.on_response(FetchResponse(responses=[topic]), now_ms)
 
 
-@pytest.mark.parametrize("kind", ["diverging", "corrupt", "unopenable", "fenced"])
+@pytest.mark.parametrize("kind", ["diverging", "corrupt", "unopenable"])
 def test_a_partition_that_is_given_up_is_counted_said_once_and_tried_again(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,8 +169,6 @@ def test_a_partition_that_is_given_up_is_counted_said_once_and_tried_again(
     if kind == "diverging":
         monkeypatch.setattr(replica_fetcher, "begin_truncation", damaged)
         fields = {"diverging_epoch": FetchResponseEpochEndOffset(epoch=0, end_offset=4)}
-    elif kind == "fenced":
-        fields = {"error_code": ErrorCode.FENCED_LEADER_EPOCH}
     elif kind == "corrupt":
         world.failure = CorruptRecord("damaged")
     else:
@@ -185,6 +183,15 @@ def test_a_partition_that_is_given_up_is_counted_said_once_and_tried_again(
     world.answered(30_000, records=b"")
     assert world.fetcher.failed == 0
     assert world.fetcher.next_request(30_000) is not None
+
+
+def test_a_fenced_leader_epoch_is_a_pause(caplog: pytest.LogCaptureFixture) -> None:
+    """As in each change of a leader: the metadata follows."""
+    world = FollowedWorld()
+    world.answered(0, error_code=ErrorCode.FENCED_LEADER_EPOCH)
+    assert world.fetcher.next_request(0) is None
+    assert world.fetcher.next_request(10_000) is not None
+    assert (world.fetcher.failed, caplog.messages) == (0, [])
 
 
 def test_a_partition_whose_disk_has_failed_is_counted_until_it_is_removed() -> None:
