@@ -499,23 +499,25 @@ class Fetcher:
     def _take_from(self, chunk: Chunk, out: list[Record], limit: int) -> None:
         state = chunk.state
         size_bytes, count = 0, len(out)
-        while chunk.batches and len(out) < limit:
-            pos, header = chunk.batches[0]
-            if header.is_control or header.base_offset in chunk.dropped or header.next_offset <= state.offset:
-                self._pop_batch(chunk, header)
-                continue
-            reader = chunk.reader
-            if reader is None:
-                reader = chunk.reader = self._open(chunk, pos, header)
-            before = reader.bytes_read
-            try:
-                reader.take(out, limit - len(out), state.offset)
-            finally:
-                state.offset = max(state.offset, reader.next_offset)
-                size_bytes += reader.bytes_read - before
-            if reader.is_done:
-                self._pop_batch(chunk, header)
-        self._count(chunk, size_bytes, len(out) - count)
+        try:
+            while chunk.batches and len(out) < limit:
+                pos, header = chunk.batches[0]
+                if header.is_control or header.base_offset in chunk.dropped or header.next_offset <= state.offset:
+                    self._pop_batch(chunk, header)
+                    continue
+                reader = chunk.reader
+                if reader is None:
+                    reader = chunk.reader = self._open(chunk, pos, header)
+                before = reader.bytes_read
+                try:
+                    reader.take(out, limit - len(out), state.offset)
+                finally:
+                    state.offset = max(state.offset, reader.next_offset)
+                    size_bytes += reader.bytes_read - before
+                if reader.is_done:
+                    self._pop_batch(chunk, header)
+        finally:
+            self._count(chunk, size_bytes, len(out) - count)
         self._release_if_empty(chunk)
 
     def _count(self, chunk: Chunk, size_bytes: int, records: int) -> None:
