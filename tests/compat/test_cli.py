@@ -329,9 +329,8 @@ def test_cluster_quorum_and_features(shell: Shell) -> None:
     assert (quorum["leader_id"], len(quorum["voters"])) == (1, 1)  # type: ignore[arg-type]
     assert "metadata.version" in shell.run("features", "describe").stdout
     shell.run("features", "upgrade", "-f", "metadata.version=1", code=1)
-    assert (
-        "share.version from 1 to 0" in shell.run("features", "downgrade", "-f", "share.version=0", "--dry-run").stdout
-    )
+    lowered = shell.run("features", "downgrade", "-f", "transaction.version=1", "--dry-run").stdout
+    assert "transaction.version from 2 to 1" in lowered
 
 
 @pytest.mark.usefixtures("hangups")

@@ -46,4 +46,8 @@ def test_groups_of_other_types_keep_their_ids_and_offsets() -> None:
     world = taken_over(1)
     assert world.fetch(group="modern-group")[("idempotent", 0)] == 180
     assert Client(world, group="modern-group").join().error == "INCONSISTENT_GROUP_PROTOCOL"
-    assert list_groups(world) == []
+    assert list_groups(world, types_filter=["consumer"]) == [
+        "modern-group consumer Stable",
+        "regex-group consumer Empty",
+    ]
+    assert list_groups(world, types_filter=["classic"]) == []

@@ -118,8 +118,8 @@ class TaskProducer(Producer):
     """A transactional producer whose transaction is ended by another process."""
 
     def prepare(self) -> Prepared:
-        """Wait until all records are acknowledged. The transaction stays open when the producer is closed. Raises
-        `ApiError`."""
+        """Wait until all records are acknowledged. The transaction stays open when the producer is closed with
+        `timeout=0`. Raises `ApiError`."""
         self.flush()
         transactions = self._transactions()
         self._wait_for_transaction(transactions, None, "prepared")

@@ -362,7 +362,7 @@ class Log(LogOffsets):
                 if header.partition_leader_epoch > self._latest_epoch:
                     self.assign_leader_epoch(header.partition_leader_epoch, header.base_offset)
                 elif header.is_legacy and self._latest_epoch >= 0:
-                    # Its epoch is not known: from here on the high watermark decides what a follower cuts off.
+                    # Its epoch is not known, and neither is where the logs of two replicas part, as in Kafka.
                     log_.warning(
                         "%s gets a batch of magic %d: leader epochs are dropped", self.topic_partition, header.magic
                     )

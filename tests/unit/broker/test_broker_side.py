@@ -18,7 +18,7 @@ def test_a_broker_serves_only_when_its_own_metadata_lists_it() -> None:
         listed: Pending[None] = Pending()
         side: Any = BrokerSide.__new__(BrokerSide)
         side._quorum, side._load_jobs, side._config = Mock(), [], SimpleNamespace(node_id=1)
-        side.logs, side.services = Mock(__len__=lambda _: 0, __iter__=lambda _: iter(())), Mock()
+        side.logs, side.services = Mock(__len__=lambda _: 0, __iter__=lambda _: iter(()), unreadable={}), Mock()
         side.services.publishers.return_value = []
         side.lifecycle = Mock(
             milestones=SimpleNamespace(registered=settled, caught_up=settled, unfenced=settled, may_shut_down=settled)

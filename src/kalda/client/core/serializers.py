@@ -60,7 +60,10 @@ def serializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_C
 
 
 def _none_or(serialize: Serialize) -> Serialize:
-    return lambda topic, value, headers: None if value is None else serialize(topic, value, headers)
+    def call(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
+        return None if value is None else serialize(topic, value, headers)
+
+    return call
 
 
 def sees_headers(given: object) -> bool:
@@ -84,7 +87,7 @@ def _in_order(serialize: Callable[..., Any]) -> Callable[[str, Any, Any], Any]:
 
 
 def _guarded(serialize: Callable[[str, Any, Any], Any], what: str = "the serializer failed") -> Serialize:
-    def call(topic: str, value: Any, headers: Any) -> bytes | None:
+    def call(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
         try:
             return to_bytes(topic, serialize(topic, value, headers))
         except SerializationError:
