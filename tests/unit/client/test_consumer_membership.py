@@ -108,6 +108,7 @@ def test_it_leaves_when_it_is_closed(instance: str | None, epoch: int) -> None:
     poll_until([member], lambda: member.owned == {P[0]})
     operation = member.core.begin_leave(None)
     assert operation is not None
+    member.poll(1_000)  # as a blocking consumer waits in its close
     cluster.run(20_000)
     assert operation.is_done
     assert cluster.modern.left == [("id-a", epoch)]

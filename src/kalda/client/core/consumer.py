@@ -196,7 +196,7 @@ class ConsumerCore:
         self._want_topics()
         self.requests.run()
         self._list_topics()
-        if self._membership is not None and self.subscription.is_by_group:
+        if self._membership is not None and self.subscription.is_by_group and not self.is_closed:
             self._membership.run(is_polling)
         self._watch_topic_ids()
         self.committing.run()
@@ -219,7 +219,7 @@ class ConsumerCore:
             self.fetcher.deadline_ms(),
             self.committing.deadline_ms(),
         ]
-        if self._membership is not None and self.subscription.is_by_group:
+        if self._membership is not None and self.subscription.is_by_group and not self.is_closed:
             times.append(self._membership.deadline_ms(is_polling))
         if self.subscription.pattern is not None:
             times.append(self._next_topics_ms)
