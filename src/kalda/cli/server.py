@@ -236,7 +236,7 @@ async def _serve(options: Options) -> int:
             starting.cancel()
             await asyncio.wait((starting,))
             if not starting.cancelled():
-                starting.exception()  # of a start that nobody wants any more
+                starting.exception()  # of a start that is not awaited any more
         else:
             starting.result()
             # The objects of the start stay alive: `freeze` excludes them from later collections. With the metadata of a

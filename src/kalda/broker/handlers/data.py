@@ -122,7 +122,7 @@ class DataHandlers:
             refusal = _may_produce(context, request)
             if refusal is not None:
                 raise refusal
-            # An empty name is a topic to which nobody has rights, and not an unknown id.
+            # An empty name is a topic to which no user has rights, and not an unknown id.
             return (by_id if context.api_version >= _FIRST_PRODUCE_WITH_IDS else by_name)(context, request)
 
         return check_then_produce
