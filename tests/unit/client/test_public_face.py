@@ -1,0 +1,70 @@
+"""What users of the clients hold in their hands: each public name with its signature and its docstring, as recorded.
+
+A change that is meant is recorded again: `python tests/unit/client/test_public_face.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import kalda
+import kalda.aio
+from kalda.client.delivery import DeliveryFuture, TableFuture
+
+RECORDED = Path(__file__).with_name("public_face.txt")
+CLASSES: dict[str, type] = {
+    "kalda.Producer": kalda.Producer,
+    "kalda.Consumer": kalda.Consumer,
+    "kalda.Admin": kalda.Admin,
+    "kalda.aio.Producer": kalda.aio.Producer,
+    "kalda.aio.Consumer": kalda.aio.Consumer,
+    "kalda.aio.Admin": kalda.aio.Admin,
+    "kalda.client.delivery.DeliveryFuture": DeliveryFuture,
+    "kalda.client.delivery.TableFuture": TableFuture,
+}
+PROTOCOLS = (
+    "__init__",
+    "__iter__",
+    "__next__",
+    "__enter__",
+    "__exit__",
+    "__aiter__",
+    "__anext__",
+    "__aenter__",
+    "__aexit__",
+)
+
+
+def face() -> str:
+    """All classes with their members, in the order of their names."""
+    return "\n".join(line for name, kind in CLASSES.items() for line in _class(name, kind)) + "\n"
+
+
+def _class(path: str, kind: type) -> Iterator[str]:
+    yield f"{path}\n{_indented(inspect.getdoc(kind))}"
+    for name, _ in inspect.getmembers_static(kind):
+        if name.startswith("_") and name not in PROTOCOLS:
+            continue
+        member = inspect.getattr_static(kind, name)
+        if not (callable(member) or isinstance(member, property | classmethod | staticmethod)):
+            continue
+        if getattr(member, "__objclass__", None) is object:
+            continue
+        function = member.fget if isinstance(member, property) else getattr(kind, name)
+        begin = "property " if isinstance(member, property) else ""
+        begin += "async " if inspect.iscoroutinefunction(function) else ""
+        yield f"{path}: {begin}{name}{inspect.signature(function)}\n{_indented(inspect.getdoc(member))}"
+
+
+def _indented(text: str | None) -> str:
+    return "".join(f"    {line}".rstrip() + "\n" for line in (text or "").splitlines())
+
+
+def test_the_public_face_is_the_recorded_one() -> None:
+    assert face() == RECORDED.read_text()
+
+
+if __name__ == "__main__":
+    RECORDED.write_text(face())
