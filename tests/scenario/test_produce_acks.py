@@ -166,6 +166,21 @@ def test_zstd_needs_a_version_that_allows_it() -> None:
         assert answer.error_code == code
 
 
+def test_timestamps_out_of_range_are_refused_in_apache_kafkas_words() -> None:
+    world = World()
+    world.assign("a", message_timestamp_before_max_ms="5000", message_timestamp_after_max_ms="1000")
+    now = world.now_ms
+    rows = [(timestamp, b"k", b"v", ()) for timestamp in (now - 5_001, now - 5_000, now + 1_000, now + 1_001)]
+    answer = run(world, [PartitionProduceData(records=build_batch(rows))]).response.responses[0].partition_responses[0]
+    assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
+    assert answer.error_message == "One or more records have been rejected due to invalid timestamp"
+    bounds = f"out of range. The timestamp should be within [{now - 5_000}, {now + 1_000}]"
+    assert {each.batch_index: each.batch_index_error_message for each in answer.record_errors} == {
+        0: f"Timestamp {now - 5_001} of message with offset 0 is {bounds}",
+        3: f"Timestamp {now + 1_001} of message with offset 3 is {bounds}",
+    }
+
+
 def test_an_unknown_topic_is_unknown_by_id_where_ids_were_sent() -> None:
     world = World()
     for by_id, code in ((True, ErrorCode.UNKNOWN_TOPIC_ID), (False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):

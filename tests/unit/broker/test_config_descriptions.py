@@ -114,6 +114,19 @@ def test_what_is_described() -> None:
     assert {each.name for each in results[29].configs} == {"cleanup.policy", "segment.ms"}
 
 
+def test_an_internal_config_is_described_where_the_topic_sets_it() -> None:
+    bench = Bench()
+    delta = MetadataDelta(bench.metadata.image)
+    delta.replay(
+        records.ConfigRecord(resource_type=TOPIC, resource_name="t3", name="internal.segment.bytes", value="2000000")
+    )
+    bench.metadata.image = delta.apply(MetadataImage().provenance)
+    answer, _ = bench.ask(DescribeConfigsRequest(resources=[of(TOPIC, "t3"), of(TOPIC, "t4")]), 4)
+    set_, plain = ({each.name: each.value for each in result.configs} for result in answer.results)
+    assert set_.keys() - plain.keys() == {"internal.segment.bytes"}
+    assert set_["internal.segment.bytes"] == "2000000"
+
+
 def test_a_resource_is_described_once() -> None:
     bench = Bench()
     with patch.object(
