@@ -39,7 +39,7 @@ from harness.watching import Pings, Resident
 
 from kalda.base.errors import ApiError
 from kalda.network.blocking import BlockingConnection
-from kalda.network.calls import Call, frame_request
+from kalda.protocol.calls import Call, frame_request
 from kalda.protocol.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import MetadataRequest

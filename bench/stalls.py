@@ -47,8 +47,8 @@ from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
 
 from kalda.base.errors import ApiError
 from kalda.network.blocking import BlockingConnection
-from kalda.network.calls import Call, choose_version, frame_request
 from kalda.protocol.apis import API, ApiKey
+from kalda.protocol.calls import Call, choose_version, frame_request
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.notation import Request, Response
 from kalda.records.builder import build_batch

@@ -165,6 +165,21 @@ def test_pure_floors_know_no_world(floor: str) -> None:
     )
 
 
+def test_decisions_of_clients_import_floors_only() -> None:
+    """`client/core` lies in `client` and belongs below `network`: imports for type checking count too."""
+    floors = {floor for floor in PURE_FLOORS if floor != "client/core"}
+    expect_none(
+        [
+            f"{name_of(path)}: {module}"
+            for path in sources("src/kalda/client/core")
+            for module in sorted(imported_modules(path))
+            if module.startswith("kalda.")
+            and not module.startswith("kalda.client.core.")
+            and module.split(".")[1] not in floors
+        ]
+    )
+
+
 def test_drivers_are_synchronous() -> None:
     """Time, threads and the network are handed in, so that a simulator can hand in others."""
     found = []

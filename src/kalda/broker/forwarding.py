@@ -16,9 +16,9 @@ from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.rows import Row
-from kalda.network.calls import Call
 from kalda.network.connection import Answer, AtTurn, Buffer
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.calls import Call
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.framing import decode_request_header, encode_request
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse

@@ -192,7 +192,7 @@ def _row(key: object, value: object) -> dict[str, Any]:
 
 def _names(cluster: ClusterClient) -> list[str]:
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.errors import refused
+    from kalda.client.core.errors import refused
     from kalda.protocol.messages.configs import ListConfigResourcesRequest, ListConfigResourcesResponse
 
     def check(answer: ListConfigResourcesResponse) -> None:

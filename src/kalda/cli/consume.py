@@ -25,7 +25,7 @@ from kalda.cli.session import unescape, with_cluster
 if TYPE_CHECKING:
     from kalda.client.cluster import ClusterClient
     from kalda.client.consumer import Consumer
-    from kalda.client.metadata import Topic
+    from kalda.client.core.cluster_values import Topic
     from kalda.records.consuming import Record
 
 _POLL_S = 0.2

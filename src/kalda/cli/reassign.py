@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
     from kalda.client.cluster import ClusterClient
-    from kalda.client.metadata import Partition
+    from kalda.client.core.cluster_values import Partition
 
 Targets = Mapping[TopicPartition, "Target"]
 

@@ -18,7 +18,7 @@ from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
 if TYPE_CHECKING:
     from kalda.client.admin.topics import EligibleReplicas
     from kalda.client.cluster import ClusterClient
-    from kalda.client.metadata import Partition, Topic
+    from kalda.client.core.cluster_values import Partition, Topic
 
 
 @click.group()

@@ -21,8 +21,6 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
 - `cluster`: requests of commands, over the core of the admin clients
-- `metadata`: brokers, topics and partitions as values, and bootstrap addresses
-- `errors`: the message of a failure, with advice
 - `admin`: administration of a cluster, one file a subject
 - `core`: decisions without I/O
 """

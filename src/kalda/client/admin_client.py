@@ -39,10 +39,10 @@ from kalda.client.admin_driven import AdminCalls, AdminDriven, partitions_by, po
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
+from kalda.client.core.cluster_values import Topic
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.io_thread import IoThread
-from kalda.client.metadata import Topic
 from kalda.protocol.messages.admin import UpgradeType
 from kalda.protocol.messages.topics import ElectionType
 

@@ -15,13 +15,13 @@ from kalda.base.ids import TopicPartition
 from kalda.client.core.administration import AdminCore, Plan
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.client_metrics import ClientMetrics, metric_config
+from kalda.client.core.cluster_values import Address, configured_bootstrap
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.own_metrics import OwnMetrics, measured_by
 from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.metadata import Address, configured_bootstrap
 from kalda.protocol.apis import ApiKey
 
 _numbers = itertools.count(1)

@@ -28,10 +28,10 @@ from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.administration import Outcomes, Plan
+from kalda.client.core.cluster_values import Topic
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.io_loop import IoLoop
-from kalda.client.metadata import Topic
 from kalda.protocol.messages.admin import UpgradeType
 from kalda.protocol.messages.topics import ElectionType
 

@@ -41,6 +41,7 @@ from kalda.client.consumer_calls import (
     times_of,
     unknown_topic,
 )
+from kalda.client.core.cluster_values import Topic
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
@@ -48,7 +49,6 @@ from kalda.client.core.interceptors import interceptors_of
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.io_loop import IoLoop
-from kalda.client.metadata import Topic
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 

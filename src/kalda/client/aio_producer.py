@@ -22,6 +22,7 @@ from kalda.base.ids import Uuid
 from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
+from kalda.client.core.cluster_values import Partition
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
@@ -31,7 +32,6 @@ from kalda.client.core.row_batches import Columns, Rows, append_next, next_stick
 from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
-from kalda.client.metadata import Partition
 from kalda.client.producer_calls import ProducerCalls
 from kalda.records.appending import Ticket, TopicAppender
 

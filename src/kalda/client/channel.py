@@ -14,8 +14,8 @@ from itertools import islice
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, Portable
 from kalda.client.core.connections import SocketAddress
-from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.network.frames import Arena, BadFrameSize, FrameReader
+from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.protocol.notation import Buffer
 
 _MOST_BUFFERS = 64

@@ -26,11 +26,19 @@ from kalda.base.ids import TopicPartition
 from kalda.client.admin_driven import AdminDriven
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.core.administration import ANY, PAUSE, Ask, Kind, Plan, Target
+from kalda.client.core.cluster_values import (
+    UNKNOWN_TOPIC,
+    Leader,
+    Metadata,
+    Topic,
+    newest,
+    parse_bootstrap,
+    read_metadata,
+)
 from kalda.client.core.consumer_errors import Operation
-from kalda.client.errors import UnknownTopic, Unreachable, refused
+from kalda.client.core.errors import UnknownTopic, Unreachable, refused
 from kalda.client.io_thread import IoThread
-from kalda.client.metadata import UNKNOWN_TOPIC, Leader, Metadata, Topic, newest, parse_bootstrap, read_metadata
-from kalda.network.calls import PeerVersions, api_versions_request, peer_versions
+from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
 from kalda.protocol.messages.metadata import EndpointType, MetadataRequest, MetadataRequestTopic
 from kalda.protocol.notation import Request
 

@@ -49,13 +49,13 @@ from kalda.client.consumer_calls import (
     unknown_topic,
 )
 from kalda.client.consumer_io import ConsumerDriven, ConsumerIo
+from kalda.client.core.cluster_values import Topic
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.interceptors import interceptors_of
 from kalda.client.core.positions import FoundOffset
 from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.client.held_signals import HoldingLock
-from kalda.client.metadata import Topic
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 

@@ -38,6 +38,7 @@ from kalda.base.ids import Uuid
 from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
+from kalda.client.core.cluster_values import Partition
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, unwritten
@@ -46,7 +47,6 @@ from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
 from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
-from kalda.client.metadata import Partition
 from kalda.client.producer_calls import ProducerCalls
 from kalda.client.producer_io import ProducerIo
 from kalda.records import appending

@@ -10,13 +10,13 @@ from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.sensors import Counter
 from kalda.base.topic_names import is_topic_name
+from kalda.client.core.cluster_values import Partition
+from kalda.client.core.errors import refused
 from kalda.client.core.outgoing import Outgoing, ProducerRecord
 from kalda.client.core.producer_batch import unwritten
 from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.transaction_errors import is_of_state
-from kalda.client.errors import refused
-from kalda.client.metadata import Partition
 
 if TYPE_CHECKING:
     from kalda.client.core.transactions import TransactionDriver

@@ -16,7 +16,6 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `listener_counts`: what is counted of each listener's connections
 - `complaints`: log lines about peers, a limited number per second
 - `deadlines`: of requests to other nodes, which a stall of the loop does not end
-- `calls`: what both clients share: one request, one answer, versions
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes
 - `config_providers`: secrets that the configuration of a node or a client refers to

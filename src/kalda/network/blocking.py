@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
-from kalda.network.calls import (
+from kalda.network.frames import Arena, FrameReader
+from kalda.protocol.calls import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
     RENEWAL_SHARE,
@@ -27,7 +28,6 @@ from kalda.network.calls import (
     retry_version,
     timed_out,
 )
-from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:

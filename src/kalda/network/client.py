@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 from kalda import __version__
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.network.addresses import AddressIndex, addresses_of
-from kalda.network.calls import (
+from kalda.network.deadlines import Deadline, timeout
+from kalda.network.frames import Arena, FrameReader
+from kalda.protocol.calls import (
     MAX_RESPONSE_BYTES,
     MIN_RESPONSE_BYTES,
     RENEWAL_SHARE,
@@ -35,8 +37,6 @@ from kalda.network.calls import (
     retry_version,
     timed_out,
 )
-from kalda.network.deadlines import Deadline, timeout
-from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:

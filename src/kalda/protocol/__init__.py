@@ -14,6 +14,7 @@ is allocated for it: a malformed frame raises `InvalidRequest`, and takes at mos
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners
 - `framing`: request and response headers
+- `calls`: one request and its response: the version, the frame, decoding; what all clients share
 - `access`: which operation on which resource each API needs
 - `caller`: who sent a request
 - `record_framing`: the framing of metadata records and coordinator records

@@ -20,8 +20,8 @@ from kalda.client.client_host import ClientHost
 from kalda.client.core.administration import Ask, Kind, Target, single
 from kalda.client.core.connections import Action, Connect, Connections, OnDone, Write
 from kalda.client.io_loop import IoLoop
-from kalda.network.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.network.frames import Arena, FrameReader
+from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 

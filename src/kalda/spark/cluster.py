@@ -16,12 +16,12 @@ from kalda.base.ids import TopicPartition
 from kalda.client.admin.topic_plans import list_offsets
 from kalda.client.admin_client import Admin
 from kalda.client.core.administration import Kind, Outcomes, Plan, Target, per_item
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:
-    from kalda.client.metadata import Topic
+    from kalda.client.core.cluster_values import Topic
     from kalda.spark.options import Subscription
 
 _MAX_END_BEFORE_V2 = 4

@@ -20,9 +20,9 @@ import pytest
 
 from kalda.broker.large_requests import CUTS, MAX_OPERATIONS, MAX_REQUEST_ELEMENTS, SMALL_ELEMENTS
 from kalda.broker.node import Node
-from kalda.network.calls import Call, frame_request
 from kalda.network.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey
+from kalda.protocol.calls import Call, frame_request
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,

@@ -17,7 +17,7 @@ from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin.reassignments import alter_reassignments
 from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import Unreachable, refused
+from kalda.client.core.errors import Unreachable, refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,

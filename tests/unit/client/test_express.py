@@ -20,8 +20,8 @@ from kalda.client.core.lone_batches import LoneBatches
 from kalda.client.core.lone_request import LoneRequest
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata
 from kalda.client.delivery import DeliveryFuture
-from kalda.network.calls import Call, frame_body
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.calls import Call, frame_body
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.records.appending import NO_HEADERS, Ticket
 from kalda.records.batch import read_header

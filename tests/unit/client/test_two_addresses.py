@@ -16,8 +16,8 @@ from scripted_broker import AcknowledgingBroker
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Close, Connect, ConnectionConfig, Connections, SocketAddress, Write
-from kalda.client.metadata import Broker
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client import RpcClient
 from kalda.protocol.apis import ApiKey

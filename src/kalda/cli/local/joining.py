@@ -13,8 +13,8 @@ from typing import NamedTuple
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME
 from kalda.cli.local.layout import LayoutError
-from kalda.client.errors import refused
-from kalda.client.metadata import parse_bootstrap
+from kalda.client.core.cluster_values import parse_bootstrap
+from kalda.client.core.errors import refused
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.messages.quorum import (

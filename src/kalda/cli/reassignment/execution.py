@@ -12,7 +12,7 @@ from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.nodes import describe_cluster, describe_log_dirs
 from kalda.client.admin.reassignments import alter_reassignments, alter_replica_log_dirs, list_reassignments
 from kalda.client.cluster import ClusterClient
-from kalda.client.metadata import Partition
+from kalda.client.core.cluster_values import Partition
 from kalda.protocol.apis import ApiKey
 
 Targets = Mapping[TopicPartition, Target]

@@ -14,7 +14,7 @@ from kalda.base.ids import TopicPartition
 from kalda.client.admin.nodes import describe_log_dirs
 from kalda.client.admin.reassignments import Reassignment, list_reassignments
 from kalda.client.cluster import ClusterClient
-from kalda.client.metadata import Partition
+from kalda.client.core.cluster_values import Partition
 
 _TIMEOUT_MS = 2_000
 

@@ -14,8 +14,8 @@ from kalda.client.admin.features import Feature, Features
 from kalda.client.admin.nodes import ClusterDescription, LogDir, Node
 from kalda.client.admin.quorum import Quorum, VoterListener, quorum_of
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
-from kalda.client.errors import refused
-from kalda.network.calls import api_versions_request
+from kalda.client.core.errors import refused
+from kalda.protocol.calls import api_versions_request
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ErrorCode
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import UnknownTopic, refused
+from kalda.client.core.errors import UnknownTopic, refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

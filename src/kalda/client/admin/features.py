@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda import __version__
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
-from kalda.network.calls import api_versions_request
+from kalda.client.core.errors import refused
+from kalda.protocol.calls import api_versions_request
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
 
 

@@ -11,6 +11,7 @@ from kalda.client.admin.groups import Group, ListedGroup, Member
 from kalda.client.admin.topic_plans import by_topic, leader_of, producers_request
 from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
+from kalda.client.core.cluster_values import read_metadata
 from kalda.client.core.commits import (
     MAX_OFFSET_COMMIT,
     MAX_OFFSET_FETCH,
@@ -20,9 +21,8 @@ from kalda.client.core.commits import (
     read_committed,
 )
 from kalda.client.core.consumer_protocol import read_assignment
+from kalda.client.core.errors import refused
 from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.errors import refused
-from kalda.client.metadata import read_metadata
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,

@@ -13,7 +13,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
 from kalda.client.core.consumer_protocol import read_assignment
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kalda.protocol.messages.offsets import (

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
-from kalda.client.metadata import Leader
+from kalda.client.core.cluster_values import Leader
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterRequestListener,

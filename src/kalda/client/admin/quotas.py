@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

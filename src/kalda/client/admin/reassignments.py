@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.admin import AlterReplicaLogDir, AlterReplicaLogDirsRequest, AlterReplicaLogDirTopic
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,

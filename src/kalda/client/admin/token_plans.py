@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.client.core.administration import ANY, Ask, Plan, single
-from kalda.client.errors import refused
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.security import (
     CreatableRenewers,
     CreateDelegationTokenRequest,

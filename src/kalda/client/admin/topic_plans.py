@@ -11,8 +11,8 @@ from kalda.client.admin.offsets import FoundOffset
 from kalda.client.admin.reassignments import Reassignment
 from kalda.client.admin.topics import CreatedTopic, NewTopic, creatable
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
-from kalda.client.errors import refused
-from kalda.client.metadata import Topic, read_metadata
+from kalda.client.core.cluster_values import Topic, read_metadata
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

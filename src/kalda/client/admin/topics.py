@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
-from kalda.client.metadata import Topic
+from kalda.client.core.cluster_values import Topic
+from kalda.client.core.errors import refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsRequest,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
-from kalda.client.errors import refused
-from kalda.client.metadata import Leader
+from kalda.client.core.cluster_values import Leader
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.groups import CoordinatorType
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,

@@ -2,6 +2,8 @@
 
 Of all clients:
 
+- `cluster_values`: brokers, topics and partitions as values, and bootstrap addresses
+- `errors`: the message of a failure, with advice
 - `backoff`: the pause before the next attempt
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
 - `controllers`: the same of a client of controllers

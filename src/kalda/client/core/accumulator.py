@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.buffer_pool import BufferPool
+from kalda.client.core.cluster_values import Leader
 from kalda.client.core.idempotence import Numbering
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import ProducerBatch
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.sticky_partitioner import Candidates, Sticky, StickyPartitioner
-from kalda.client.metadata import Leader
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
 from kalda.records.compression import Compression
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.core.errors import refused
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
-from kalda.client.errors import refused
-from kalda.client.metadata import Broker
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 from kalda.protocol.notation import Request
 

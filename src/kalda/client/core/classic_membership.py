@@ -37,6 +37,7 @@ from kalda.client.core.consumer_protocol import (
     write_assignment,
     write_member_subscription,
 )
+from kalda.client.core.errors import refused
 from kalda.client.core.membership import (
     Call,
     Callback,
@@ -45,7 +46,6 @@ from kalda.client.core.membership import (
 )
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import Kind, Subscription
-from kalda.client.errors import refused
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,

@@ -25,10 +25,10 @@ from kalda.client.core.commits import (
 )
 from kalda.client.core.consumer_errors import CommitFailed, Operation
 from kalda.client.core.consumer_metrics import CoordinatorMetrics
+from kalda.client.core.errors import refused
 from kalda.client.core.membership import Membership
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.errors import refused
 
 
 class _Commit:

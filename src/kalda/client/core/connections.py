@@ -35,8 +35,9 @@ from kalda.base.configs.client import ClientConfig
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.client_metrics import ClientMetrics, NodeTraffic
-from kalda.client.metadata import Address, Broker
-from kalda.network.calls import (
+from kalda.client.core.cluster_values import Address, Broker
+from kalda.protocol.apis import ApiKey
+from kalda.protocol.calls import (
     Call,
     PeerVersions,
     api_versions_request,
@@ -48,7 +49,6 @@ from kalda.network.calls import (
     retry_version,
     timed_out,
 )
-from kalda.protocol.apis import ApiKey
 from kalda.protocol.notation import Buffer, Request
 
 log = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from kalda.client.core.assignors import Assignor, RangeAssignor, RoundRobinAssig
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.classic_membership import ClassicMembership
 from kalda.client.core.client_metrics import metric_config
+from kalda.client.core.cluster_values import Topic, configured_bootstrap, read_metadata
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.committing import Committing
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
@@ -32,6 +33,7 @@ from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.consumer_membership import ConsumerMembership
 from kalda.client.core.consumer_metrics import ConsumerMetrics, CoordinatorMetrics
 from kalda.client.core.deserializers import deserializer_of
+from kalda.client.core.errors import refused
 from kalda.client.core.fetching import FetchConfig, Fetcher, Taken
 from kalda.client.core.membership import Callback, Membership, MembershipConfig
 from kalda.client.core.metadata import ClusterMetadata
@@ -49,8 +51,6 @@ from kalda.client.core.subscription import (
     Status,
     Subscription,
 )
-from kalda.client.errors import refused
-from kalda.client.metadata import Topic, configured_bootstrap, read_metadata
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.records.consuming import Record
 

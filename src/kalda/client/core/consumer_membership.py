@@ -26,6 +26,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.client.core.commits import GroupMetadata
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.consumer_metrics import CoordinatorMetrics
+from kalda.client.core.errors import refused
 from kalda.client.core.membership import (
     Call,
     Callback,
@@ -34,7 +35,6 @@ from kalda.client.core.membership import (
 )
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import Subscription
-from kalda.client.errors import refused
 from kalda.protocol.messages.consumer_groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kalda.base.errors import ErrorCode
+from kalda.client.core.cluster_values import Broker, Metadata
+from kalda.client.core.errors import refused
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.errors import refused
-from kalda.client.metadata import Broker, Metadata
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.notation import Request
 

@@ -36,8 +36,8 @@ from kalda.client.core.outgoing import OnDelivery
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.sender import Sender
-from kalda.network.calls import Call, frame_body
 from kalda.protocol.apis import ApiKey
+from kalda.protocol.calls import Call, frame_body
 from kalda.records.appending import HEADER_SIZE, NO_HEADERS, Ticket, murmur2
 from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, advance_sequence
 from kalda.records.compression import Compression

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.consumer_errors import OffsetOutOfRange, UndecodableRecord
 from kalda.client.core.consumer_metrics import ConsumerMetrics, Fetched
+from kalda.client.core.errors import refused
 from kalda.client.core.fetch_sessions import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Wanted
 from kalda.client.core.requests import FETCH_BASE, Requests
 from kalda.client.core.subscription import PartitionState, Reset, Subscription
 from kalda.client.core.transactions_seen import aborted_batches
-from kalda.client.errors import refused
-from kalda.client.metadata import Broker
 from kalda.protocol.messages.fetch import (
     FetchRequest,
     FetchResponse,

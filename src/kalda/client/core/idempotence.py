@@ -24,8 +24,8 @@ from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core.errors import refused
 from kalda.client.core.producer_batch import ProducerBatch
-from kalda.client.errors import refused
 from kalda.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, advance_sequence
 

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.client.core.backoff import Backoff
-from kalda.client.errors import refused
-from kalda.client.metadata import Address, Broker, Leader, Metadata, Partition, Topic, newest, read_metadata
+from kalda.client.core.cluster_values import Address, Broker, Leader, Metadata, Partition, Topic, newest, read_metadata
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from kalda.protocol.notation import Request
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from kalda.base.configs.producer import ProducerConfig
+from kalda.client.core.cluster_values import Partition
 from kalda.client.core.interceptors import close_all, interceptors_of
 from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
 from kalda.client.core.producer_errors import RecordTooLarge
 from kalda.client.core.serializers import Serialize, sees_headers, serializer_of, to_bytes
-from kalda.client.metadata import Partition
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.client.metadata import Partition
+from kalda.client.core.cluster_values import Partition
 
 _KAFKAS: Final = "org.apache.kafka."
 _ROUND_ROBIN: Final = (

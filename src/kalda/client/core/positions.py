@@ -22,9 +22,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.commits import MAX_OFFSET_FETCH, committed_request, read_committed
 from kalda.client.core.consumer_errors import LogTruncated, NoOffset, Operation
+from kalda.client.core.errors import refused
 from kalda.client.core.requests import Requests
 from kalda.client.core.subscription import LATEST, OffsetAndEpoch, PartitionState, Reset, Status, Subscription
-from kalda.client.errors import refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartition,

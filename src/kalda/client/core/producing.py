@@ -18,6 +18,7 @@ from kalda.client.core.accumulator import Accumulator, AccumulatorConfig
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.buffer_pool import BufferPool
 from kalda.client.core.client_metrics import metric_config
+from kalda.client.core.cluster_values import configured_bootstrap
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
@@ -26,7 +27,6 @@ from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_metrics import ProducerMetrics
 from kalda.client.core.row_batches import table_batch_bytes
 from kalda.client.core.sender import Sender, SenderConfig
-from kalda.client.metadata import configured_bootstrap
 from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.backoff import Backoff
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Connections, OnDone
+from kalda.client.core.errors import refused
 from kalda.client.core.metadata import ClusterMetadata
-from kalda.client.errors import refused
-from kalda.client.metadata import Broker
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request

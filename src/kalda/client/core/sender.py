@@ -29,15 +29,15 @@ from typing import NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.client.core.accumulator import Accumulator
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Connections, OnDone
+from kalda.client.core.errors import ADVICE
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches, LonePartition
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import DeliveryAborted, DeliveryTimeout, RecordTooLarge
 from kalda.client.core.producer_metrics import ProducerMetrics
-from kalda.client.errors import ADVICE
-from kalda.client.metadata import Broker
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import (
     PartitionProduceData,

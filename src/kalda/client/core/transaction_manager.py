@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
+from kalda.client.core.errors import refused
 from kalda.client.core.idempotence import DENIED
 from kalda.client.core.transaction_errors import (
     FENCED,
@@ -32,7 +33,6 @@ from kalda.client.core.transaction_errors import (
     FatalTransactionError,
     fatal,
 )
-from kalda.client.errors import refused
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

@@ -23,6 +23,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.accumulator import Accumulator
+from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Connections
 from kalda.client.core.idempotence import Idempotence
 from kalda.client.core.metadata import ClusterMetadata
@@ -35,7 +36,6 @@ from kalda.client.core.transaction_manager import (
     State,
     TransactionManager,
 )
-from kalda.client.metadata import Broker
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 
 log = logging.getLogger(__name__)

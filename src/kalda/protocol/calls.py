@@ -1,6 +1,6 @@
-"""What the asyncio and the blocking client share: frames of requests, decoding of answers, choice of versions.
+"""What all clients share: frames of requests, decoding of answers, choice of versions.
 
-No I/O. The API versions that a peer supports are a `PeerVersions`. A request for an API that the peer does not support,
+The API versions that a peer supports are a `PeerVersions`. A request for an API that the peer does not support,
 or supports in no common version, fails with `UNSUPPORTED_VERSION` before anything is sent.
 """
 
