@@ -83,7 +83,7 @@ class LoopTimers:
         self._clock.follow(self._time.limit_ms, self._time.lost_ms)
         if stall_ms > _LOGGED_STALL_MS:
             log.warning(
-                "the node did nothing for %d ms. No session, transaction or request of a peer ends earlier for that",
+                "the node did nothing: %d ms of that count for no session, transaction or request of a peer",
                 stall_ms,
             )
         self._turn_due_ms = now_ms + TURN_MS
