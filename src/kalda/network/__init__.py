@@ -5,7 +5,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 
 - `frames`: frames out of a byte stream, in memory bounded by what has arrived
 - `connection`: one peer: requests in, answers out in order, holds that pause reading
-- `turns`: how connections with many requests, or with slow ones, share the event loop
+- `turns`: how the requests of many connections share the event loop
 - `server`: listeners, admission of connections, the sweep, graceful stop
 - `admission`: which connections are accepted: counts and rates
 - `tls`: TLS of listeners: a transport between the socket's and a connection

@@ -35,7 +35,7 @@ from kalda.base.pending import Pending
 from kalda.network.complaints import describe_opening, log
 from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
 from kalda.network.request_memory import SMALL_BYTES
-from kalda.network.turns import FEW_REQUESTS, LONG_NS, SHORT_NS
+from kalda.network.turns import SHARE_NS, SLOW_NS
 from kalda.protocol.caller import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Hold:
     QUEUED = 8
     """the node's memory for requests (`queued.max.request.bytes`) is used up"""
     TURN = 16
-    """other connections come first; see `kalda.network.turns`"""
+    """its requests wait for their turn; see `kalda.network.turns`"""
     CLOSED = 32
     STOPPING = 64
     """the node stops: no more requests are read, and the last answer closes the connection"""
@@ -99,8 +99,6 @@ _SENDING = Hold.SENDING
 _MUTED = Hold.MUTED
 _PIECE_BYTES = 512 * 1024
 """Of a slice that is read and written at once. Half of it costs a seventh more CPU, twice as much no less."""
-_UNSENT_BUFFERS = 256
-"""So many buffers of answers may wait for the end of the turns of one read."""
 _ENDED = frozenset((7, 8))
 """TCP's states CLOSE and CLOSE_WAIT, as `TCP_INFO` numbers them."""
 _pack_size = Struct(">i").pack
@@ -196,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closing_ms = -1
         self.admitted = False
         self.is_slow = True
-        """Whether its last requests took long, or it had none yet."""
+        """Whether its last requests took `SLOW_NS`, or it had none yet."""
 
         self._listener = listener
         self._handler = listener.handler
@@ -250,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._frames.min_bytes, self._frames.max_bytes = min_bytes, max_bytes
         if self._serving:
-            self._end_turn()  # `_serve` ends, and goes on with the new handler
+            self._wait_for_turn()  # `_serve` ends, and goes on with the new handler
 
     def answer_alone(self) -> None:
         """Serve no further request until all requests received so far are answered.
@@ -355,22 +353,20 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _serve(self, turn_ns: int = 0) -> None:
-        """Pass frames to the handler until there are no more, or a hold is set; then write the answers. `turn_ns`: the
-        length of a turn for which the connection has waited; 0 where it has not."""
-        next_frame = self._frames.next_frame
-        handler = self._handler
-        turns = self._listener.turns
-        if turns.is_over and not turn_ns:
-            self._defer()
+    def _serve(self, *, in_turn: bool = False) -> None:
+        """Pass frames to the handler until there are no more, a hold is set, or the connection's share of the loop is
+        used up; then write the answers. `in_turn`: the connection has waited for its turn."""
+        frames, turns = self._frames, self._listener.turns
+        if turns.must_wait and not in_turn and frames.is_complete:
+            self._wait_for_turn()
             return
-        now_ns = turns.now_ns
+        next_frame, handler, now_ns = frames.next_frame, self._handler, turns.now_ns
         began_ns = ended_ns = now_ns()
-        ends_ns = began_ns + (turn_ns or turns.first_ns)
+        ends_ns = began_ns + SHARE_NS
         served = 0
         self._serving = True
         try:
-            while not self._holds:
+            while not self._holds and ended_ns < ends_ns:
                 frame = next_frame()
                 if frame is None:
                     break
@@ -381,8 +377,6 @@ class Connection(asyncio.BufferedProtocol):
                 elif answer is not None:
                     self._enqueue(answer, len(frame))
                 ended_ns = now_ns()
-                if ended_ns >= ends_ns and (self._frames.waiting_bytes or ended_ns >= ends_ns + LONG_NS):
-                    self._end_turn()
         except BadFrameSize as error:
             self._listener.complain(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
@@ -400,17 +394,15 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._serving = False
             self.requests += served
-        took_ns = ended_ns - began_ns
-        self.is_slow = took_ns >= LONG_NS
-        if not turn_ns:
-            if took_ns >= SHORT_NS:
-                turns.first_took(self, took_ns)
-            if served <= FEW_REQUESTS and not self._holds & _TURN:
-                turns.had_few = self.id
-        if self._arriving_bytes or not self._frames.in_arena:
+        if served:
+            self.is_slow = ended_ns - began_ns >= SLOW_NS
+            turns.spend(ended_ns - began_ns)
+        if self._arriving_bytes or not frames.in_arena:
             self._count_arriving()
-        if self._out and (self._holds != _TURN or not self._may_keep_answers(took_ns)):
+        if self._out:
             self._flush()
+        if ended_ns >= ends_ns and not self._holds and frames.is_complete:
+            self._wait_for_turn()
         if not self._holds:
             if not self._reading:
                 self._steer_reading()
@@ -422,37 +414,16 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._steer_reading()
 
-    def _end_turn(self) -> None:
+    def _wait_for_turn(self) -> None:
         if not self._holds & _TURN:
             self._hold(_TURN)
             self._listener.turns.wait(self)
 
-    def _defer(self) -> None:
-        """Serve what has arrived later: the requests of others have taken the time of this turn of the loop."""
-        if self.is_slow:
-            self._end_turn()
-        else:
-            self._hold(_TURN)
-            self._listener.call_soon(self.take_turn)
-
-    def _may_keep_answers(self, took_ns: int) -> bool:
-        """Whether answers may leave with those of the next turn, as a write for each short turn costs too much. Only
-        where that comes soon."""
-        return (
-            took_ns < LONG_NS
-            and self._frames.waiting_bytes > 0
-            and len(self._out) < _UNSENT_BUFFERS
-            and not self._listener.turns.are_contended
-        )
-
-    def take_turn(self, turn_ns: int = 0) -> None:
-        """Other connections have been served: serve this one for so long; 0: as where its requests have just
-        arrived."""
+    def take_turn(self) -> None:
+        """Other connections have been served: serve this one."""
         self._holds &= ~_TURN
-        if self._holds:
-            self._flush()
-        else:
-            self._serve(turn_ns)
+        if not self._holds:
+            self._serve(in_turn=True)
 
     def _count_arriving(self) -> None:
         """Count what has arrived of the next request; where there is no memory for the rest of it, wait."""

@@ -105,6 +105,11 @@ class FrameReader:
         return SIZE_BYTES + size
 
     @property
+    def is_complete(self) -> bool:
+        """Whether `next_frame` returns a frame, or raises."""
+        return 0 != self.announced_bytes <= self._end - self._start
+
+    @property
     def capacity_bytes(self) -> int:
         """Memory that only this connection uses, beside the shared arena."""
         return 0 if self.in_arena else len(self._view)

@@ -1,151 +1,198 @@
-"""Connections over a recording transport: how those with many requests, or with slow ones, take turns."""
+"""Connections over recording transports: for how long the requests of one keep those of others waiting."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
+import pytest
 from connection_bench import Bench, PaperTransport, body
 
-from kalda.network.connection import Connection
-from kalda.network.turns import LONG_NS, SHARED_NS, SHORT_NS
+from kalda.network.connection import Answer, Connection
+
+US = 1_000
+MS = 1_000_000
+COSTS_NS = {b"p": 50 * US, b"s": 50 * US, b"m": MS // 2, b"h": 30 * MS}
+"""How long a request takes, by the first letter of its frame: a ping, one of a storm, one of half a millisecond, and a
+heavy one, which is legal."""
+READ_BYTES = 65_536
 
 
-def served_by_turns(bench: Bench) -> list[int]:
-    """How many requests were served before, and after each turn."""
-    counts = [len(bench.seen)]
-    while bench.listener.soon:
-        bench.listener.soon.pop(0)()
-        if len(bench.seen) != counts[-1]:
-            counts.append(len(bench.seen))
-    return counts
+class Peer:
+    """Another connection of the listener, and what its peer has still to send."""
+
+    def __init__(self, bench: Bench, connection_id: int) -> None:
+        self._bench = bench
+        self.transport = PaperTransport()
+        self.connection = Connection(bench.listener, connection_id)  # type: ignore[arg-type]
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self._unsent: deque[bytes] = deque()
+
+    def send(self, *frames: bytes) -> None:
+        self._unsent.extend(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+    def arrive(self) -> None:
+        """The node reads what the socket holds."""
+        data = bytearray()
+        while self._unsent and self.transport.reading and len(data) < READ_BYTES:
+            data += self._unsent.popleft()
+        if data:
+            self.connection.get_buffer(-1)[: len(data)] = data
+            self.connection.buffer_updated(len(data))
 
 
-def other_peer(bench: Bench, connection_id: int) -> Callable[..., None]:
-    """Another connection of the listener: what its peer sends."""
-    connection = Connection(bench.listener, connection_id)  # type: ignore[arg-type]
-    connection.connection_made(PaperTransport())  # type: ignore[arg-type]
+class World:
+    """A loop whose clock is moved by what it serves."""
 
-    def send(*frames: bytes) -> None:
-        data = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
-        connection.get_buffer(-1)[: len(data)] = data
-        connection.buffer_updated(len(data))
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.bench.answer = self._handle
+        self.peers: list[Peer] = []
+        self.served: list[bytes] = []
+        self.longest_turn_ns = 0
 
-    return send
+    def _handle(self, connection: Connection, frame: memoryview) -> Answer:
+        self.bench.listener.now_ns += COSTS_NS[bytes(frame[:1])]
+        self.served.append(bytes(frame))
+        return [b"re:", bytes(frame)]
 
+    def now_ns(self) -> int:
+        return self.bench.listener.now_ns
 
-def test_a_connection_with_many_requests_is_served_by_turns() -> None:
-    bench = Bench(frame_ns=LONG_NS // 20)
-    bench.send(*(body("a", n) for n in range(50)))
-    assert not bench.transport.reading, "what the peer sends meanwhile stays in the socket"
-    assert served_by_turns(bench) == [20, 40, 50]
-    assert bench.transport.reading
-    assert bench.transport.answers() == [b"re:" + body("a", n) for n in range(50)]
-    assert len(bench.transport.writes) == 3, "answers leave at the end of a long turn"
-    assert bench.connection.requests == 50
+    def peer(self) -> Peer:
+        self.peers.append(Peer(self.bench, 100 + len(self.peers)))
+        return self.peers[-1]
 
+    def turn(self) -> None:
+        """A turn of the loop: what was to be called, then what the sockets hold."""
+        listener = self.bench.listener
+        began_ns = listener.now_ns
+        callbacks, listener.soon[:] = list(listener.soon), []
+        for callback in callbacks:
+            callback()
+        for peer in self.peers:
+            peer.arrive()
+        self.longest_turn_ns = max(self.longest_turn_ns, listener.now_ns - began_ns)
+        listener.now_ns += 10 * US
 
-def test_turns_are_short_while_another_connection_has_single_requests() -> None:
-    bench = Bench(frame_ns=SHORT_NS // 20)
-    other_peer(bench, 8)(body("b"))
-    bench.send(*(body("a", n) for n in range(450)))
-    assert served_by_turns(bench) == [401, 421, 441, 451], "the first turn is long"
-    assert len(bench.transport.writes) == 2, "short turns do not add writes"
-    bench.send(*(body("a", n) for n in range(30)))
-    assert served_by_turns(bench) == [471, 481], "the next requests too"
-    bench.listener.now_ns += SHARED_NS
-    bench.send(*(body("a", n) for n in range(450)))
-    assert served_by_turns(bench) == [501, 901, 931], "it has had none for a while"
+    def run(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.turn()
 
-
-def test_a_turn_that_no_other_follows_makes_the_next_short_too() -> None:
-    bench = Bench(frame_ns=SHORT_NS // 20)
-    other_peer(bench, 8)(body("b"))
-    bench.send(*(body("a", n) for n in range(30)))
-    assert len(bench.seen) == 31
-    bench.send(*(body("a", n) for n in range(30)))
-    assert len(bench.seen) == 51
-
-
-def test_connections_with_requests_left_are_served_one_in_each_turn_of_the_loop() -> None:
-    bench = Bench(frame_ns=LONG_NS // 4)
-    for number in range(3):
-        other_peer(bench, 8 + number)(*(body(f"{number}", n) for n in range(6)))
-    assert served_by_turns(bench) == [4, 6, 10, 14, 16, 18]
-    assert [seen[:1] for seen in bench.seen] == [b"0"] * 6 + [b"1"] * 4 + [b"2"] * 4 + [b"1"] * 2 + [b"2"] * 2
-
-
-def test_slow_requests_that_arrive_together_take_the_time_of_one_turn() -> None:
-    """Of ten new connections; that of the quick one is served in the next turn of the loop, the others one by one."""
-    bench = Bench()
-    quick = other_peer(bench, 8)
-    quick(body("q"))
-    bench.listener.run()
-    bench.frame_ns = LONG_NS // 2
-    for number in range(10):
-        other_peer(bench, 10 + number)(body(f"{number}"))
-    quick(body("q"))
-    assert [seen[:1] for seen in bench.seen] == [b"q", b"0", b"1"]
-    assert served_by_turns(bench) == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert [seen[:1] for seen in bench.seen[3:5]] == [b"2", b"q"]
+    def longest_ping_ns(self, count: int) -> int:
+        """Of round trips of a client that has been served before, each some turns of the loop after the last one."""
+        client = self.peer()
+        self.peers.insert(0, self.peers.pop())  # the first of those that the loop reads from
+        longest_ns = 0
+        for number in range(count):
+            client.send(body("p", number))
+            began_ns = self.now_ns()
+            self.run(lambda number=number: client.connection.responses > number)
+            if number:
+                longest_ns = max(longest_ns, self.now_ns() - began_ns)
+            for _ in range(number % 3):
+                self.turn()
+        return longest_ns
 
 
-def test_answers_of_short_turns_leave_where_others_wait() -> None:
-    bench = Bench(frame_ns=SHORT_NS // 2)
-    others = [other_peer(bench, 8 + number) for number in range(2)]
-    bench.send(body("a", 0))
-    for send in others:
-        send(*(body("o", n) for n in range(3)))
-    bench.send(*(body("a", n) for n in range(1, 30)))
-    served = len(bench.seen)
-    assert len(bench.transport.answers()) == sum(seen[:1] == b"a" for seen in bench.seen)
-    bench.listener.run()
-    assert len(bench.seen) == 36 > served
+def test_a_ping_waits_for_a_share_of_a_storm() -> None:
+    world = World()
+    storm = world.peer()
+    storm.send(*(body("s", n) for n in range(5_000)))
+    assert world.longest_ping_ns(50) < 2 * MS
+    world.run(lambda: len(world.served) == 5_050)
+    assert storm.transport.answers() == [b"re:" + body("s", n) for n in range(5_000)]
+    assert storm.transport.reading
 
 
-def test_a_slow_request_ends_a_turn_and_its_answer_leaves() -> None:
-    bench = Bench(frame_ns=2 * LONG_NS)
-    bench.send(body("a", 1))
-    assert len(bench.transport.answers()) == 1
-    assert not bench.transport.reading
-    bench.listener.run()
-    assert bench.transport.reading
+def test_a_ping_waits_for_the_share_of_each_storm() -> None:
+    world = World()
+    for _ in range(20):
+        world.peer().send(*(body("s", n) for n in range(1_000)))
+    assert world.longest_ping_ns(5) < 20 * MS
+    world.run(lambda: len(world.served) == 20_005)
 
 
-def test_a_connection_without_requests_left_waits_for_no_turn() -> None:
-    bench = Bench(frame_ns=LONG_NS)
-    bench.send(body("a", 1))
-    assert bench.transport.reading
+@pytest.mark.parametrize("pipelined", [1, 3])
+def test_heavy_requests_of_many_peers_delay_a_ping_by_a_few_of_them(pipelined: int) -> None:
+    """Pipelined, or each sent when the last one is answered."""
+    world = World()
+    peers = [world.peer() for _ in range(200)]
+    sent = [0] * len(peers)
+
+    def go_on() -> None:
+        for at, peer in enumerate(peers):
+            if peer.connection.responses == sent[at]:
+                peer.send(*(body("h", n) for n in range(pipelined)))
+                sent[at] += pipelined
+
+    turn = world.turn
+    world.turn = lambda: (go_on(), turn())[1]  # type: ignore[method-assign]
+    assert world.longest_ping_ns(20) < 150 * MS
+    world.run(lambda: all(peer.transport.answers() for peer in peers))
 
 
-def test_many_answers_leave_at_the_end_of_a_turn() -> None:
-    bench = Bench(frame_ns=LONG_NS // 200)
-    bench.send(*(body("a", n) for n in range(300)))
-    assert len(bench.transport.answers()) == 200
-    bench.listener.run()
-    assert len(bench.transport.answers()) == 300
+def test_heavy_requests_are_served_beside_storms() -> None:
+    world = World()
+    for _ in range(10):
+        world.peer().send(*(body("s", n) for n in range(10_000)))
+    heavy = world.peer()
+    heavy.send(body("h", 1), body("h", 2))
+    for _ in range(20):
+        world.turn()
+    assert len(heavy.transport.answers()) == 2
 
 
-def test_answers_leave_where_a_mute_begins_between_two_turns() -> None:
-    bench = Bench(frame_ns=SHORT_NS)
-    other_peer(bench, 8)(body("b"))
-    bench.send(*(body("a", n) for n in range(2)))
-    bench.listener.run()
-    bench.transport.written.clear()
-    bench.send(*(body("a", n) for n in range(3)))
-    bench.connection.mute(1_000)
-    assert bench.transport.answers() == []
-    bench.listener.run()
-    assert len(bench.transport.answers()) == 1
-    assert not bench.transport.reading
-    bench.listener.time.advance(1_000)
-    bench.listener.run()
-    assert len(bench.transport.answers()) == 3
+def test_requests_that_arrive_together_do_not_keep_all_else_waiting() -> None:
+    """A turn of the loop has two milliseconds of requests, and what the last connection's take beyond."""
+    world = World()
+    for _ in range(200):
+        world.peer().send(body("m"), body("m"))
+    world.run(lambda: len(world.served) == 400)
+    assert world.longest_turn_ns <= 3 * MS
 
 
-def test_a_connection_that_closes_between_two_turns_sends_its_answers() -> None:
-    bench = Bench(frame_ns=LONG_NS)
-    bench.send(*(body("a", n) for n in range(3)))
-    bench.connection.close()
-    assert len(bench.transport.answers()) == 1
-    bench.listener.run()
-    assert len(bench.seen) == 1
+def test_requests_of_a_peer_stay_in_its_socket_while_it_waits() -> None:
+    world = World()
+    peer = world.peer()
+    peer.send(body("m", 1), body("m", 2), body("m", 3))
+    peer.arrive()
+    assert peer.transport.answers() == [b"re:" + body("m", 1)], "the answers of a share leave with it"
+    assert not peer.transport.reading
+    world.run(lambda: len(world.served) == 3)
+    assert peer.transport.reading
+
+
+def test_a_request_that_is_not_complete_waits_for_no_turn() -> None:
+    world = World()
+    world.peer().send(*(body("s", n) for n in range(10_000)))
+    world.turn()
+    peer = world.peer()
+    peer.connection.get_buffer(-1)[:8] = (1_000_000).to_bytes(4, "big") + b"part"
+    peer.connection.buffer_updated(8)
+    assert peer.transport.reading
+
+
+def test_a_connection_that_is_muted_between_two_turns_is_served_after_that() -> None:
+    world = World()
+    peer = world.peer()
+    peer.send(*(body("m", n) for n in range(3)))
+    peer.arrive()
+    peer.connection.mute(1_000)
+    for _ in range(5):
+        world.turn()
+    assert len(peer.transport.answers()) == 1
+    assert not peer.transport.reading
+    world.bench.listener.time.advance(1_000)
+    world.run(lambda: len(peer.transport.answers()) == 3)
+
+
+def test_a_connection_that_closes_between_two_turns_is_served_no_more() -> None:
+    world = World()
+    peer = world.peer()
+    peer.send(*(body("m", n) for n in range(3)))
+    peer.arrive()
+    peer.connection.close()
+    assert peer.transport.closed
+    world.run(lambda: not world.bench.listener.soon)
+    assert len(world.served) == 1
