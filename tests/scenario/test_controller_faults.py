@@ -1,5 +1,5 @@
-"""Exceptions that nobody foresaw: before there are records they change nothing, and the controller goes on; afterwards
-the node stops."""
+"""Bugs of a controller, as exceptions that it has no handling for: one that is raised before there are records changes
+nothing, and the controller goes on; after one that is raised later the node stops."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller import departures as departures_module
 from kalda.controller.suspects import Probe
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest
@@ -22,7 +23,7 @@ CREATE = CreateTopicsRequest(topics=[creatable("t", {0: [0]})])
 
 
 class Bug(Exception):
-    """What nobody foresaw."""
+    """The program has no handling for it."""
 
 
 def raise_bug(*_: Any, **__: Any) -> Any:
@@ -119,7 +120,7 @@ def test_a_read_that_fails_unforeseen_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("part", "method", "after_ms"), [("elections", "balance", 1_000), ("cluster.heartbeats", "oldest_expired", 1_200)]
+    ("part", "method", "after_ms"), [("elections", "balance", 1_000), ("cluster.heartbeats", "expired", 1_200)]
 )
 def test_a_periodic_task_that_fails_runs_again(
     part: str, method: str, after_ms: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -136,11 +137,56 @@ def test_a_periodic_task_that_fails_runs_again(
 
     def run(*_: Any) -> Any:
         again.append(1)
-        return ([], False) if method == "balance" else None
+        return ([], False) if method == "balance" else []
 
     monkeypatch.setattr(operator.attrgetter(part)(active), method, run)
     assert active.poll(due_ms + 1_200) is not None
     assert again
+
+
+@pytest.mark.parametrize("fault", ["in the event", "before the event"])
+def test_a_broker_that_cannot_be_fenced_keeps_no_other_from_being_fenced(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = a_world(0, 1, 2)
+    part: Any = world.active.broker_changes if fault == "in the event" else world.active.broker_changes.departures
+    method = "fence_stale" if fault == "in the event" else "begin_fencing"
+    fence = getattr(part, method)
+
+    def fail_for_0(broker_id: int, epoch: int) -> Any:
+        return raise_bug() if broker_id == 0 else fence(broker_id, epoch)
+
+    def fenced() -> list[int]:
+        return [broker_id for broker_id, broker in world.active.cluster.brokers.items() if broker.fenced]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part, method, fail_for_0)
+        world.poll_until(world.now_ms + 30_000)
+        assert fenced() == [1, 2]
+    world.poll_until(world.now_ms + 10_000)
+    assert fenced() == [0, 1, 2], "it is tried again"
+
+
+def test_nor_does_a_broker_that_cannot_stop_or_an_election_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures_module, "PARTITIONS_A_STEP", 1)
+    world = a_world(0, 1, 2)
+    world.create_topic("t", {0: [0, 2], 1: [0, 2], 2: [1, 2], 3: [1, 2]})
+    departures, holds = world.active.broker_changes.departures, world.active.cluster.unclean_holds
+    liveness, tried = world.active._liveness, list[int]()
+
+    def fail(broker_id: int) -> Any:
+        tried.append(broker_id)
+        return raise_bug()
+
+    for broker_id in (0, 1):
+        world.heartbeat(broker_id, want_shut_down=True)
+        holds.hold(broker_id, world.now_ms)
+    monkeypatch.setattr(departures, "records", fail)
+    monkeypatch.setattr(world.active.elections, "elect_unclean", fail)
+    for step in (liveness.continue_shutdown, liveness.elect_after_hold):
+        tried.clear()
+        assert [step(world.now_ms + 1) for _ in range(3)] == [False] * 3
+        assert tried == [0, 1, 0]
 
 
 @pytest.mark.parametrize("method", ["on_probed", "probes_due", "on_disconnected", "poll"])

@@ -9,12 +9,12 @@ The loop reports its turns, every `TURN_MS`. The time runs at most `RUN_ON_MS` b
 longer pause ends a stall. Then the time stands still a little longer, for as long as the stall lasted but at most
 `GRACE_MS`, so that what waits in the sockets is handled first. A pause that is shorter than `RUN_ON_MS` counts.
 
-A loop that has too much to do turns all the time, but slowly. It reads its sockets in each turn, so there a pause proves
-no stall, and the session of a dead peer has to end. So after a longer pause the time may run on for twice its length
-beyond each turn, but at most for `MAX_RUN_ON_MS`; with each turn in time that gets shorter by a twentieth. A loop whose
-turns take up to `MAX_RUN_ON_MS` loses time in its first long pause only; of slower turns that much counts. A stall that
-follows another one within a few seconds costs a peer at most that much too, which is less than what is left of the
-shortest session as long as its heartbeats are in time.
+A loop that has too much to do turns all the time, but slowly. It reads its sockets in each turn, so there a pause
+proves no stall, and the session of a dead peer has to end. So after a longer pause the time may run on for twice its
+length beyond each turn, but at most for `MAX_RUN_ON_MS`; with each turn in time that gets shorter by a twentieth. A
+loop whose turns take up to `MAX_RUN_ON_MS` loses time in its first long pause only; of slower turns that much counts.
+A stall that follows another one within a few seconds costs a peer at most that much too, which is less than what is
+left of the shortest session as long as its heartbeats are in time.
 
 Pure: the caller brings the machine's time, in ms. Invariant: the time never goes back, and it never runs faster than
 the machine's.

@@ -102,6 +102,12 @@ class Departures:
             del self._left[broker_id]
         return None
 
+    def put_last(self, broker_id: int) -> None:
+        """The next records of the broker cannot be made or written: other brokers go on first."""
+        left = self._left.pop(broker_id, None)
+        if left is not None:
+            self._left[broker_id] = left
+
     # Step by step
 
     def is_under_way(self, broker_id: int) -> bool:

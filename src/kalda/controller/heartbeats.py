@@ -110,11 +110,14 @@ class BrokerHeartbeats:
         """Brokers with a session, and the time of the last heartbeat of each."""
         return [(broker_id, contact_ms) for (broker_id, _), contact_ms in self._contacts.items()]
 
-    def oldest_expired(self, now_ms: int) -> tuple[int, int] | None:
-        """The broker and epoch with the oldest heartbeat, if its session has expired. The session stays."""
+    def expired(self, now_ms: int) -> list[tuple[int, int]]:
+        """Brokers and epochs whose sessions have expired, the oldest heartbeat first. The sessions stay."""
+        expired = []
         for key, contact_ms in self._contacts.items():
-            return key if now_ms > contact_ms + self._session_timeout_ms else None
-        return None
+            if now_ms <= contact_ms + self._session_timeout_ms:
+                break
+            expired.append(key)
+        return expired
 
     def on_heartbeat(self, broker_id: int, metadata_offset: int) -> None:
         """A heartbeat was handled: the offset up to which the broker has read the metadata."""

@@ -8,6 +8,8 @@ Invariants:
 
 - A session ends when the records that fence its broker are written, not before. So where the log refuses them, the next
   run of the task tries again.
+- A broker that cannot be fenced, for a fault of this program that concerns it alone, keeps no other one from being
+  fenced; likewise where brokers stop, and in unclean elections.
 - No broker is fenced for a stall of this controller, as long as the caller's time does not count it
   (`kalda.base.loop_time`).
 - A probe never leads to an unclean election before the session would have ended by time (`unclean_holds.py`).
@@ -59,6 +61,8 @@ class BrokerLiveness:
         self._departures = broker_changes.departures
         self._dead: dict[int, int] = {}
         """By id, the epochs of dead brokers that `fence_one_stale` fences as they have many partitions."""
+        self._in_vain: set[tuple[int, int]] = set()
+        """Ids and epochs of brokers that `fence_one_stale` has failed to fence since it tried all of them."""
         self._suspects: Suspects | None = None
         """None while this controller is not active, and where it probes no brokers."""
         self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
@@ -81,6 +85,7 @@ class BrokerLiveness:
     def deactivate(self) -> None:
         self._suspects = None
         self._dead.clear()
+        self._in_vain.clear()
         self._departures.clear()
         self._cluster.deactivate()
 
@@ -95,19 +100,29 @@ class BrokerLiveness:
     # Sessions that have ended
 
     def fence_one_stale(self, now_ms: int) -> bool:
-        """Fence the broker whose session has ended first, or a dead one; one of many partitions in several runs.
-        Whether there was one, and so may be more to do: that is the task of the next run, after the requests that have
-        arrived meanwhile."""
+        """Fence the broker whose session has ended first, or a dead one; one of many partitions in several runs. One
+        with which that has failed comes after the others. Whether there was one, and so may be more to do: that is the
+        task of the next run, after the requests that have arrived meanwhile."""
         heartbeats = self._cluster.heartbeats
-        dead = next(iter(self._dead.items()), None)
-        if dead is not None:
-            return self._fence_some("fenceDeadBroker", self._broker_changes.fence_dead, *dead)
-        expired = heartbeats.oldest_expired(now_ms)
-        if expired is None:
+        stale = [*self._dead.items(), *heartbeats.expired(now_ms)]
+        if not stale:
+            self._in_vain.clear()
             return False
-        if not self._fence_some(FENCE_STALE, self._broker_changes.fence_stale, *expired):
+        broker = next((each for each in stale if each not in self._in_vain), None)
+        if broker is None:
+            self._in_vain.clear()
+            broker = stale[0]
+        self._in_vain.add(broker)  # before what may raise
+        broker_id, epoch = broker
+        is_dead = self._dead.get(broker_id) == epoch
+        if is_dead:
+            is_written = self._fence_some("fenceDeadBroker", self._broker_changes.fence_dead, broker_id, epoch)
+        else:
+            is_written = self._fence_some(FENCE_STALE, self._broker_changes.fence_stale, broker_id, epoch)
+        if not is_written:
             return False
-        self._cluster.timed_out_sessions += not heartbeats.has_session(*expired)
+        self._in_vain.discard(broker)
+        self._cluster.timed_out_sessions += not is_dead and not heartbeats.has_session(broker_id, epoch)
         return True
 
     def _fence_some(
@@ -136,6 +151,7 @@ class BrokerLiveness:
         if broker_id is None:
             return False
         if not self._write(CONTINUE_SHUTDOWN, lambda: departures.records(broker_id)):
+            departures.put_last(broker_id)
             return False
         departures.advance(broker_id)
         next_write = self._next_write_offset()
@@ -163,6 +179,7 @@ class BrokerLiveness:
             return elections
 
         if not self._write("electUncleanAfterSession", elect):
+            holds.put_last(broker_id)
             return False
         if is_complete:
             holds.remove(broker_id)

@@ -45,6 +45,12 @@ class UncleanHolds:
         """The elections in the partitions of that broker are done."""
         self._ended.pop(broker_id, None)
 
+    def put_last(self, broker_id: int) -> None:
+        """Those elections have failed: they are tried again after those of other brokers."""
+        if broker_id in self._ended:
+            del self._ended[broker_id]
+            self._ended[broker_id] = None
+
     def clear(self) -> None:
         self._until_ms.clear()
         self._ended.clear()

@@ -285,10 +285,10 @@ def _end_sessions_first(switch: Switch) -> None:
 
     def fence_one_stale(self: BrokerLiveness, now_ms: int) -> bool:
         heartbeats = self._cluster.heartbeats
-        expired = heartbeats.oldest_expired(now_ms)
+        expired = heartbeats.expired(now_ms)[:1]
         more = checked(self, now_ms)
-        if expired is not None:
-            heartbeats.end_session(*expired)
+        for session in expired:
+            heartbeats.end_session(*session)
         return more
 
     switch.set(BrokerLiveness, "fence_one_stale", fence_one_stale)
