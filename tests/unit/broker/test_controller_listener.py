@@ -56,7 +56,7 @@ def test_configs_are_described_by_a_controller() -> None:
 
 @pytest.mark.parametrize("version", [4, 7, 11, 12, 18])
 def test_a_fetch_of_any_version_is_answered(version: int) -> None:
-    """Before version 12 a follower cannot say of which epoch its last record is, nor be told the leader."""
+    """Before version 12 the request has no epoch of the last record, and the answer no field for the leader."""
     partition = FetchRequestFetchPartition(current_leader_epoch=1 if version >= 9 else -1, partition_max_bytes=1 << 20)
     topic = FetchRequestFetchTopic(topic=METADATA_TOPIC_NAME, topic_id=METADATA_TOPIC_ID, partitions=[partition])
     with Cluster(1) as cluster, controller_of(cluster) as controller:

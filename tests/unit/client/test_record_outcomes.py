@@ -1,4 +1,4 @@
-"""What callbacks and interceptors are told of a record that failed, and which records of a batch fail (KIP-467)."""
+"""The arguments of callbacks and interceptors for a record that failed, and which records of a batch fail (KIP-467)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions that nobody foresaw in the driver, and a leader that gives up its epoch."""
+"""Bugs of the driver, as exceptions that it has no handling for, and a leader that gives up its epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kalda.raft.voters import VoterSet
 
 
 class Bug(Exception):
-    """What nobody foresaw."""
+    """The program has no handling for it."""
 
 
 def raise_bug(*_: Any, **__: Any) -> Any:

@@ -123,7 +123,7 @@ def test_a_broken_invariant_takes_the_directory_offline_and_names_the_log(
     opening = Log.open
 
     def fail(disk: object, directory: str, *arguments: object, **options: object) -> Log:
-        assert not directory.endswith("t-1"), "what nobody foresaw"
+        assert not directory.endswith("t-1"), "a bug"
         return opening(disk, directory, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Log, "open", fail)
@@ -131,7 +131,7 @@ def test_a_broken_invariant_takes_the_directory_offline_and_names_the_log(
     ((failed, error),) = stopped.failed
     assert failed == str(stopped.home / "b")
     assert error.filename == f"{failed}/t-1"
-    assert "what nobody foresaw" in str(error)
+    assert "a bug" in str(error)
     assert "cannot be opened" in caplog.text
 
 
