@@ -4,7 +4,7 @@
 fetch that waits for bytes, a controller write that waits for its commit. Its producer calls `complete` or `fail`
 exactly once. Its consumer passes a callback to `then`, which is called at once where the result is already set.
 Callbacks run in the order in which they were added, on the stack of `complete` or `fail`. No event loop is needed, and
-the simulator controls every step.
+the simulator controls every step. What follows in several waits is a chain of `and_then`.
 
 A consumer that no longer needs the result calls `abandon`, which calls the producer's `on_abandoned`, where one is
 set. The producer may then stop, and need not settle the `Pending`. `on_abandoned` refers to the producer, which may
@@ -14,11 +14,12 @@ refer to the `Pending`: both let go of it, as garbage collections are rare and a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast, overload
 
 from kalda.base.errors import ApiError
 
 T = TypeVar("T")
+U = TypeVar("U")
 Callback = Callable[[T | None, ApiError | None], None]
 
 
@@ -54,6 +55,43 @@ class Pending(Generic[T]):
             callback(self.value, self.error)
         else:
             self._callbacks.append(callback)
+
+    @overload
+    def and_then(self, follow: Callable[[T], Pending[U]]) -> Pending[U]: ...
+    @overload
+    def and_then(self, follow: Callable[[T], U | Pending[U]]) -> Pending[U]: ...
+    def and_then(self, follow: Callable[[T], U | Pending[U]]) -> Pending[U]:
+        """What `follow` makes of the value: a value, or what is settled later. Errors pass, also an `ApiError` that
+        `follow` raises. Who abandons the result abandons what it waits for, now or later."""
+        chained: Pending[U] = Pending()
+        is_abandoned = False
+
+        def abandon() -> None:
+            nonlocal is_abandoned
+            is_abandoned = True
+            self.abandon()
+
+        def on_settled(value: T | None, error: ApiError | None) -> None:
+            if error is not None:
+                chained.fail(error)
+                return
+            try:
+                following = follow(cast(T, value))
+            except ApiError as failure:
+                chained.fail(failure)
+                return
+            if not isinstance(following, Pending):
+                chained.complete(following)
+                return
+            following.then(chained.settle)
+            if is_abandoned:
+                following.abandon()
+            elif not chained.done:
+                chained.on_abandoned = following.abandon
+
+        chained.on_abandoned = abandon
+        self.then(on_settled)
+        return chained
 
     def abandon(self) -> None:
         """The consumer no longer needs the result."""
