@@ -31,8 +31,8 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.opening import opening_job
-from kalda.storage.reading import start_reads
 from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.snapshot_jobs import start_reads
 from kalda.storage.truncating import begin_anew_at, begin_truncation, start_truncations
 from kalda.storage.values import FetchInfo
 

@@ -21,8 +21,8 @@ from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.loading import Loading
 from kalda.storage.log import Log
-from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_old_segments
+from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendInfo, FetchInfo
 

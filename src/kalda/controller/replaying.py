@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kalda.controller.acls import AclControl
+from kalda.controller.client_quotas import ClientQuotaControl
+from kalda.controller.cluster import ClusterControl
+from kalda.controller.configs import ConfigControl
+from kalda.controller.delegation_tokens import DelegationTokenControl
+from kalda.controller.features import FeatureControl
+from kalda.controller.partitions import PartitionControl
+from kalda.controller.producer_ids import ProducerIdControl
+from kalda.controller.scram import ScramControl
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import LATEST_TESTING
 from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.record_framing import VersionedRecord
-
-if TYPE_CHECKING:
-    from kalda.controller.quorum_controller import QuorumController
+from kalda.statemachine.runtime import ReplicatedRuntime
 
 
-def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, int], object]]:
+class Managers(Protocol):
+    """What a `QuorumController` is made of, as far as records change it."""
+
+    runtime: ReplicatedRuntime[VersionedRecord]
+    partitions: PartitionControl
+    cluster: ClusterControl
+    configs: ConfigControl
+    features: FeatureControl
+    producer_ids: ProducerIdControl
+    client_quotas: ClientQuotaControl
+    scram: ScramControl
+    acls: AclControl
+    tokens: DelegationTokenControl
+
+
+def replay_table(controller: Managers) -> Mapping[type, Callable[[Any, int], object]]:
     """By type of record, the function that applies one, given the record and its offset."""
     offsets = controller.runtime.offsets
     partitions, cluster = controller.partitions, controller.cluster
@@ -60,7 +82,7 @@ def replay_table(controller: QuorumController) -> Mapping[type, Callable[[Any, i
     }
 
 
-def replay_run(controller: QuorumController, batch: Sequence[VersionedRecord], first: int) -> int:
+def replay_run(controller: Managers, batch: Sequence[VersionedRecord], first: int) -> int:
     """Apply records of a long batch from `batch[first]` on together. Returns how many; 0 where that record has to be
     applied by itself."""
     new = controller.partitions.replay_new_partitions(batch, first)

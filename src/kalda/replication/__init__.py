@@ -27,6 +27,7 @@ is a machine; followers, ISR, sessions and counters are stores.
 - `verification`: transactions are verified with their coordinators before their first append
 - `markers`: the markers that end transactions
 - `counters`: what replicas count, under Kafka's metric names
+- `gauges`: what is read from them, under Kafka's metric names
 - `dir_moves`: replicas that move between log directories
 - `replica_manager`: all partitions of a broker, as the metadata assigns them
 """

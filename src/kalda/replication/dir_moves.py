@@ -35,7 +35,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
-from kalda.storage.reading import start_reads
+from kalda.storage.snapshot_jobs import start_reads
 from kalda.storage.truncating import (
     append_fetched,
     begin_truncation,

@@ -37,13 +37,14 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 from kalda.protocol.notation import maker
-from kalda.replication.counters import NO_FETCH_FAILURES
+from kalda.replication.counters import NO_FETCH_FAILURES, DelayedOperation
 from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
-from kalda.replication.waiting import DelayedOperation, Waiter
+from kalda.replication.waiting import Waiter
 from kalda.storage.aborted import AbortedRead, aborted_nowait, start_aborted_reads
-from kalda.storage.reading import SLICED_BYTES, ColdRead, start_reads
+from kalda.storage.reading import SLICED_BYTES
+from kalda.storage.snapshot_jobs import ColdRead, start_reads
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 

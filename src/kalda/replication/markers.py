@@ -26,9 +26,10 @@ from kalda.protocol.messages.transactions import (
     WriteTxnMarkersResponse,
 )
 from kalda.records.control import transaction_marker_batch
+from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import DelayedOperation, OffsetWaiter
+from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.opening import opening_job
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 

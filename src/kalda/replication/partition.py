@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
@@ -30,19 +30,16 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
 from kalda.base.sensors import Sensors
 from kalda.records.inspection import Inspection
-from kalda.replication.counters import ReplicaCounters
+from kalda.replication.counters import DelayedOperation, ReplicaCounters
 from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.producer_state import Verification
-from kalda.storage.reading import ColdRead
 from kalda.storage.recent_appends import RecentAppends
+from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import append_fetched
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
-
-if TYPE_CHECKING:
-    from kalda.replication.waiting import Waiter
 
 NO_LEADER = -1
 _MAX_UNCOMMITTED = 1_000
@@ -61,6 +58,20 @@ class _FlushState(Enum):
 
 
 _IDLE = _FlushState.IDLE
+
+
+class PartitionWaiter(Protocol):
+    """A request that waits for partitions to advance (`waiting.py`)."""
+
+    operation: DelayedOperation
+
+    def on_moved(self, partition: Partition, appended_bytes: int) -> None:
+        """A watched partition has advanced; `appended_bytes` became readable."""
+        ...
+
+    def complete(self) -> None:
+        """Nothing that it waits for will come any more: answer."""
+        ...
 
 
 class Partition:
@@ -124,9 +135,9 @@ class Partition:
         self._cluster: ReplicationPeers = NoPeers() if cluster is None else cluster
         self.in_sync = InSync(broker_id, self._cluster)
         """The ISR, and the leader's view of its followers."""
-        self.waiters: dict[Waiter, None] = {}
+        self.waiters: dict[PartitionWaiter, None] = {}
         """Requests that wait for the high watermark, the log start offset or a flush."""
-        self.end_waiters: dict[Waiter, None] = {}
+        self.end_waiters: dict[PartitionWaiter, None] = {}
         """Requests that wait for the log end offset: followers' fetches."""
         self.on_high_watermark: Callable[[int], None] | None = None
         """Called with each new high watermark, after waiting requests have been answered: for the coordinator whose
@@ -570,7 +581,7 @@ class Partition:
         self._finish_all(self.waiters)
         self._finish_all(self.end_waiters)
 
-    def _finish_all(self, waiters: dict[Waiter, None]) -> None:
+    def _finish_all(self, waiters: dict[PartitionWaiter, None]) -> None:
         for waiter in list(waiters):
             waiter.complete()
 

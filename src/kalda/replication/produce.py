@@ -32,10 +32,10 @@ from kalda.protocol.notation import maker
 from kalda.records.batch import HEADER_SIZE
 from kalda.records.inspection import Inspection, InspectionUnfinished
 from kalda.records.rules import RecordsRefused
-from kalda.replication.counters import NO_PRODUCE_FAILURES
+from kalda.replication.counters import NO_PRODUCE_FAILURES, DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier, produce_error
-from kalda.replication.waiting import DelayedOperation, OffsetWaiter
+from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.opening import opening_job
 from kalda.storage.producer_state import Verification
 

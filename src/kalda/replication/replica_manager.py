@@ -15,8 +15,9 @@ from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.base.steps import Spread, StepRunner, by_timers
-from kalda.replication.counters import ReplicaCounters, make_gauges
+from kalda.replication.counters import ReplicaCounters
 from kalda.replication.followers import ReplicationPeers
+from kalda.replication.gauges import make_gauges
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.refused_batches import RefusedBatches
 from kalda.replication.throttle import ReplicaThrottle

@@ -9,21 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING
 
 from kalda.base.scheduling import Timer, Timers
-
-if TYPE_CHECKING:
-    from kalda.replication.partition import Partition
-
-
-class DelayedOperation(Enum):
-    """What may wait, by Kafka's names in metrics."""
-
-    PRODUCE = "Produce"
-    FETCH = "Fetch"
-    DELETE_RECORDS = "DeleteRecords"
+from kalda.replication.counters import DelayedOperation
+from kalda.replication.partition import Partition
 
 
 class Waiter(ABC):

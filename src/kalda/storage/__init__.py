@@ -12,7 +12,6 @@ What all files use:
 - `config`: settings of topics and brokers, typed
 - `values`: what goes into a log's calls and comes out of them
 - `job`: work for another thread, in two halves
-- `hooks`: what a log asks of whoever keeps it
 - `naming`: names of files and directories
 - `offsets`: the offsets of a log and their order
 
@@ -25,14 +24,16 @@ One segment:
 
 One log:
 
-- `log`: the log: append, read, roll, flush
+- `log`: the log: append, read, roll, close
+- `state`: what a log has, without appending to it; what it asks of whoever holds it
+- `hooks`: what is asked of nobody: hooks of a log that no manager holds
 - `segments`: the sorted segments of a log
 - `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery
 - `opening`: files of logs that are about to be appended to, on another thread
 - `reading`: where the batches that are read come from, and who waits for them
 - `recent_appends`: large batches that leaders have appended last, in memory for their followers
-- `repeated_reads`: reads on another thread, begun again while files change under them
+- `snapshot_jobs`: reads on another thread, begun again while files change under them
 - `aborted`: the aborted transactions that a range of a log overlaps
 - `searching`: offsets by time
 - `flushing`: what is not synced yet, and the job that syncs it

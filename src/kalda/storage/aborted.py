@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.scheduling import Jobs
 from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
-from kalda.storage.repeated_reads import start_repeated
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
+from kalda.storage.snapshot_jobs import start_repeated
+from kalda.storage.state import LogState
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
 _HELD = 2
 """Indexes that a read leaves in memory."""
@@ -41,7 +38,7 @@ def _in_order(found: list[AbortedTxn]) -> list[AbortedTxn]:
     return found
 
 
-def aborted_nowait(log: Log, first_offset: int, upto: int) -> list[AbortedTxn] | AbortedRead:
+def aborted_nowait(log: LogState, first_offset: int, upto: int) -> list[AbortedTxn] | AbortedRead:
     """`collect_aborted` of a log, or the read that does it on another thread. Raises `ApiError`."""
     log.check_online()
     try:
@@ -58,7 +55,7 @@ class AbortedRead:
 
     __slots__ = ("_by_name", "_failure", "_first_offset", "_found", "_log", "_upto", "_views")
 
-    def __init__(self, log: Log, first_offset: int, upto: int) -> None:
+    def __init__(self, log: LogState, first_offset: int, upto: int) -> None:
         self._log = log
         self._first_offset = first_offset
         self._upto = upto

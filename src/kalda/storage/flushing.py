@@ -11,25 +11,46 @@ makes them anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from kalda.base.disk import Disk, File
+from kalda.base.errors import ApiError
 from kalda.storage.checkpoints import PARTITION_METADATA_FILE
 from kalda.storage.job import Job
+from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.offsets import LogOffsets
+from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.segment import Segment
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
+from kalda.storage.segments import Segments
 
 
 class Unsynced:
     """One log's."""
 
-    __slots__ = ("_disk", "_names_synced", "_sealed", "directory", "metadata", "names", "truncations")
+    __slots__ = (
+        "_disk", "_epochs", "_names_synced", "_sealed", "_segments", "_snapshots", "directory", "last_flush_ms",
+        "metadata", "names", "truncations",
+    )  # fmt: skip
 
-    def __init__(self, disk: Disk, directory: str, names_changed: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        segments: Segments,
+        epochs: LeaderEpochs,
+        snapshots: SnapshotFiles,
+        *,
+        names_changed: bool,
+        now_ms: int,
+    ) -> None:
+        """`segments`, `epochs`, `snapshots`: the log's own."""
         self._disk = disk
+        self._segments = segments
+        self._epochs = epochs
+        self._snapshots = snapshots
         self.directory = directory
+        self.last_flush_ms = now_ms
+        """When a flush that was given the time ended; when the log was opened, before."""
         self.names = 1 if names_changed else 0
         """Counts the changes of names in the directory."""
         self._names_synced = 0
@@ -49,14 +70,14 @@ class Unsynced:
         if segment not in self._sealed:
             self._sealed.append(segment)
 
-    def checkpoint_recovery_point(self, log: Log) -> int:
+    def checkpoint_recovery_point(self, offsets: LogOffsets) -> int:
         """The recovery point that a checkpoint may name: the log's, or a lower one where recovery must begin a segment
         earlier. Recovery begins with the segment that would hold the recovery point.
 
         It is below the log's end where the last segment has records, even if all of these are synced: recovery and
         truncation write its indexes anew without syncing them, so a start after a crash has to make them once more.
         """
-        segments, recovery_point = log.segments, log.recovery_point
+        segments, recovery_point = self._segments, offsets.recovery_point
         if len(segments) == 1:
             # What follows gives the same. Most logs are so, and a checkpoint visits all of a directory in one turn.
             return min(recovery_point, max(segments.active.base_offset, recovery_point - 1))
@@ -65,7 +86,7 @@ class Unsynced:
         if holder.base_offset < oldest.base_offset:
             oldest = holder
         following = segments.after(oldest)
-        end = log.log_end_offset if following is None else following.base_offset
+        end = offsets.log_end_offset if following is None else following.base_offset
         return min(recovery_point, max(oldest.base_offset, min(recovery_point, end) - 1))
 
     @property
@@ -76,11 +97,21 @@ class Unsynced:
         self._disk.sync_dir(self.directory)
         self._disk.sync_dir(self.directory.rpartition("/")[0])
 
-    def job(self, log: Log, upto: int, now_ms: int | None, indexes: bool) -> Job[None]:
-        """Sync what is below `upto`. The finish raises the log's recovery point, unless the log was cut meanwhile,
-        and sets the time of its last flush, where `now_ms` is given."""
-        snapshots, epochs = log.snapshots, log.leader_epochs
-        files = self._files(log, upto, indexes)
+    def job(
+        self,
+        offsets: LogOffsets,
+        upto: int,
+        now_ms: int | None,
+        *,
+        indexes: bool,
+        name: str,
+        failed: Callable[[OSError], ApiError],
+    ) -> Job[None]:
+        """Sync what is below `upto` in the log of that `name` and those offsets. The finish raises its recovery point,
+        unless the log was cut meanwhile, and sets the time of the last flush, where `now_ms` is given. It raises what
+        `failed` makes of an error where the log's directory is gone."""
+        snapshots, epochs = self._snapshots, self._epochs
+        files = self._files(offsets.recovery_point, upto, indexes)
         # Snapshots and epochs may be new files, whose names have to be synced too.
         new_files = bool(snapshots.unsynced) or epochs.unsynced
         names, truncations = self.names, self.truncations
@@ -106,7 +137,7 @@ class Unsynced:
 
         def finish(missing: FileNotFoundError | None) -> None:
             if missing is not None and truncations == self.truncations:
-                raise log.failed(missing)  # otherwise the log's directory was renamed meanwhile
+                raise failed(missing)  # otherwise the log's directory was renamed meanwhile
             if synced_metadata:
                 self.metadata = False
             if truncations == self.truncations:
@@ -116,17 +147,17 @@ class Unsynced:
                 epochs.unsynced = False
             self._names_synced = max(self._names_synced, names)
             if truncations == self.truncations:
-                log.raise_recovery_point(upto)
+                offsets.raise_recovery_point(upto)
             if now_ms is not None:
-                log.last_flush_ms = now_ms
+                self.last_flush_ms = now_ms
 
-        return Job(f"flush {log.topic_partition}", work, finish)
+        return Job(f"flush {name}", work, finish)
 
-    def _files(self, log: Log, upto: int, indexes: bool) -> list[File]:
+    def _files(self, recovery_point: int, upto: int, indexes: bool) -> list[File]:
         """Handles of the job's own on what it syncs."""
         files: list[File] = []
-        segments, snapshots, epochs = log.segments, log.snapshots, log.leader_epochs
-        below = segments.between(log.recovery_point, upto) if upto > log.recovery_point else []
+        segments, snapshots, epochs = self._segments, self._snapshots, self._epochs
+        below = segments.between(recovery_point, upto) if upto > recovery_point else []
         sealed = [each for each in self._sealed if each not in below and segments.floor(each.base_offset) is each]
         for segment in sealed + below:
             files += segment.sync_files(self._disk) if indexes else [segment.sync_file(self._disk)]

@@ -21,18 +21,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid, is_reserved
+from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
+from kalda.storage.log_dirs import LogDirs
 from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
-
-if TYPE_CHECKING:
-    from kalda.storage.log_manager import LogManager
+from kalda.storage.upkeep import Upkeep
 
 log_ = logging.getLogger("kalda.logs")
 
@@ -50,10 +50,43 @@ def may_move(topic_partition: TopicPartition) -> bool:
     return len(dir_name(topic_partition)) + 1 + _UNIQUE_DIGITS + len(FUTURE_DIR_SUFFIX) <= _MAX_NAME
 
 
+class Logs(Protocol):
+    """What the future logs need of the manager of all logs."""
+
+    dirs: LogDirs
+    upkeep: Upkeep
+
+    def get(self, topic_partition: TopicPartition) -> Log | None:
+        """The log that is served, or None."""
+        ...
+
+    def dir_of(self, topic_partition: TopicPartition) -> LogDir | None:
+        """Its directory."""
+        ...
+
+    def make_log(
+        self, directory: LogDir, name: str, topic_partition: TopicPartition, topic_id: Uuid | None, config: LogConfig
+    ) -> Log:
+        """An empty log in a directory of that name. Raises KAFKA_STORAGE_ERROR."""
+        ...
+
+    def replace(self, topic_partition: TopicPartition, directory: LogDir, log: Log) -> None:
+        """From now on `log` is served. The caller closes the one before it."""
+        ...
+
+    def set_log_aside(self, topic_partition: TopicPartition) -> None:
+        """Drop the log, and keep its files for an operator to inspect."""
+        ...
+
+    def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
+        """Close a log that is not used any more, and rename its directory to that suffix."""
+        ...
+
+
 class FutureLogs:
     """The future logs of one manager, and the directories that operators prefer for logs that do not exist yet."""
 
-    def __init__(self, manager: LogManager, unique: Callable[[], str], now_ms: Callable[[], int]) -> None:
+    def __init__(self, manager: Logs, unique: Callable[[], str], now_ms: Callable[[], int]) -> None:
         self._manager = manager
         self._unique = unique
         self._now_ms = now_ms

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
@@ -29,59 +28,30 @@ from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.corrupt_files import CorruptFiles
-from kalda.storage.flushing import Unsynced
-from kalda.storage.hooks import LogHooks, StandaloneHooks
-from kalda.storage.index import read_waiting
+from kalda.storage.hooks import StandaloneHooks
+from kalda.storage.index import WouldWait, read_cached, read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading
-from kalda.storage.offsets import LogOffsets
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import Marker, Verification, read_marker
-from kalda.storage.reading import ColdRead, Reads
-from kalda.storage.recent_appends import LEAST_BYTES, RecentAppends
+from kalda.storage.reading import SLICED_BYTES
+from kalda.storage.recent_appends import LEAST_BYTES
 from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
-from kalda.storage.segments import Segments
+from kalda.storage.snapshot_jobs import ColdRead
+from kalda.storage.state import LogHooks, LogState
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
-
-if TYPE_CHECKING:
-    from kalda.storage.truncating import Truncation
 
 log_ = logging.getLogger("kalda.logs")
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
 _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
-class Log(LogOffsets):
+class Log(LogState):
     """Made by `Log.open`. What else is done with a log is done by functions that take one: `truncating`, `retention`,
     `searching`, `opening`, `cleaner`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_jitter",
-        "_latest_epoch",
-        "_rules",
-        "blocked",
-        "cold",
-        "config",
-        "directory",
-        "disk",
-        "hooks",
-        "last_flush_ms",
-        "leader_epochs",
-        "offline",
-        "producer_states",
-        "reads",
-        "recent",
-        "segment_disk",
-        "segments",
-        "snapshots",
-        "topic_id",
-        "topic_partition",
-        "truncation",
-        "unsynced",
-        "verify_transactions",
-    )
+    __slots__ = ("_jitter", "_rules", "verify_transactions")
 
     def __init__(
         self,
@@ -98,45 +68,22 @@ class Log(LogOffsets):
         hooks: LogHooks,
         jitter: Callable[[int], int],
     ) -> None:
-        super().__init__(loaded.log_start_offset, loaded.next_offset, loaded.recovery_point)
-        self.disk = disk
-        self.segment_disk = segment_disk
-        """The same disk, for the files of segments."""
-        self.directory = directory
-        """The path of the partition's own directory; another one after `rename_dir`."""
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
-        """As in `partition.metadata`; None where there is no such file yet."""
-        self.segments: Segments = loaded.segments
-        self.leader_epochs = loaded.epochs
-        self.producer_states = loaded.producers
-        self.snapshots = loaded.snapshots
-        """Files with the producers' state."""
-        self.unsynced = Unsynced(disk, directory, loaded.changed)
-        """What of the files has been written and not synced."""
-        self.reads = Reads(self.segments)
-        """What earlier reads have left for later ones."""
-        self.recent: RecentAppends | None = None
-        """Where large batches are kept for followers; None where there are no followers."""
-        self.hooks = hooks
-        self.last_flush_ms = now_ms
-        """When a flush that was given the time ended; when the log was opened, before."""
-        self.offline = False
-        """Closed, or failed by its disk: every call raises KAFKA_STORAGE_ERROR, for good."""
-        self.truncation: Truncation | None = None
-        """A truncation whose files are not all synced yet: it has to be completed before the next append."""
-        self.blocked = False
-        """The log is offline, or is being truncated; see `unblock`."""
-        self.cold = False
-        """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
+        super().__init__(
+            disk,
+            directory,
+            config,
+            topic_partition,
+            topic_id,
+            loaded,
+            segment_disk=segment_disk,
+            now_ms=now_ms,
+            hooks=hooks,
+        )
         self.verify_transactions = verify_transactions
         """Whether the first batch of a transaction needs the guard that `start_verification` gave:
         `transaction.partition.verification.enable`, which may change while the log is open."""
         self._jitter = jitter
         """A random number below its argument: how much earlier than `segment.ms` a new segment is rolled."""
-        self._latest_epoch = -1
-        """The latest leader epoch, -1 for none; kept for appends, by `refresh`."""
-        self.refresh()
         self.update_config(config)
 
     @classmethod
@@ -231,11 +178,6 @@ class Log(LogOffsets):
         """Whether `flush.messages` records have been appended since the last flush."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
 
-    @property
-    def checkpoint_recovery_point(self) -> int:
-        """The recovery point that a checkpoint may name; see `Unsynced.checkpoint_recovery_point`."""
-        return self.unsynced.checkpoint_recovery_point(self)
-
     def update_config(self, config: LogConfig) -> None:
         """Go by other settings from now on."""
         self.config = config
@@ -327,12 +269,6 @@ class Log(LogOffsets):
         return _new_tuple(
             AppendInfo, (first_offset, last_offset, max_timestamp, append_time_ms, start_offset, size, False)
         )
-
-    def keep_recent(self, recent: RecentAppends | None) -> None:
-        """From now on, keep the large batches that are appended as leader there, for followers; with None, none."""
-        if self.recent is not None and self.recent is not recent:
-            self.recent.forget(self)
-        self.recent = recent
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, now_ms: int = 0) -> AppendInfo:
         """Write batches as a leader sent them: with their offsets and epochs. A cut-off batch at the end is left out.
@@ -442,7 +378,14 @@ class Log(LogOffsets):
             if kept is not None:
                 return kept
         try:
-            return self.reads.nowait(self, offset, max_bytes, end_offset, min_one_message, slices)
+            try:
+                if slices is not None and max_bytes >= SLICED_BYTES:
+                    sliced = self.reads.slice(offset, max_bytes, end_offset, slices, self.on_io_error)
+                    if sliced is not None:
+                        return sliced
+                return self.reads.here(offset, max_bytes, end_offset, log_end, min_one_message, read_cached)
+            except WouldWait:
+                return ColdRead(self, offset, max_bytes, end_offset, min_one_message, slices)
         except OSError as error:
             raise self.refused(error) from error
 
@@ -454,14 +397,6 @@ class Log(LogOffsets):
             return ColdRead(self, offset, max_bytes, min(end_offset, self.log_end_offset), min_one_message)
         except OSError as error:
             raise self.refused(error) from error
-
-    def check_range(self, offset: int) -> None:
-        """Raise where the log does not have `offset`, which may be its end, or is offline."""
-        self.check_online()
-        start, end = self.log_start_offset, self.log_end_offset
-        if not start <= offset <= end:
-            why = f"offset {offset} of {self.topic_partition} is not within [{start}, {end}]"
-            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, why)
 
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap [first_offset, upto), by first offset. It may wait for the device: on a
@@ -516,13 +451,6 @@ class Log(LogOffsets):
         self.leader_epochs.assign(epoch, start_offset)
         self.refresh()
 
-    def refresh(self) -> None:
-        """Derive the latest epoch and the first unstable offset anew: leader epochs or producers have changed."""
-        latest = self.leader_epochs.latest
-        self._latest_epoch = -1 if latest is None else latest
-        first = self.producer_states.first_unstable_offset
-        self.first_unstable_offset = None if first is None else max(first, self.log_start_offset)
-
     # Segments
 
     def roll(self, now_ms: int) -> None:
@@ -565,41 +493,11 @@ class Log(LogOffsets):
         self.hooks.on_rolled(self)
         return segment
 
-    def snapshot_job(self) -> Job[None] | None:
-        """A job that writes the producer snapshot of a roll; None where there is none to write."""
-        job, self.snapshots.pending = self.snapshots.pending, None
-        return None if job is None else job.on_failure(self.on_io_error)
-
-    def on_segments_changed(self) -> None:
-        """Segments are, or are about to be, removed or cut: positions in them are not valid any more, and flush jobs
-        under way do not raise the recovery point."""
-        self.reads.forget()
-        if self.recent is not None:
-            self.recent.forget(self)
-        self.unsynced.names += 1
-        self.unsynced.truncations += 1
-
     # Flushing and closing
 
     def flush(self, upto: int | None = None) -> None:
         """`flush_job`, here and now."""
         self.flush_job(upto).complete()
-
-    def flush_job(
-        self, upto: int | None = None, now_ms: int | None = None, *, indexes: bool = True, is_promised: bool = False
-    ) -> Job[None]:
-        """A job that syncs everything below `upto` (the log's end); its finish raises the recovery point to it.
-        `now_ms` is noted as the time of the last flush. Only a log whose indexes are made anew by each opening is
-        flushed without its `indexes`. `is_promised`: records wait for it before they count as
-        committed. Where a file cannot be opened for it, that is a failure of the disk; any other flush comes again."""
-        self.check_online()
-        upto = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
-        if self.truncation is not None:
-            upto = min(upto, self.truncation.offset)
-        try:
-            return self.unsynced.job(self, upto, now_ms, indexes)
-        except OSError as error:
-            raise (self.failed(error) if is_promised else self.refused(error)) from error
 
     def close_job(self) -> Job[None]:
         """A job that leaves the files as a clean stop does: complete indexes, a producer snapshot, all of it synced."""
@@ -608,7 +506,7 @@ class Log(LogOffsets):
             snapshot = self.snapshots.take_at_close(self.producer_states)
             self.unsynced.seal(self.segments.active)
             self.unsynced.names += snapshot is not None
-            job = self.unsynced.job(self, self.log_end_offset, None, True)
+            job = self._sync_job(self.log_end_offset)
         except OSError as error:
             raise self.failed(error) from error
 
@@ -650,40 +548,6 @@ class Log(LogOffsets):
         self.unsynced.names += 1
         self.unsynced.truncations += 1  # a flush job under way does not sync the new name
         self.snapshots.directory = directory
-
-    # Failures
-
-    def check_online(self) -> None:
-        """Raise KAFKA_STORAGE_ERROR where the log is closed or its disk failed."""
-        if self.offline:
-            raise ApiError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.topic_partition} is closed or its disk failed"
-            )
-
-    def unblock(self) -> None:
-        """To be called before an append. Complete a truncation that is under way. Raises KAFKA_STORAGE_ERROR."""
-        self.check_online()
-        if self.truncation is not None:
-            self.truncation.complete()
-
-    def on_io_error(self, error: BaseException) -> None:
-        """A job raised this, which has changed nothing: as `refused`."""
-        if isinstance(error, OSError):
-            self.refused(error)
-
-    def refused(self, error: OSError) -> ApiError:
-        """As `failed`, in a call that has changed nothing: where a file could merely not be opened, the log stays
-        online, and only this call fails."""
-        if isinstance(error, NoHandleLeft):
-            return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
-        return self.failed(error)
-
-    def failed(self, error: OSError) -> ApiError:
-        """The disk failed: the log is offline from now on, and the hooks are called, once. Returns what to raise."""
-        if not self.offline:
-            self.offline = self.blocked = True
-            self.hooks.on_io_error(self, error)
-        return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}")
 
 
 def _checked_topic_id(disk: Disk, directory: str, clean: bool, expected: Uuid | None) -> Uuid | None:

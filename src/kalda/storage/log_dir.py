@@ -34,6 +34,7 @@ from kalda.storage.checkpoints import (
 from kalda.storage.corrupt_files import KEPT_BYTES, CorruptFiles
 from kalda.storage.job import Job
 from kalda.storage.log import Log
+from kalda.storage.state import LogState
 
 log_ = logging.getLogger("kalda.logs")
 
@@ -267,7 +268,7 @@ class LogDir:
         """A job that writes the recovery points; None where the file has them already."""
         return self._job(RECOVERY_POINT_FILE, self._recovery_points)
 
-    def lower(self, log: Log) -> None:
+    def lower(self, log: LogState) -> None:
         """The recovery point of `log` was lowered: replace checkpoints with higher offsets, here and now, durably.
         Raises `OSError`."""
         self._checkpoints[RECOVERY_POINT_FILE].replace_durably(self._recovery_points())
@@ -276,7 +277,7 @@ class LogDir:
             self.cleaner_offsets[topic_partition] = offset
             self._checkpoints[CLEANER_OFFSET_FILE].replace_durably(dict(self.cleaner_offsets))
 
-    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+    def lowering_jobs(self, logs: Sequence[LogState]) -> Iterator[Job[None]]:
         """`lower`, of several logs, as jobs to be run and finished one after another. They raise `OSError`."""
         lowered = [log for log in logs if self.logs.get(log.topic_partition) is log]
         cleaned = {

@@ -17,12 +17,13 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, is_reserved
 from kalda.storage.checkpoints import mark_failed
 from kalda.storage.job import Job
-from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir, LogDirDescription
+from kalda.storage.state import LogState
 
 log_ = logging.getLogger("kalda.logs")
 
 T = TypeVar("T")
+LogT = TypeVar("LogT", bound=LogState)
 
 
 def _nothing(_: object) -> None:
@@ -65,7 +66,7 @@ class LogDirs:
         epochs = {directory.previous_broker_epoch for directory in self._dirs if directory.online}
         return epochs.pop() if len(epochs) == 1 else -1
 
-    def holder(self, log: Log) -> LogDir | None:
+    def holder(self, log: LogState) -> LogDir | None:
         """The directory that holds the files of `log`, by their path."""
         return next((each for each in self._dirs if log.directory.startswith(each.path + "/")), None)
 
@@ -97,13 +98,13 @@ class LogDirs:
             mark_failed(directory.disk, directory.path)
             self._on_failed(directory, error)
 
-    def fail_of(self, log: Log, error: OSError) -> None:
+    def fail_of(self, log: LogState, error: OSError) -> None:
         """The disk failed under `log`."""
         directory = self.holder(log)
         if directory is not None:
             self.fail(directory, error)
 
-    def guard(self, log: Log, visit: Callable[[Log], object]) -> None:
+    def guard(self, log: LogT, visit: Callable[[LogT], object]) -> None:
         """Call `visit`. A disk that fails under one log takes its directory offline, and raises nothing: the other logs
         are still to be visited. Where no file can be opened, the next visit is to do what this one could not."""
         try:

@@ -44,6 +44,7 @@ from kalda.storage.naming import (
 from kalda.storage.open_files import OpenFiles
 from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_state import ProducerStates
+from kalda.storage.state import LogState
 from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
@@ -524,18 +525,18 @@ class LogManager:
         self.futures.forget_dir(directory)
         self._on_dir_failed(directory, error)
 
-    def on_io_error(self, log: Log, error: OSError) -> None:
+    def on_io_error(self, log: LogState, error: OSError) -> None:
         self.dirs.fail_of(log, error)
 
-    def on_rolled(self, log: Log) -> None:
+    def on_rolled(self, log: LogState) -> None:
         self.upkeep.on_rolled(log)
 
-    def on_recovery_point_lowered(self, log: Log) -> None:
+    def on_recovery_point_lowered(self, log: LogState) -> None:
         directory = self.dirs.holder(log)
         if directory is not None and directory.online:
             directory.lower(log)  # raises where that cannot be written: then nothing is cut
 
-    def lowering_jobs(self, logs: Sequence[Log]) -> Iterator[Job[None]]:
+    def lowering_jobs(self, logs: Sequence[LogState]) -> Iterator[Job[None]]:
         for directory in self.dirs:
             there = [log for log in logs if self.dirs.holder(log) is directory]
             jobs = directory.lowering_jobs(there) if there and directory.online else iter(())
@@ -549,12 +550,12 @@ class LogManager:
                     break
                 yield self.dirs.whole_job(directory, job)
 
-    def on_log_start_lowered(self, log: Log) -> None:
+    def on_log_start_lowered(self, log: LogState) -> None:
         directory = self.dirs.holder(log)
         if directory is not None and directory.online:
             directory.replace_log_starts()
 
-    def delete_later(self, log: Log, delay_ms: int, remove: Callable[[Disk], None]) -> None:
+    def delete_later(self, log: LogState, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         directory = self.dirs.holder(log)
         if directory is not None:
             self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)

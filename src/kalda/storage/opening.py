@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from kalda.base.errors import CorruptRecord
 from kalda.storage.job import Job
-from kalda.storage.log import Log
 from kalda.storage.segment import Segment
+from kalda.storage.state import LogState
 
 
-def opening_job(logs: Sequence[Log]) -> Job[None]:
+def opening_job(logs: Sequence[LogState]) -> Job[None]:
     """A job after which these are not `cold`. An error in it is passed over: the append that follows raises it."""
-    opening: list[tuple[Log, Segment, Segment]] = []
+    opening: list[tuple[LogState, Segment, Segment]] = []
     for log in logs:
         active = log.segments.active
         try:

@@ -1,39 +1,30 @@
-"""Reading batches out of a log, wherever they are: the one place that decides how.
+"""Reading batches out of a log, wherever they are.
 
-A read has one of these outcomes. Callers distinguish two kinds: a `FetchInfo` is the result; any other outcome is given
-to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
+A read (`Log.read_nowait`, `Log.read_later`) has one of these outcomes. Callers distinguish two kinds: a `FetchInfo` is
+the result; any other outcome is given to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
 
 | outcome | when | what waits for the device |
 | --- | --- | --- |
 | `FetchInfo` with bytes | the page cache has the index entries and the batches | nothing |
 | `FetchInfo` with a `FileSlice` | likewise, and it is so much that it is read while it is sent | nothing |
-| `ColdRead` | a file has to be opened, or a device has to be read | a thread |
+| `ColdRead` (`snapshot_jobs.py`) | a file has to be opened, or a device has to be read | a thread |
 
 A `ColdRead` may find a `FileSlice` as well: then it has read the index alone, and a thread reads the batches while they
 are sent, a piece at a time.
-
-This is where reads of remote storage (tiered segments) belong: one more outcome of `Reads.nowait` and `Log.read_later`,
-for an offset below the first local segment, which `start_reads` starts beside the job of the cold reads. No caller
-changes for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
 from kalda.base.disk import Buffer
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.scheduling import Jobs
-from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
-from kalda.storage.repeated_reads import start_repeated
+from kalda.storage.index import Reader, read_cached, read_waiting
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.values import FetchInfo
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
 SLICED_BYTES = 128 * 1024
 """The least size of a slice: less is sent in one write anyway."""
@@ -58,19 +49,6 @@ class Reads:
         self._opened: list[Segment] = []
         """Segments before the active one whose files are open, the one that was opened first in front."""
 
-    def nowait(
-        self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool, slices: Jobs | None
-    ) -> FetchInfo | ColdRead:
-        """The outcome of a read of [offset, end_offset), both within the log, offset first."""
-        try:
-            if slices is not None and max_bytes >= SLICED_BYTES:
-                sliced = self._slice(log, offset, max_bytes, end_offset, slices)
-                if sliced is not None:
-                    return sliced
-            return self.here(offset, max_bytes, end_offset, log.log_end_offset, min_one, read_cached)
-        except WouldWait:
-            return ColdRead(log, offset, max_bytes, end_offset, min_one, slices)
-
     def here(
         self, offset: int, max_bytes: int, end_offset: int, log_end_offset: int, min_one: bool, read: Reader
     ) -> FetchInfo:
@@ -92,7 +70,9 @@ class Reads:
             self.positions.pop(offset, None)  # stray bytes may end the segment: the index finds what follows it
         return found.info(offset)
 
-    def _slice(self, log: Log, offset: int, max_bytes: int, end_offset: int, jobs: Jobs) -> FetchInfo | None:
+    def slice(
+        self, offset: int, max_bytes: int, end_offset: int, jobs: Jobs, on_error: Callable[[BaseException], None]
+    ) -> FetchInfo | None:
         """A large part of the file, cut by the index; None where it would not be large. Raises `WouldWait` where that
         cannot be found in the page cache. Then the batches are not read here either: as much of them as is cached would
         be copied in vain, up to a whole segment."""
@@ -101,7 +81,7 @@ class Reads:
             place = self._find(offset, read_cached)
             if place is None:
                 return None
-        sliced = _sliced(log, *place, max_bytes, end_offset, jobs, read_cached)
+        sliced = find_slice(*place, max_bytes, end_offset, jobs, read_cached, on_error)
         if sliced is None:
             return None
         part, next_offset, end = sliced
@@ -167,148 +147,22 @@ def find_place(segments: Segments, offset: int, read: Reader) -> tuple[Segment, 
     return segment, position
 
 
-def _sliced(
-    log: Log, segment: Segment, position: int, max_bytes: int, end_offset: int, jobs: Jobs, read: Reader
+def find_slice(
+    segment: Segment,
+    position: int,
+    max_bytes: int,
+    end_offset: int,
+    jobs: Jobs,
+    read: Reader,
+    on_error: Callable[[BaseException], None],
 ) -> tuple[FileSlice, int, int] | None:
     """The slice of a segment from `position` on, the offset after it and the position of its end, found by means of
-    `read`. None where it would not be large."""
+    `read`. None where it would not be large. `on_error` gets what is raised when `jobs` read the slice."""
     if segment.size - position < SLICED_BYTES:
         return None
     cut = segment.cut(position, max_bytes, end_offset, read)
     if cut is None or cut[0] - position < SLICED_BYTES:
         return None
     end, next_offset = cut
-    part = FileSlice(segment.reading(read).share(), position, end - position, jobs, log.on_io_error)
+    part = FileSlice(segment.reading(read).share(), position, end - position, jobs, on_error)
     return part, next_offset, end
-
-
-class ColdRead:
-    """A read that may wait for a device: `run` does it on another thread, on a snapshot of the log; `finish` follows on
-    the log's own thread.
-
-    No file is opened to make the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
-    before that, or replaced by compaction, belongs to another state of the log: then `finish` takes a new snapshot, for
-    another `run`. Likewise where a read fails in a file that was cut, and perhaps written anew, meanwhile.
-    """
-
-    __slots__ = (
-        "_by_name", "_changes", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset",
-        "_slices", "_views",
-    )  # fmt: skip
-
-    def __init__(
-        self, log: Log, offset: int, max_bytes: int, end_offset: int, min_one: bool, slices: Jobs | None = None
-    ) -> None:
-        """`offset` and `end_offset` are within the log. `slices`: as of `Log.read_nowait`."""
-        self._log = log
-        self._offset = offset
-        self._max_bytes = max_bytes
-        self._end_offset = end_offset
-        self._min_one = min_one
-        self._slices = slices
-        self._views: list[tuple[Segment, Segment]] = []
-        """Segments of the log, each with the snapshot of it that `run` reads."""
-        self._by_name: list[tuple[Segment, Segment]] = []
-        """Those of them whose file was closed when the snapshot was made."""
-        self._found: FetchInfo | None = None
-        """What `run` has read; None before it, or where it failed."""
-        self._failure: ApiError | OSError | None = None
-        """What was raised in `run`."""
-        self._changes = 0
-        """The log's count of removals and cuts at the snapshot."""
-        self._take_snapshot()
-
-    def _take_snapshot(self) -> None:
-        """Take a snapshot of the segments that the read needs."""
-        self._changes = self._log.unsynced.truncations
-        self._views = [(segment, segment.snapshot()) for segment in self._log.segments.for_read(self._offset)]
-        self._by_name = [pair for pair in self._views if not pair[1].is_open]
-        self._found = self._failure = None
-
-    def run(self, min_one: bool = True) -> bool:
-        """Read, on any thread. Whether a batch was found. With `min_one` false the first batch must fit, too."""
-        try:
-            self._found = self._read(self._min_one and min_one)
-        except (OSError, ApiError) as error:
-            self._failure = error
-            return False
-        return self._found.size_bytes > 0
-
-    def _read(self, min_one: bool) -> FetchInfo:
-        offset, max_bytes, end_offset = self._offset, self._max_bytes, self._end_offset
-        if offset >= end_offset:
-            return FetchInfo(offset, offset, b"")
-        place = find_place(Segments([view for _, view in self._views]), offset, read_waiting)
-        if place is None:
-            return FetchInfo(offset, offset, b"")
-        segment, position = place
-        if self._slices is not None and max_bytes >= SLICED_BYTES:
-            sliced = _sliced(self._log, segment, position, max_bytes, end_offset, self._slices, read_waiting)
-            if sliced is not None:
-                return FetchInfo(offset, sliced[1], cast(Buffer, sliced[0]))
-        max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
-        return segment.read_slice(position, max_bytes, end_offset, min_one, read_waiting).info(offset)
-
-    def result(self) -> FetchInfo:
-        """What `run` has found, for callers that do not `finish`: no batch where the files were renamed or removed.
-        Raises `ApiError`."""
-        if self._found is not None:
-            return self._found
-        if isinstance(self._failure, FileNotFoundError):
-            return FetchInfo(self._offset, self._offset, b"")
-        raise self._error()
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the log has been cut, or has lost segments, since the snapshot; true before any file changes."""
-        return self._changes != self._log.unsynced.truncations
-
-    def finish(self, last: bool = False) -> FetchInfo | ApiError | None:
-        """On the log's thread: what `run` has found; None where it must `run` again, or an error instead with `last`.
-        An `OSError` of the disk takes the log offline."""
-        log, views = self._log, self._views
-        self._views = []
-        replaced = any(
-            view.is_open and log.segments.floor(segment.base_offset) is not segment for segment, view in self._by_name
-        )
-        if isinstance(self._failure, FileNotFoundError) or (self._failure is not None and self.is_outdated):
-            replaced = True
-        elif isinstance(self._failure, OSError):
-            log.on_io_error(self._failure)
-        for segment, view in views:
-            if not log.offline and not self.is_outdated:
-                log.reads.adopt(segment, view)
-            view.close()
-        if not replaced:
-            return self._error() if self._found is None else self._found
-        try:
-            log.check_range(self._offset)
-            if last:
-                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"segments of {log.topic_partition} change while read")
-            self._end_offset = min(self._end_offset, log.log_end_offset)
-            self._take_snapshot()
-        except ApiError as error:
-            return error
-        except OSError as error:
-            return log.refused(error)
-        return None
-
-    def _error(self) -> ApiError:
-        if isinstance(self._failure, ApiError):
-            return self._failure
-        return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._log.topic_partition}: {self._failure}")
-
-
-def start_reads(jobs: Jobs, reads: Sequence[ColdRead], done: Callable[[list[FetchInfo | ApiError]], None]) -> None:
-    """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread. A
-    batch larger than its limit is only returned where no batch was found before it (KIP-74).
-
-    A read whose files were renamed or removed meanwhile is done again.
-    """
-
-    def run(unread: Sequence[int], results: Sequence[FetchInfo | ApiError | None]) -> None:
-        found = any(isinstance(result, FetchInfo) and result.size_bytes for result in results)
-        for at in unread:
-            found = reads[at].run(min_one=not found) or found
-
-    start_repeated(jobs, reads, run, done)

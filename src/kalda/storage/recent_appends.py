@@ -11,13 +11,11 @@ Invariant: what is kept is in the log. A log that is cut, or whose segments are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kalda.base.disk import Buffer
+from kalda.storage.offsets import LogOffsets
 from kalda.storage.values import FetchInfo
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
 LEAST_BYTES = 128 * 1024
 """Of a batch that is kept. Several smaller ones come in one read of the file; and their memory may be a part of an
@@ -37,10 +35,10 @@ class RecentAppends:
         self._limit_bytes = limit_bytes
         self._bytes = 0
         """Size of the batches that are kept."""
-        self._kept: OrderedDict[tuple[Log, int], tuple[int, Buffer]] = OrderedDict()
+        self._kept: OrderedDict[tuple[LogOffsets, int], tuple[int, Buffer]] = OrderedDict()
         """By log and first offset: the offset after the batch, and the batch. In the order of their appends."""
 
-    def put(self, log: Log, first_offset: int, next_offset: int, batch: Buffer) -> None:
+    def put(self, log: LogOffsets, first_offset: int, next_offset: int, batch: Buffer) -> None:
         """A batch of at least `LEAST_BYTES` was appended, whose memory is not written to any more."""
         if isinstance(batch, memoryview) and len(cast(bytearray, batch.obj)) > _MEMORY_RATIO * len(batch):
             return
@@ -49,7 +47,7 @@ class RecentAppends:
         while self._bytes > self._limit_bytes:
             self._bytes -= len(self._kept.popitem(last=False)[1][1])
 
-    def find(self, log: Log, offset: int, max_bytes: int, end_offset: int) -> FetchInfo | None:
+    def find(self, log: LogOffsets, offset: int, max_bytes: int, end_offset: int) -> FetchInfo | None:
         """The batch that begins at `offset`, where no second one ends below `end_offset` and within `max_bytes`; else
         None."""
         found = self._kept.get((log, offset))
@@ -62,7 +60,7 @@ class RecentAppends:
                 return None
         return FetchInfo(offset, next_offset, batch)
 
-    def forget(self, log: Log) -> None:
+    def forget(self, log: LogOffsets) -> None:
         """Keep nothing of this log."""
         for key in [key for key in self._kept if key[0] is log]:
             self._bytes -= len(self._kept.pop(key)[1])

@@ -7,14 +7,11 @@ all its records are over age; the log then goes on in a new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kalda.base.disk import Disk
+from kalda.storage.log import Log
 from kalda.storage.naming import DELETED_SUFFIX
 from kalda.storage.segment import Segment
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
 MAX_DELETED = 50
 """Segments that one rule deletes in one call. The files of each are renamed on the calling thread."""

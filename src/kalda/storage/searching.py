@@ -7,20 +7,17 @@ the start are in files: the search opens these by name, and the timestamps that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
 from kalda.storage.job import Job
 from kalda.storage.segment import Segment
+from kalda.storage.state import LogState
 from kalda.storage.values import TimestampOffset
 
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
-
-def timestamp_job(log: Log, timestamp: int) -> Job[TimestampOffset | None]:
+def timestamp_job(log: LogState, timestamp: int) -> Job[TimestampOffset | None]:
     """A job that finds the first record at or after `timestamp`; None where there is none."""
     log.check_online()
     start_offset = log.log_start_offset
@@ -39,7 +36,7 @@ def timestamp_job(log: Log, timestamp: int) -> Job[TimestampOffset | None]:
     return _job(log, chosen, find)
 
 
-def max_timestamp_job(log: Log) -> Job[TimestampOffset | None]:
+def max_timestamp_job(log: LogState) -> Job[TimestampOffset | None]:
     """A job that finds the record with the largest timestamp; None in a log without any."""
     log.check_online()
 
@@ -53,7 +50,7 @@ def max_timestamp_job(log: Log) -> Job[TimestampOffset | None]:
 
 
 def _job(
-    log: Log, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
+    log: LogState, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
 ) -> Job[TimestampOffset | None]:
     name = str(log.topic_partition)
     try:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kalda.base.disk import Buffer, Disk
 from kalda.base.errors import ApiError, CorruptRecord
@@ -30,15 +29,13 @@ from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
 from kalda.storage.loading import replay_producers
+from kalda.storage.log import Log
 from kalda.storage.naming import DELETED_SUFFIX
 from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.producer_state import ProducerStates
 from kalda.storage.segment import Segment
 from kalda.storage.segments import Segments
 from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
-
-if TYPE_CHECKING:
-    from kalda.storage.log import Log
 
 log_ = logging.getLogger("kalda.logs")
 
@@ -282,7 +279,7 @@ def lower_recovery_point(log: Log, offset: int, checkpoint: bool) -> None:
 
 def _lower(log: Log, offset: int) -> None:
     truncation = log.truncation
-    assert truncation is not None
+    assert isinstance(truncation, Truncation)
     lower_recovery_point(log, offset, not truncation.has_lower_checkpoint)
     truncation.has_lower_checkpoint = True
 

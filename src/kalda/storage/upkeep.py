@@ -20,6 +20,7 @@ from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_dirs import LogDirs
 from kalda.storage.retention import MAX_DELETED, delete_old_segments
+from kalda.storage.state import LogState
 
 _LOGS_A_POLL = 64
 _LOGS_A_DELETION = 12
@@ -69,7 +70,7 @@ class Upkeep:
         """When each task begins next, ms; empty until `start`."""
         self._walks: dict[_Task, deque[TopicPartition]] = {}
         """Partitions that a walk under way has still to visit."""
-        self._rolled: dict[Log, None] = {}
+        self._rolled: dict[LogState, None] = {}
         """Logs whose segments before the active one are to be flushed, oldest roll first."""
         self._new: dict[TopicPartition, None] = {}
         """Logs whose directory and topic id have not been synced yet, oldest first."""
@@ -90,7 +91,7 @@ class Upkeep:
 
     # What is to be done
 
-    def on_rolled(self, log: Log) -> None:
+    def on_rolled(self, log: LogState) -> None:
         """Flush what is before its active segment soon."""
         self._rolled[log] = None
 
@@ -98,7 +99,7 @@ class Upkeep:
         """Sync the names of a log that was just made."""
         self._new[topic_partition] = None
 
-    def forget(self, log: Log) -> None:
+    def forget(self, log: LogState) -> None:
         """The log is closed, or about to be."""
         self._rolled.pop(log, None)
 
@@ -200,7 +201,7 @@ class Upkeep:
             elif task is _Task.PRODUCERS:
                 if log.producer_states.expire(now_ms, self.config.producer_expiration_ms) is None:
                     unfinished.append(log.topic_partition)
-            elif log.log_end_offset > log.recovery_point and now_ms - log.last_flush_ms >= log.config.flush_ms:
+            elif log.log_end_offset > log.recovery_point and now_ms - log.unsynced.last_flush_ms >= log.config.flush_ms:
                 jobs.append(_flush(log, now_ms))
 
         while left and room > 0:
@@ -245,7 +246,7 @@ class Upkeep:
         return Job(description, lambda: remove(directory.disk), _nothing).on_failure(failed)
 
 
-def _flush(log: Log, now_ms: int, upto: int | None = None) -> Job[None]:
+def _flush(log: LogState, now_ms: int, upto: int | None = None) -> Job[None]:
     return log.flush_job(upto, now_ms).on_failure(log.on_io_error)
 
 

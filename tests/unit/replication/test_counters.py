@@ -19,10 +19,9 @@ from kalda.replication.counters import (
     BROKER_TOPIC,
     FETCH_WAITS,
     PRODUCE_WAITS,
-    PURGATORY,
     REPLICA_MANAGER,
-    partition_sensors,
 )
+from kalda.replication.gauges import PURGATORY, partition_sensors
 
 TOPIC_A = (("topic", "a"),)
 

@@ -23,8 +23,8 @@ from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
-from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_segments
+from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import Truncation, begin_anew_at, begin_truncation, truncate_to
 from kalda.storage.values import FetchInfo
 

@@ -22,7 +22,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsTopicResponse,
 )
 from kalda.replication import replica_fetcher
-from kalda.replication.counters import lag_sensors
+from kalda.replication.gauges import lag_sensors
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
 

@@ -17,8 +17,8 @@ from kalda.storage.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
-from kalda.storage.reading import ColdRead, start_reads
 from kalda.storage.retention import delete_segments
+from kalda.storage.snapshot_jobs import ColdRead, start_reads
 from kalda.storage.truncating import truncate_to
 from kalda.storage.values import FetchInfo
 

@@ -21,9 +21,9 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.log import Log
-from kalda.storage.reading import ColdRead
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import append_fetched, truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 

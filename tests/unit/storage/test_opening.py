@@ -15,8 +15,8 @@ from kalda.storage.aborted import aborted_nowait
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.opening import opening_job
-from kalda.storage.reading import ColdRead
 from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.values import FetchInfo
 
 NOW = 1_700_000_000_000

@@ -33,10 +33,11 @@ from kalda.protocol.messages.fetch import (
     OffsetSpec,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
+from kalda.replication.counters import DelayedOperation
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import DelayedOperation, OffsetWaiter
+from kalda.replication.waiting import OffsetWaiter
 from kalda.storage.job import Job
 from kalda.storage.searching import max_timestamp_job, timestamp_job
 from kalda.storage.values import TimestampOffset

@@ -29,10 +29,9 @@ from kalda.replication.counters import (
     FETCH_SESSIONS,
     FETCHERS,
     REPLICA_MANAGER,
-    lag_sensors,
-    partition_sensors,
 )
 from kalda.replication.fetch_session import FetchSessionCache
+from kalda.replication.gauges import lag_sensors, partition_sensors
 from kalda.replication.partition import Partition
 from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
 from kalda.replication.replica_manager import ReplicaManager
