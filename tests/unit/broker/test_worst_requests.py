@@ -55,9 +55,9 @@ class Meter:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.most = 0
-        """In one callback, since the last `reset`."""
+        """In one callback, within the `with` block."""
         self.objects = 0
-        """Memory blocks that are in use at the end of a callback, at most, beyond those at the last `reset`."""
+        """Memory blocks that are in use at the end of a callback, at most, beyond those at the block's begin."""
         self._objects_before = 0
         count = itertools.count().__next__
         self._profile = cProfile.Profile(timer=count, timeunit=1)
@@ -71,11 +71,9 @@ class Meter:
 
         patch.setattr(asyncio.Handle, "_run", metered)
 
-    def reset(self) -> None:
+    def __enter__(self) -> Meter:
         self.most = self.objects = 0
         self._objects_before = sys.getallocatedblocks()
-
-    def __enter__(self) -> Meter:
         self._profile.enable()
         return self
 
@@ -158,8 +156,8 @@ def test_no_request_holds_the_loop_or_much_memory(
                     for request in worst_requests(key, version, size):
                         frame = framed(request, version)
                         await asyncio.sleep(0)
-                        meter.reset()
-                        pings = await pinged(second, answered(port, frame))
+                        with meter:
+                            pings = await pinged(second, answered(port, frame))
                         assert pings > 0
                         if meter.most > MAX_CALLS_A_TURN:
                             held.append(f"{key.name} with {size} items: {meter.most} calls in a turn")
@@ -169,8 +167,8 @@ def test_no_request_holds_the_loop_or_much_memory(
             assert not node.failed
             second.close()
 
-    with Meter(monkeypatch) as meter, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(bounded(lambda: scenario(meter)))
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(bounded(lambda: scenario(Meter(monkeypatch))))
     assert not held, "\n".join(held)
 
 
@@ -189,15 +187,15 @@ def test_one_topic_of_very_many_partitions_does_not_hold_the_loop(
                 CreateTopicsRequest(topics=[created], timeout_ms=60_000),
                 DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=60_000),
             ):
-                meter.reset()
-                answer = await client.request(request)
+                with meter:
+                    answer = await client.request(request)
                 assert "error_code=0" in repr(answer)
                 if meter.most > MAX_CALLS_A_PARTITION * count:
                     held.append(f"{type(request).__name__}: {meter.most} calls in a turn")
             client.close()
 
-    with Meter(monkeypatch) as meter, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(bounded(lambda: scenario(meter)))
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(bounded(lambda: scenario(Meter(monkeypatch))))
     assert not held, "\n".join(held)
 
 
