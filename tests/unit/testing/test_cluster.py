@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import Node, StartError
 from kalda.client.cluster import ClusterClient
-from kalda.testing import Cluster
+from kalda.testing import Cluster, plugin
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 TIMEOUT_S = 30
@@ -204,6 +205,10 @@ class TestWhatANodeHas:
             nodes = [Node(config) for _ in range(3)]
             assert open_files() == before
             del nodes
+
+
+def test_pytest_finds_the_fixtures_of_an_installed_kalda() -> None:
+    assert {each.load() for each in entry_points(group="pytest11", name="kalda")} == {plugin}
 
 
 def test_the_session_has_a_cluster(kalda_cluster: Cluster) -> None:
