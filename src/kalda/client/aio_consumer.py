@@ -391,7 +391,7 @@ class Consumer(ConsumerCalls):
         io = self._io
         if io is None:
             self._is_closed = True
-            self._close_interceptors()
+            self._close_objects()
             return
         due_ms = self._now_ms() + int((30.0 if timeout is None else timeout) * 1000)
         try:
@@ -407,7 +407,7 @@ class Consumer(ConsumerCalls):
             self._is_closed = True
             self._iterator.replace_rest([])
             self._driven.is_ending = True
-            self._close_interceptors()
+            self._close_objects()
             io.wake()
         await asyncio.shield(io.ended)
 

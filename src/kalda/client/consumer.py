@@ -458,7 +458,7 @@ class Consumer(ConsumerCalls):
                     self._leave(leave_group, due_ms)
         finally:
             self._is_closed = True
-            self._close_interceptors()
+            self._close_objects()
             self._iterator.replace_rest([])
             self._finalizer.detach()
             self._io.stop()

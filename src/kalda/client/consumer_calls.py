@@ -310,8 +310,10 @@ class ConsumerCalls:
             except Exception:
                 log.exception("an interceptor's on_commit failed")
 
-    def _close_interceptors(self) -> None:
-        closed, self._interceptors = self._interceptors, ()
+    def _close_objects(self) -> None:
+        """The consumer has ended: interceptors and deserializers that have a `close` are closed, once."""
+        closed = (*self._interceptors, *self._core.codecs.values())
+        self._interceptors, self._core.codecs = (), {}
         close_all(closed)
 
     def _require_no_listener(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from scripted_broker import AcknowledgingBroker
 
-from kalda import Producer, aio
+from kalda import Consumer, Producer, aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.core.outgoing import ProducerRecord
 from kalda.client.core.producer_batch import RecordMetadata
@@ -196,6 +196,54 @@ def test_an_interceptor_may_be_a_class(broker: AcknowledgingBroker) -> None:
         (made,) = producer._outgoing.interceptors
     assert isinstance(made, Watching)
     assert [call[0] for call in made.calls] == ["configure", "t", "close"]
+
+
+class Codec:
+    """A serializer and deserializer, which keeps its calls."""
+
+    made: ClassVar[list[Codec]] = []
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.made.append(self)
+
+    def configure(self, configs: dict[str, Any], is_key: bool) -> None:
+        self.calls.append(("configure", configs["client.id"], is_key))
+
+    def serialize(self, topic: str, value: Any) -> bytes:
+        return bytes(value)
+
+    def deserialize(self, topic: str, headers: Any, data: bytes) -> bytes:
+        return data
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+@pytest.mark.parametrize("client", [Producer, aio.Producer, Consumer, aio.Consumer])
+def test_serializers_and_deserializers_are_configured_where_they_are_classes_and_closed(
+    broker: AcknowledgingBroker, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Codec, "made", [])
+    kind = "serializer" if client in (Producer, aio.Producer) else "deserializer"
+
+    def use(key: object, value: object) -> None:
+        keys = {f"key_{kind}": key, f"value_{kind}": value}
+
+        async def work() -> None:
+            opened = client(bootstrap_servers=broker.address, client_id="c", **keys)
+            for _ in range(2):
+                closing = opened.close()
+                if closing is not None:
+                    await closing
+
+        asyncio.run(work())
+
+    use(Codec, Codec)
+    assert [each.calls for each in Codec.made] == [[("configure", "c", is_key), ("close",)] for is_key in (True, False)]
+    own = Codec()
+    use(own, own)
+    assert own.calls == [("close",)], "whoever made it has configured it"
 
 
 class Java:

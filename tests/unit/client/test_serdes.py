@@ -13,6 +13,7 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
 from kalda.client.core.cluster_values import Partition
 from kalda.client.core.deserializers import deserializer_of
+from kalda.client.core.interceptors import codec_of
 from kalda.client.core.outgoing import Outgoing, ProducerRecord
 from kalda.client.core.producer_errors import SerializationError
 from kalda.client.core.serializers import serializer_of
@@ -107,8 +108,8 @@ def test_classes_of_python_and_unknown_names() -> None:
         def deserialize(self, _topic: str, _headers: Any, data: bytes) -> str:
             return data.decode().lower()
 
-    assert serializer_of("value.serializer", Upper)("t", "a") == b"A"
-    read = deserializer_of("value.deserializer", Lower)
+    assert serializer_of("value.serializer", codec_of(Upper, "serialize", {}, is_key=False))("t", "a") == b"A"
+    read = deserializer_of("value.deserializer", codec_of(Lower, "deserialize", {}, is_key=False))
     assert read is not None
     assert read("t", (), b"A") == "a"
     for name in ("org.acme.Serializer", PACKAGE + "NoSerializer", "list[no]", "list"):

@@ -35,6 +35,7 @@ from kalda.client.core.consumer_metrics import ConsumerMetrics, CoordinatorMetri
 from kalda.client.core.deserializers import deserializer_of
 from kalda.client.core.errors import refused
 from kalda.client.core.fetching import FetchConfig, Fetcher, Taken
+from kalda.client.core.interceptors import codec_of
 from kalda.client.core.membership import Callback, Membership, MembershipConfig
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.own_metrics import OwnMetrics, measured_by
@@ -112,10 +113,9 @@ class ConsumerCore:
         self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
         self.requests.now_ms = now_ms
         self._reset = reset = _reset_of(config)
-        deserializers = [
-            deserializer_of(name, _deserializer(config, name), config.given)
-            for name in ("key.deserializer", "value.deserializer")
-        ]
+        self.codecs = _codecs_of(config)
+        """What deserializes, by the key that names it; closed by whoever closes the consumer."""
+        deserializers = [deserializer_of(name, codec, config.given) for name, codec in self.codecs.items()]
         self.fetcher = Fetcher(
             _fetch_config(config, reset), self.subscription, self.requests, self.metrics, *deserializers
         )
@@ -655,6 +655,13 @@ def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
         config.metadata_max_age_ms,
         reset,
     )
+
+
+def _codecs_of(config: ConsumerConfig) -> dict[str, object]:
+    return {
+        name: codec_of(_deserializer(config, name), "deserialize", config.given, is_key=name == "key.deserializer")
+        for name in ("key.deserializer", "value.deserializer")
+    }
 
 
 def _deserializer(config: ConsumerConfig, key: str) -> object:

@@ -1,9 +1,10 @@
 """Bytes to keys and values: what `key.deserializer` and `value.deserializer` may be.
 
-The name of a type (`serdes`), an object with `deserialize(topic, headers, data)` or a class of such, or a function of
-the bytes. They are the inverses of the serializers of the same names; `int` reads one to eight bytes, and `float` four
-or eight, so that Kafka's Short, Integer, Long, Float and Double are read. Null stays None: a deserializer is not called
-for it. `bytes` costs nothing: keys and values are then made when they are first read.
+The name of a type (`serdes`), an object with `deserialize(topic, headers, data)`, or a function of the bytes. Of a
+class the object has been made before (`interceptors.codec_of`). They are the inverses of the serializers of the same
+names; `int` reads one to eight bytes, and `float` four or eight, so that Kafka's Short, Integer, Long, Float and Double
+are read. Null stays None: a deserializer is not called for it. `bytes` costs nothing: keys and values are then made
+when they are first read.
 """
 
 from __future__ import annotations
@@ -57,8 +58,6 @@ def deserializer_of(key: str, given: object, configs: Mapping[str, object] = _NO
             return _OF_ANY_SIZE[given]
         serde = serde_of(key, given, configs)
         return None if serde.from_bytes is bytes else lambda _topic, _headers, data: serde.from_bytes(data)
-    if isinstance(given, type) and isinstance(given, Deserializer):
-        given = given()
     if isinstance(given, Deserializer):
         return given.deserialize
     if callable(given):

@@ -1,6 +1,8 @@
-"""What `interceptor.classes` of producers and consumers name: objects, or classes of such, with calls of their own.
+"""Objects of the application that a client makes, configures and closes.
 
-They may have `configure(configs)`, called with the client's keys as they were given, and `close()`, called once.
+What `interceptor.classes` names, objects or classes of such, may have `configure(configs)`, called with the client's
+keys as they were given. A class that `key.serializer` or one of its like names may have `configure(configs, is_key)`,
+which is not called for an object: whoever made that has configured it, as in Kafka. `close()` is called once for each.
 """
 
 from __future__ import annotations
@@ -25,9 +27,18 @@ def interceptors_of(given: Mapping[str, object], calls: str) -> tuple[Any, ...]:
     return made
 
 
+def codec_of(given: object, method: str, configs: Mapping[str, object], *, is_key: bool) -> object:
+    """A class that has the method becomes an object of it that is configured; anything else is as it is."""
+    if not isinstance(given, type) or not hasattr(given, method):
+        return given
+    made = given()
+    getattr(made, "configure", _nothing)(configs, is_key)
+    return made
+
+
 def close_all(objects: Iterable[object]) -> None:
-    """Close those that have a `close`. What it raises is logged."""
-    for each in objects:
+    """Close those that have a `close`, each once. What it raises is logged."""
+    for each in {id(each): each for each in objects if not isinstance(each, type)}.values():
         try:
             getattr(each, "close", _nothing)()
         except Exception:

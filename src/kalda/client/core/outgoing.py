@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.client.core.cluster_values import Partition
-from kalda.client.core.interceptors import close_all, interceptors_of
+from kalda.client.core.interceptors import close_all, codec_of, interceptors_of
 from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
 from kalda.client.core.producer_errors import RecordTooLarge
@@ -75,13 +75,15 @@ class Outgoing:
 
     def __init__(self, config: ProducerConfig) -> None:
         given = config.given
-        self.key: Serialize = serializer_of("key.serializer", given.get("key.serializer"), given)
-        self.value: Serialize = serializer_of("value.serializer", given.get("value.serializer"), given)
-        self._see_headers = any(sees_headers(given.get(name)) for name in ("key.serializer", "value.serializer"))
+        of_key = codec_of(given.get("key.serializer"), "serialize", given, is_key=True)
+        of_value = codec_of(given.get("value.serializer"), "serialize", given, is_key=False)
+        self.key: Serialize = serializer_of("key.serializer", of_key, given)
+        self.value: Serialize = serializer_of("value.serializer", of_value, given)
+        self._see_headers = sees_headers(of_key) or sees_headers(of_value)
         made = interceptors_of(given, "on_send and on_acknowledgement")
         self.interceptors: Sequence[ProducerInterceptor] = made
         self.partitioner: Any = partitioner_of(given.get("partitioner.class"), given)
-        self._to_close = (*made, self.partitioner)
+        self._to_close: tuple[object, ...] = (*made, self.partitioner, of_key, of_value)
         self._ignore_keys = config.ignore_keys
         self._max_bytes = min(config.max_request_size, config.buffer_memory)
         self._limits = config.max_request_size, config.buffer_memory
@@ -101,7 +103,7 @@ class Outgoing:
         return record
 
     def close(self) -> None:
-        """The producer has ended: interceptors and the partitioner that have a `close` are closed, once."""
+        """The producer has ended: interceptors, partitioner and serializers that have a `close` are closed, once."""
         closed, self._to_close = self._to_close, ()
         close_all(closed)
 

@@ -1,7 +1,8 @@
 """Keys and values to bytes: what `key.serializer` and `value.serializer` may be.
 
-The name of a type (`serdes`: `str`, `int`, `json`, Kafka's class names), an object with `serialize(topic, value)` or a
-class of such, or a function of the value. None stays None: a record without a key, or a tombstone.
+The name of a type (`serdes`: `str`, `int`, `json`, Kafka's class names), an object with `serialize(topic, value)`, or a
+function of the value. Of a class the object has been made before (`interceptors.codec_of`). None stays None: a record
+without a key, or a tombstone.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ def serializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_C
     if isinstance(given, str):
         serde = serde_of(key, given, configs)
         return _none_or(_guarded(lambda _topic, value, _: serde.to_bytes(value), "the value is not of the type"))
-    if isinstance(given, type) and isinstance(given, Serializer):
-        given = given()
     if isinstance(given, Serializer):
         return _guarded(_in_order(given.serialize))
     if callable(given):
