@@ -24,7 +24,7 @@ from harness.client import Raw, fetch_request, produce_request
 
 from kalda.broker.pipeline import RequestPipeline
 from kalda.client.admin.access import create_acls
-from kalda.client.admin.cluster_plans import Acl
+from kalda.client.admin.acls import Acl
 from kalda.client.cluster import ClusterClient
 from kalda.testing.cluster import Cluster
 

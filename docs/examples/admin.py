@@ -2,11 +2,7 @@
 
 import os
 
-from kalda import Admin
-from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
-from kalda.client.admin.configs import Alteration, Resource
-from kalda.client.admin.topics import NewTopic
-from kalda.protocol.messages.fetch import OffsetSpec
+from kalda import Admin, Alteration, ConfigOperation, ConfigResourceType, NewTopic, OffsetSpec, Resource
 
 SERVERS = os.environ.get("KALDA_BOOTSTRAP_SERVER", "localhost:9092")
 

@@ -13,21 +13,134 @@ the ground up in ARCHITECTURE.md; imports go down only.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kalda.base.configs.resources import ConfigOperation as ConfigOperation
+    from kalda.base.configs.resources import ConfigResourceType as ConfigResourceType
+    from kalda.base.errors import ApiError as ApiError
+    from kalda.base.ids import TopicPartition as TopicPartition
+    from kalda.client.admin.acls import Acl as Acl
+    from kalda.client.admin.acls import AclFilter as AclFilter
+    from kalda.client.admin.cluster_plans import ScramCredential as ScramCredential
+    from kalda.client.admin.cluster_plans import ScramUpsertion as ScramUpsertion
+    from kalda.client.admin.configs import Alteration as Alteration
+    from kalda.client.admin.configs import ConfigEntry as ConfigEntry
+    from kalda.client.admin.configs import Resource as Resource
+    from kalda.client.admin.groups import Group as Group
+    from kalda.client.admin.groups import ListedGroup as ListedGroup
+    from kalda.client.admin.nodes import ClusterDescription as ClusterDescription
+    from kalda.client.admin.nodes import LogDir as LogDir
+    from kalda.client.admin.reassignments import Reassignment as Reassignment
+    from kalda.client.admin.token_plans import Token as Token
+    from kalda.client.admin.topics import CreatedTopic as CreatedTopic
+    from kalda.client.admin.topics import NewTopic as NewTopic
+    from kalda.client.admin.transactions import ActiveProducer as ActiveProducer
+    from kalda.client.admin.transactions import FencedProducer as FencedProducer
+    from kalda.client.admin.transactions import ListedTransaction as ListedTransaction
+    from kalda.client.admin.transactions import Transaction as Transaction
     from kalda.client.admin_client import Admin as Admin
     from kalda.client.consumer import Consumer as Consumer
+    from kalda.client.consumer_calls import ConsumerClosed as ConsumerClosed
+    from kalda.client.consumer_calls import ConsumerInterceptor as ConsumerInterceptor
+    from kalda.client.core.administration import Outcomes as Outcomes
+    from kalda.client.core.cluster_values import Broker as Broker
+    from kalda.client.core.cluster_values import Partition as Partition
+    from kalda.client.core.cluster_values import Topic as Topic
+    from kalda.client.core.commits import GroupMetadata as GroupMetadata
+    from kalda.client.core.consumer_errors import CommitFailed as CommitFailed
+    from kalda.client.core.consumer_errors import LogTruncated as LogTruncated
+    from kalda.client.core.consumer_errors import NoOffset as NoOffset
+    from kalda.client.core.consumer_errors import OffsetOutOfRange as OffsetOutOfRange
+    from kalda.client.core.consumer_errors import UndecodableRecord as UndecodableRecord
+    from kalda.client.core.consumer_errors import Wakeup as Wakeup
+    from kalda.client.core.producer_batch import RecordMetadata as RecordMetadata
+    from kalda.client.core.producer_batch import WrittenBatch as WrittenBatch
+    from kalda.client.core.producer_errors import BufferExhausted as BufferExhausted
+    from kalda.client.core.producer_errors import DeliveryAborted as DeliveryAborted
+    from kalda.client.core.producer_errors import DeliveryTimeout as DeliveryTimeout
+    from kalda.client.core.producer_errors import MetadataTimeout as MetadataTimeout
+    from kalda.client.core.producer_errors import ProducerClosed as ProducerClosed
+    from kalda.client.core.producer_errors import RecordTooLarge as RecordTooLarge
+    from kalda.client.core.producer_errors import SerializationError as SerializationError
+    from kalda.client.core.subscription import OffsetAndEpoch as OffsetAndEpoch
+    from kalda.client.core.transaction_errors import AbortableTransactionError as AbortableTransactionError
+    from kalda.client.core.transaction_errors import FatalTransactionError as FatalTransactionError
+    from kalda.client.core.transaction_errors import ProducerFencedError as ProducerFencedError
+    from kalda.client.core.transaction_errors import TransactionMisconfiguredError as TransactionMisconfiguredError
+    from kalda.client.delivery import DeliveryFuture as DeliveryFuture
+    from kalda.client.delivery import TableFuture as TableFuture
     from kalda.client.producer import Producer as Producer
+    from kalda.protocol.kinds import ElectionType as ElectionType
+    from kalda.protocol.kinds import UpgradeType as UpgradeType
+    from kalda.protocol.messages.fetch import OffsetSpec as OffsetSpec
+    from kalda.records.consuming import Record as Record
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AbortableTransactionError": "kalda.client.core.transaction_errors",
+    "Acl": "kalda.client.admin.acls",
+    "AclFilter": "kalda.client.admin.acls",
+    "ActiveProducer": "kalda.client.admin.transactions",
     "Admin": "kalda.client.admin_client",
+    "Alteration": "kalda.client.admin.configs",
+    "ApiError": "kalda.base.errors",
+    "Broker": "kalda.client.core.cluster_values",
+    "BufferExhausted": "kalda.client.core.producer_errors",
+    "ClusterDescription": "kalda.client.admin.nodes",
+    "CommitFailed": "kalda.client.core.consumer_errors",
+    "ConfigEntry": "kalda.client.admin.configs",
+    "ConfigOperation": "kalda.base.configs.resources",
+    "ConfigResourceType": "kalda.base.configs.resources",
     "Consumer": "kalda.client.consumer",
+    "ConsumerClosed": "kalda.client.consumer_calls",
+    "ConsumerInterceptor": "kalda.client.consumer_calls",
+    "CreatedTopic": "kalda.client.admin.topics",
+    "DeliveryAborted": "kalda.client.core.producer_errors",
+    "DeliveryFuture": "kalda.client.delivery",
+    "DeliveryTimeout": "kalda.client.core.producer_errors",
+    "ElectionType": "kalda.protocol.kinds",
+    "FatalTransactionError": "kalda.client.core.transaction_errors",
+    "FencedProducer": "kalda.client.admin.transactions",
+    "Group": "kalda.client.admin.groups",
+    "GroupMetadata": "kalda.client.core.commits",
+    "ListedGroup": "kalda.client.admin.groups",
+    "ListedTransaction": "kalda.client.admin.transactions",
+    "LogDir": "kalda.client.admin.nodes",
+    "LogTruncated": "kalda.client.core.consumer_errors",
+    "MetadataTimeout": "kalda.client.core.producer_errors",
+    "NewTopic": "kalda.client.admin.topics",
+    "NoOffset": "kalda.client.core.consumer_errors",
+    "OffsetAndEpoch": "kalda.client.core.subscription",
+    "OffsetOutOfRange": "kalda.client.core.consumer_errors",
+    "OffsetSpec": "kalda.protocol.messages.fetch",
+    "Outcomes": "kalda.client.core.administration",
+    "Partition": "kalda.client.core.cluster_values",
     "Producer": "kalda.client.producer",
+    "ProducerClosed": "kalda.client.core.producer_errors",
+    "ProducerFencedError": "kalda.client.core.transaction_errors",
+    "Reassignment": "kalda.client.admin.reassignments",
+    "Record": "kalda.records.consuming",
+    "RecordMetadata": "kalda.client.core.producer_batch",
+    "RecordTooLarge": "kalda.client.core.producer_errors",
+    "Resource": "kalda.client.admin.configs",
+    "ScramCredential": "kalda.client.admin.cluster_plans",
+    "ScramUpsertion": "kalda.client.admin.cluster_plans",
+    "SerializationError": "kalda.client.core.producer_errors",
+    "TableFuture": "kalda.client.delivery",
+    "Token": "kalda.client.admin.token_plans",
+    "Topic": "kalda.client.core.cluster_values",
+    "TopicPartition": "kalda.base.ids",
+    "Transaction": "kalda.client.admin.transactions",
+    "TransactionMisconfiguredError": "kalda.client.core.transaction_errors",
+    "UndecodableRecord": "kalda.client.core.consumer_errors",
+    "UpgradeType": "kalda.protocol.kinds",
+    "Wakeup": "kalda.client.core.consumer_errors",
+    "WrittenBatch": "kalda.client.core.producer_batch",
 }
+"""The clients, and the values and errors that they take, return and raise."""
 
 
 def __getattr__(name: str) -> object:
-    """The public classes, imported at their first use: `import kalda` itself costs nothing."""
+    """A public name, imported at their first use: `import kalda` itself costs nothing."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kalda' has no attribute {name!r}")
     from importlib import import_module

@@ -63,6 +63,10 @@ def test_the_site_has_no_dead_link(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for page in (tmp_path / "site").rglob("*.html"):
         for target in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', page.read_text()):
             assert (page.parent / target).exists() or target.startswith("/"), f"{page.name} links to {target}"
+    for page in ("admin", "asyncio"):  # the methods of the admin clients are made at run time
+        shown = re.sub("<[^>]*>", "", (tmp_path / "site" / "api" / f"{page}.html").read_text())
+        assert re.search(r"create_topics\s*\(", shown), page
+        assert "Create topics, or only check" in shown, page
 
 
 def test_commands_in_the_documentation_exist() -> None:

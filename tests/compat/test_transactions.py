@@ -31,7 +31,7 @@ import kalda
 from kalda.client.admin.features import describe_features, update_features
 from kalda.client.cluster import ClusterClient
 from kalda.coordinator.routing import coordinator_partition
-from kalda.protocol.messages.admin import UpgradeType
+from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.transactions import DescribeTransactionsRequest
 
 pytestmark = pytest.mark.compat

@@ -18,7 +18,7 @@ import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.access import create_acls
-from kalda.client.admin.cluster_plans import Acl
+from kalda.client.admin.acls import Acl
 from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.security import AclOperation
 from kalda.security.jaas import OAUTHBEARER_MODULE

@@ -25,6 +25,7 @@ from kalda.broker.context import RequestContext
 from kalda.broker.large_requests import CUTS, Cut
 from kalda.controller.answers import check_batch_size
 from kalda.controller.quorum_controller import QuorumController
+from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.admin import AlterClientQuotasRequest, AlterClientQuotasRequestEntryData
 from kalda.protocol.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
 from kalda.protocol.messages.security import (
@@ -39,7 +40,6 @@ from kalda.protocol.messages.topics import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
-    ElectionType,
     ElectLeadersRequest,
 )
 from kalda.protocol.notation import Request, Response, shallow_copy

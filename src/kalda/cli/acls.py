@@ -11,7 +11,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.admin.cluster_plans import Acl, AclFilter
+    from kalda.client.admin.acls import Acl, AclFilter
     from kalda.client.cluster import ClusterClient
 
 _RESOURCES = {
@@ -116,7 +116,7 @@ def _wanted(options: dict[str, Any], of_cluster: bool) -> list[tuple[int, str, i
 
 def _entries(options: dict[str, Any], of_cluster: bool) -> list[Acl]:
     """Raises `click.UsageError`."""
-    from kalda.client.admin.cluster_plans import Acl
+    from kalda.client.admin.acls import Acl
 
     pattern = _PATTERNS[options["resource_pattern_type"].lower()]
     found = []
@@ -154,7 +154,7 @@ def add_command(cluster: ClusterClient, /, of_cluster: bool, **options: Any) -> 
 def remove_command(cluster: ClusterClient, /, of_cluster: bool, force: bool, **options: Any) -> None:
     """Remove entries: those that are named, or all of a resource."""
     from kalda.client.admin.access import delete_acls, describe_acls
-    from kalda.client.admin.cluster_plans import AclFilter
+    from kalda.client.admin.acls import AclFilter
 
     filters: list[AclFilter] = [AclFilter(*acl) for acl in _entries(options, of_cluster)]
     if not filters:
@@ -183,7 +183,7 @@ def list_command(
 
 
 def _filters(options: dict[str, Any], of_cluster: bool, principals: tuple[str, ...]) -> list[AclFilter]:
-    from kalda.client.admin.cluster_plans import AclFilter
+    from kalda.client.admin.acls import AclFilter
 
     pattern = _PATTERNS[options["resource_pattern_type"].lower()]
     resources: list[tuple[int, str | None, int]] = [

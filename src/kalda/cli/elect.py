@@ -62,7 +62,7 @@ def elect(
       kalda elect preferred --file partitions.json
     """
     from kalda.client.admin.elections import elect_leaders
-    from kalda.protocol.messages.topics import ElectionType
+    from kalda.protocol.kinds import ElectionType
 
     if sum((of_all, bool(topics), path is not None)) != 1:
         raise click.UsageError("choose partitions with exactly one of --all, --topic, --file")

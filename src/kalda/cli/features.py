@@ -80,7 +80,7 @@ def upgrade_command(
       kalda features upgrade --release-version 4.3
       kalda features upgrade --feature transaction.version=2 --dry-run
     """
-    from kalda.protocol.messages.admin import UpgradeType
+    from kalda.protocol.kinds import UpgradeType
 
     _update(cluster, levels, release_version, UpgradeType.UPGRADE, dry_run, "Upgraded")
 
@@ -102,7 +102,7 @@ def downgrade_command(
     Example:
       kalda features downgrade --feature share.version=0
     """
-    from kalda.protocol.messages.admin import UpgradeType
+    from kalda.protocol.kinds import UpgradeType
 
     kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
     _update(cluster, levels, release_version, kind, dry_run, "Downgraded")
@@ -135,7 +135,7 @@ def _update(
 ) -> None:
     """Finalize the levels of a release, as far as the cluster supports them, and those that are named."""
     from kalda.client.admin.features import describe_features, update_features
-    from kalda.protocol.messages.admin import UpgradeType
+    from kalda.protocol.kinds import UpgradeType
 
     levels, named = {} if release is None else _levels_of_release(release), _named_levels(texts)
     if not levels and not named:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from kalda import __version__
 from kalda.base.configs.admin import AdminConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
 from kalda.client.core.administration import AdminCore, Plan
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.client_metrics import ClientMetrics, metric_config
@@ -21,7 +20,6 @@ from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.own_metrics import OwnMetrics, measured_by
-from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.protocol.apis import ApiKey
 
 _numbers = itertools.count(1)
@@ -170,16 +168,3 @@ def _bootstrap(config: AdminConfig) -> tuple[Address, ...]:
     if config.bootstrap_controllers:
         return configured_bootstrap(config.bootstrap_controllers, "bootstrap.controllers")
     return configured_bootstrap(config.bootstrap_servers)
-
-
-def partitions_by(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
-    """The mapping with pairs as partitions."""
-    return {TopicPartition(*partition): each for partition, each in offsets.items()}
-
-
-def positions_by(offsets: Mapping[Any, OffsetAndEpoch | int]) -> dict[TopicPartition, OffsetAndEpoch]:
-    """The mapping with pairs as partitions, and numbers as offsets without an epoch."""
-    return {
-        TopicPartition(*partition): OffsetAndEpoch(each) if isinstance(each, int) else each
-        for partition, each in offsets.items()
-    }

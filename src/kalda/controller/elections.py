@@ -8,8 +8,8 @@ from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.partition_change import Election
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
+from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.topics import (
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersRequestTopicPartitions,
     ElectLeadersResponse,

@@ -22,7 +22,8 @@ from kalda.metadata.features import (
 )
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import MINIMUM, MetadataVersion, from_level
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpgradeType
+from kalda.protocol.kinds import UpgradeType
+from kalda.protocol.messages.admin import FeatureUpdateKey
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict, TimelineValue

@@ -20,7 +20,8 @@ from random import Random
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
+from kalda.protocol.kinds import UpgradeType
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kalda.sim import faults
 from kalda.sim.checks import Observer as ClusterObserver

@@ -86,7 +86,7 @@ class SparkAdmin(Admin):
         if not times:
             return {}
         plan = list_offsets(
-            times, read_committed=read_committed, timeout_ms=self._request_ms(None), leaders=self._leaders
+            times, read_committed=read_committed, timeout_ms=self._operations.request_ms(None), leaders=self._leaders
         )
         found = self._call("listing offsets", plan, None)
         for error in found.errors.values():

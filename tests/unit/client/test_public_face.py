@@ -6,8 +6,11 @@ A change that is meant is recorded again: `python tests/unit/client/test_public_
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kalda
 import kalda.aio
@@ -52,7 +55,7 @@ def _class(path: str, kind: type) -> Iterator[str]:
             continue
         if getattr(member, "__objclass__", None) is object:
             continue
-        function = member.fget if isinstance(member, property) else getattr(kind, name)
+        function: Any = member.fget if isinstance(member, property) else getattr(kind, name)
         begin = "property " if isinstance(member, property) else ""
         begin += "async " if inspect.iscoroutinefunction(function) else ""
         yield f"{path}: {begin}{name}{inspect.signature(function)}\n{_indented(inspect.getdoc(member))}"
@@ -64,6 +67,28 @@ def _indented(text: str | None) -> str:
 
 def test_the_public_face_is_the_recorded_one() -> None:
     assert face() == RECORDED.read_text()
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in kalda._PUBLIC:
+        assert getattr(kalda, name) is not None
+
+
+def test_the_admin_client_imports_no_messages_before_the_first_call() -> None:
+    program = "import kalda, sys; kalda.Admin; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    messages = {each.rpartition(".")[2] for each in loaded if each.startswith("kalda.protocol.messages.")}
+    assert not messages & {
+        "admin",
+        "brokers",
+        "configs",
+        "fetch",
+        "offsets",
+        "quorum",
+        "security",
+        "topics",
+        "transactions",
+    }
 
 
 if __name__ == "__main__":

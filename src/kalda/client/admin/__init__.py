@@ -5,6 +5,8 @@ raises the first failure, and its message names the one that failed.
 
 The `*_plans` are what `kalda.Admin` and `kalda.aio.Admin` run: batched, with an error for each item.
 
+- `operations`: the table of which both faces are made: signatures, docstrings, and the plan of each call
+- `acls`: access rules and filters of them, as values
 - `topic_plans`: topics, partitions, offsets by time, records, elections, reassignments
 - `group_plans`: groups and their offsets, transactions, producers
 - `cluster_plans`: configs, brokers, the quorum, features, quotas, ACLs, SCRAM credentials

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kalda.client.admin import token_plans
-from kalda.client.admin.cluster_plans import Acl, AclFilter
+from kalda.client.admin.acls import Acl, AclFilter
 from kalda.client.cluster import ClusterClient
 from kalda.client.core.errors import refused
 from kalda.protocol.messages import security as messages

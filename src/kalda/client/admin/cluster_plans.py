@@ -9,6 +9,7 @@ from kalda import __version__
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
+from kalda.client.admin.acls import Acl, AclFilter
 from kalda.client.admin.configs import Alteration, ConfigEntry, Resource, entry_of
 from kalda.client.admin.features import Feature, Features
 from kalda.client.admin.nodes import ClusterDescription, LogDir, Node
@@ -16,6 +17,7 @@ from kalda.client.admin.quorum import Quorum, VoterListener, quorum_of
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
 from kalda.client.core.errors import refused
 from kalda.protocol.calls import api_versions_request
+from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,
@@ -29,7 +31,6 @@ from kalda.protocol.messages.admin import (
     FeatureUpdateKey,
     OpData,
     UpdateFeaturesRequest,
-    UpgradeType,
 )
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest
 from kalda.protocol.messages.configs import (
@@ -62,32 +63,6 @@ from kalda.protocol.messages.security import (
     UserName,
 )
 
-
-class Acl(NamedTuple):
-    """One access rule; numbers are Kafka's: of resource types, pattern types, operations and permissions."""
-
-    resource_type: int
-    resource_name: str
-    pattern_type: int
-    principal: str
-    host: str
-    operation: int
-    permission: int
-
-
-class AclFilter(NamedTuple):
-    """Which rules; None and ANY (1) match everything."""
-
-    resource_type: int = 1
-    resource_name: str | None = None
-    pattern_type: int = 1
-    principal: str | None = None
-    host: str | None = None
-    operation: int = 1
-    permission: int = 1
-
-
-ANY_ACL = AclFilter()
 QuotaEntity = tuple[tuple[str, str | None], ...]
 """Pairs of a type (`user`, `client-id`, `ip`) and a name, None for the default; sorted by type."""
 

@@ -9,7 +9,8 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.cluster import ClusterClient
 from kalda.client.core.errors import refused
-from kalda.protocol.messages.topics import ElectionType, ElectLeadersRequest, ElectLeadersRequestTopicPartitions
+from kalda.protocol.kinds import ElectionType
+from kalda.protocol.messages.topics import ElectLeadersRequest, ElectLeadersRequestTopicPartitions
 
 
 def elect_leaders(

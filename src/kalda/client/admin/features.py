@@ -9,7 +9,8 @@ from kalda import __version__
 from kalda.client.cluster import ClusterClient
 from kalda.client.core.errors import refused
 from kalda.protocol.calls import api_versions_request
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest, UpgradeType
+from kalda.protocol.kinds import UpgradeType
+from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 
 
 class Feature(NamedTuple):

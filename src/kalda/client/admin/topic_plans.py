@@ -13,6 +13,7 @@ from kalda.client.admin.topics import CreatedTopic, NewTopic, creatable
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
 from kalda.client.core.cluster_values import Topic, read_metadata
 from kalda.client.core.errors import refused
+from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -29,7 +30,6 @@ from kalda.protocol.messages.topics import (
     CreatePartitionsTopic,
     CreateTopicsRequest,
     DeleteTopicsRequest,
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersRequestTopicPartitions,
     ListPartitionReassignmentsRequest,

@@ -5,8 +5,6 @@ AlterReplicaLogDirs (34), DescribeLogDirs (35), client quotas (48, 49), UpdateFe
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from kalda.protocol.notation import Bool, Float64, Int8, Int16, Int32, Int64, Request, Response, String, Struct, field
 
 
@@ -143,15 +141,6 @@ class AlterClientQuotasResponseEntryData(Struct):
 class AlterClientQuotasResponse(Response, key=49, versions="0-1", flexible="1+"):
     throttle_time_ms: Int32 = 0
     entries: list[AlterClientQuotasResponseEntryData] = []
-
-
-class UpgradeType(IntEnum):
-    """Whether the level of a feature may rise only, or also fall, and whether a fall may lose metadata."""
-
-    UNKNOWN = 0
-    UPGRADE = 1
-    SAFE_DOWNGRADE = 2
-    UNSAFE_DOWNGRADE = 3
 
 
 class FeatureUpdateKey(Struct):

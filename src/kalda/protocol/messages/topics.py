@@ -5,8 +5,6 @@ CreateTopics (19), DeleteTopics (20), CreatePartitions (37), ElectLeaders (43), 
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.notation import Bool, Int8, Int16, Int32, Request, Response, String, Struct, field
 
@@ -107,14 +105,6 @@ class CreatePartitionsTopicResult(Struct):
 class CreatePartitionsResponse(Response, key=37, versions="0-3", flexible="2+"):
     throttle_time_ms: Int32 = 0
     results: list[CreatePartitionsTopicResult] = []
-
-
-class ElectionType(IntEnum):
-    """PREFERRED elects the first replica, if it is in the ISR. UNCLEAN elects any replica on an active broker where no
-    replica of the ISR is active; records may be lost."""
-
-    PREFERRED = 0
-    UNCLEAN = 1
 
 
 class ElectLeadersRequestTopicPartitions(Struct):
