@@ -73,6 +73,17 @@ def test_close_ends_a_call_of_another_thread(broker: ScriptedBroker) -> None:
         answered.set()
 
 
+def test_metadata_that_lists_a_dead_broker_is_not_fetched_without_a_pause(broker: ScriptedBroker) -> None:
+    """For as long as a broker's session lasts, each response names it as before."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen: connections are refused
+        broker.nodes[2] = held.getsockname()[1]
+        keys: dict[str, object] = {"default.api.timeout.ms": 2_000, "retry.backoff.ms": 100}
+        with admin(broker, **keys) as made:
+            assert isinstance(made.describe_log_dirs([2])[2], ApiError)
+    assert len(broker.requests(ApiKey.METADATA)) <= 30
+
+
 def test_threads_share_a_client(broker: ScriptedBroker) -> None:
     with admin(broker) as made, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: list(made.list_topics()), range(40)))

@@ -79,7 +79,9 @@ class ClusterMetadata:
         self._updated_at_ms: int | None = None
         self._attempts = 0
         """Requests since the last useful response."""
-        self._attempted_at_ms = 0
+        self._not_before_ms = 0
+        """When the next request is allowed, unless it is about a new topic. After a useful response too: what that says
+        may prove wrong at once, as where it lists a dead broker."""
         self._trying_since_ms: int | None = None
         """The first request since the last response."""
         self._rebootstraps = 0
@@ -184,10 +186,9 @@ class ClusterMetadata:
             return None
         if self._unknown and self._attempts == 0:
             return now_ms
-        pause_until_ms = self._attempted_at_ms + self._backoff.pause_ms(self._attempts)
         if self._update_requested or self._updated_at_ms is None or self._unknown:
-            return max(now_ms, pause_until_ms)
-        return max(now_ms, pause_until_ms, self._updated_at_ms + self._max_age_ms)
+            return max(now_ms, self._not_before_ms)
+        return max(now_ms, self._not_before_ms, self._updated_at_ms + self._max_age_ms)
 
     def next_request(self, now_ms: int) -> Request:
         """The request that is due."""
@@ -197,8 +198,8 @@ class ClusterMetadata:
         self._in_flight = True
         self._update_requested = False
         self._unknown.clear()
-        self._attempted_at_ms = now_ms
         self._attempts += 1
+        self._not_before_ms = now_ms + self._backoff.pause_ms(self._attempts)
         if self._trying_since_ms is None:
             self._trying_since_ms = now_ms
         return self.cluster_request()
