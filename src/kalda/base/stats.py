@@ -200,15 +200,6 @@ class WindowedSum(SampledStat):
         return total
 
 
-class WindowedCount(WindowedSum):
-    """How many values were recorded."""
-
-    __slots__ = ()
-
-    def _update(self, sample: Sample, value: float) -> None:
-        sample.value += 1.0
-
-
 class Avg(WindowedSum):
     """The mean of the recorded values; NaN where there are none."""
 
@@ -320,20 +311,6 @@ class Rate(WindowedSum):
 
 _SURELY_BELOW = 1 - 1e-9
 """Below this part of a bound, rounding cannot make a rate exceed it."""
-
-
-class CountRate(Rate):
-    """How many values were recorded, a second, whatever they were."""
-
-    __slots__ = ()
-
-    def record(self, value: float, now_ms: int) -> None:
-        """Count one value at this moment."""
-        super().record(1.0, now_ms)
-
-    def record_all(self, values: Sequence[float], now_ms: int) -> None:
-        """Count each of the values, of which there is one at least, at this moment."""
-        super().record(len(values), now_ms)
 
 
 class SimpleRate(Rate):

@@ -24,7 +24,6 @@ from kalda.base.printable import printable
 from kalda.cli.failures import Failure
 
 PROFILES_VARIABLE = "KALDA_PROFILES"
-PROFILE_VARIABLE = "KALDA_PROFILE"
 _OF_PROGRAMS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
 """Keys that say what a program writes and reads. Commands have bytes, and options of their own."""
 

@@ -224,10 +224,6 @@ class RpcConnection(asyncio.BufferedProtocol):
         self._update_may_send()
         return future
 
-    def send_only(self, message: Request, version: int | None = None) -> None:
-        """Send a request that has no response: a Produce with acks=0."""
-        self._write(message, version)
-
     def close(self) -> None:
         """Close; the requests in flight fail with `NETWORK_EXCEPTION`."""
         self._fail(disconnected("the connection was closed"))

@@ -6,13 +6,8 @@ not count. A store.
 
 from __future__ import annotations
 
-from typing import Final
-
 from kalda.base.stats import MetricConfig, Rate
 from kalda.quota.decisions import throttle_ms
-
-NO_RATE: Final = 2**31 - 1
-"""The default of `max.connection.creation.rate` and `connection_creation_rate`."""
 
 
 class ConnectionRate:

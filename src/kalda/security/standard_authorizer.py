@@ -95,7 +95,6 @@ class StandardAuthorizer:
         """`super_users` in text form, `User:alice`. `allow_without_entries`: whether everyone may use a resource that
         no entry applies to."""
         self.super_users = frozenset(super_users)
-        self._allow_without_entries = allow_without_entries
         self._default = _ALLOWED if allow_without_entries else _DENIED
         self.index = AclIndex()
         self.is_loaded = False

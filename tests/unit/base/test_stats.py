@@ -13,7 +13,6 @@ import pytest
 from kalda.base.samples import FreeUse, Sample
 from kalda.base.stats import (
     Avg,
-    CountRate,
     CumulativeSum,
     Max,
     MetricConfig,
@@ -44,7 +43,7 @@ def same(ours: float, theirs: float | str) -> bool:
 @pytest.mark.parametrize("vector", vectors("stats"), ids=lambda each: f"{each['samples']}x{each['window_ms']}")
 def test_sampled_stats_measure_what_kafka_measures(vector: dict[str, Any]) -> None:
     config = MetricConfig(vector["window_ms"], vector["samples"])
-    stats = [kind(config) for kind in (Rate, SimpleRate, CountRate, WindowedSum, Avg, Max, Min, CumulativeSum)]
+    stats = [kind(config) for kind in (Rate, SimpleRate, WindowedSum, Avg, Max, Min, CumulativeSum)]
     rate = stats[0]
     percentiles = [Percentiles(100, 1000, config), Percentiles(100, 1000, config, linear=True)]
     for now_ms, value, *measured in vector["rows"]:

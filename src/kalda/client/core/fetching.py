@@ -93,7 +93,7 @@ class Chunk:
     """What a response has of one partition: whole batches from `fetch_offset` on."""
 
     __slots__ = (
-        "batches", "data", "dropped", "fetched", "next_offset", "reader", "reader_header", "seeks", "size", "state",
+        "batches", "data", "dropped", "fetched", "next_offset", "reader", "seeks", "size", "state",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,6 @@ class Chunk:
         """Base offsets of aborted batches."""
         self.reader: SectionReader | None = None
         """Of the first of `batches`, where some of its records were taken."""
-        self.reader_header: BatchHeader | None = None
 
     @property
     def is_stale(self) -> bool:

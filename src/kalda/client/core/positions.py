@@ -95,7 +95,6 @@ class Positions:
         """`metadata.version` against which leader epochs were compared last."""
         self.failures: deque[ApiError] = deque()
         """To be raised by the next poll."""
-        self.on_found: Callable[[PartitionState], None] | None = None
 
     def run(self) -> None:
         """Send what is due."""

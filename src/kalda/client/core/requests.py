@@ -56,7 +56,6 @@ class Requests:
         self._find_at_ms = 0
         self._added: dict[int, Broker] = {}
         """Nodes besides the brokers, under ids of their own."""
-        self.rebootstraps = 0
 
     def run(self) -> None:
         """Send what is due, and let connections time out."""
@@ -65,7 +64,6 @@ class Requests:
         self._update_nodes()
         if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
             self.metadata.rebootstrap(now_ms)
-            self.rebootstraps += 1
             self._update_nodes()
         due_ms = self.metadata.next_request_at_ms(now_ms)
         if due_ms is not None and due_ms <= now_ms:
@@ -143,10 +141,6 @@ class Requests:
             self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
             self.drop_coordinator()
         return None
-
-    @property
-    def coordinator_is_known(self) -> bool:
-        return self._coordinator is not None
 
     def drop_coordinator(self) -> None:
         """The coordinator has moved, or does not answer: it is looked up again."""
