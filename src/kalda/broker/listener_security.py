@@ -278,7 +278,7 @@ class PeerSession:
         is_over = self._listener.now_ms() >= self._expires_at_ms
         if is_over and decode_request_header(frame).api_key != ApiKey.SASL_HANDSHAKE:
             self._listener.counts.expired += 1
-            self._listener.complain("closing %s: its session of %s has expired", connection, connection.principal)
+            self._listener.log_peer("closing %s: its session of %s has expired", connection, connection.principal)
             connection.close()
             return None
         return handler(connection, frame)
@@ -312,7 +312,7 @@ class PeerSession:
             counts.failed_logins += 1
         else:
             counts.failed_renewals += 1
-        self._listener.complain(
+        self._listener.log_peer(
             "Failed %s with /%s (channelId=%s-%s:%d-%d) (%s)",
             kind,
             connection.peer_host,

@@ -14,7 +14,7 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `request_memory`: connections wait where the memory of arriving and unanswered requests is used up
 - `answer_memory`: large answers wait where that of answers that are not read is used up; who does not read is closed
 - `listener_counts`: what is counted of each listener's connections
-- `complaints`: log lines about peers, a limited number per second
+- `peer_log`: log lines about peers, a limited number per second
 - `deadlines`: of requests to other nodes, which a stall of the loop does not end
 - `client`: asyncio client: pipelined requests, reconnect with backoff
 - `client_security`: TLS and SASL of the connections of a client, or of a node to other nodes

@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
-from kalda.network.complaints import log
+from kalda.network.peer_log import log
 
 T = TypeVar("T")
 
@@ -117,13 +117,13 @@ class AnswerMemory:
 
     # -- connections
 
-    def hold(self, connection: Peer) -> None:
+    def add(self, connection: Peer) -> None:
         """It has an answer that does not leave at once."""
         if connection not in self._unread:
             self._unread[connection] = _Reading(_size(connection), self._now_ms())
             self._check_later()
 
-    def release(self, connection: Peer) -> None:
+    def remove(self, connection: Peer) -> None:
         """Its answers have left, or it has ended."""
         if self._unread.pop(connection, None) is not None:
             self._begin_waiting()

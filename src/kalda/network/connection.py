@@ -27,19 +27,19 @@ import termios
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from kalda.base.errors import ApiError, InvalidRequest
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.network.complaints import describe_opening, log
-from kalda.network.frames import SIZE_BYTES, BadFrameSize, FrameReader
-from kalda.network.request_memory import SMALL_BYTES
-from kalda.network.turns import SHARE_NS, SLOW_NS
+from kalda.base.scheduling import Timer
+from kalda.network.answer_memory import AnswerMemory
+from kalda.network.frames import SIZE_BYTES, Arena, BadFrameSize, FrameReader
+from kalda.network.limits import Limits
+from kalda.network.peer_log import describe_opening, log
+from kalda.network.request_memory import SMALL_BYTES, RequestMemory
+from kalda.network.turns import SHARE_NS, SLOW_NS, Turns
 from kalda.protocol.caller import ANONYMOUS
-
-if TYPE_CHECKING:
-    from kalda.network.server import Listener
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -60,6 +60,45 @@ class AtTurn:
 
 Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | AtTurn | None
 FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its listener."""
+
+    name: str
+    security_protocol: str
+    handler: FrameHandler
+    limits: Limits
+    min_request_bytes: int
+    arena: Arena
+    turns: Turns
+    memory: RequestMemory
+    answers: AnswerMemory
+
+    def connected(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
+        """The connection was made: admit it, let it wait or refuse it."""
+        ...
+
+    def disconnected(self, connection: Connection) -> None:
+        """The connection has ended."""
+        ...
+
+    def log_peer(self, message: str, *args: object) -> None:
+        """Log a warning about a peer, within the limit of lines per second."""
+        ...
+
+    def now_ms(self) -> int:
+        """A monotonic clock."""
+        ...
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call back in the next turn of the loop."""
+        ...
+
+    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back once, not before `delay_ms` have passed."""
+        ...
+
 
 NO_QUOTA_USE: Final = (None, "", None)
 """Of connections whose requests no quota has counted yet."""
@@ -169,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
         "token_authenticated",
     )
 
-    def __init__(self, listener: Listener, connection_id: int) -> None:
+    def __init__(self, listener: ConnectionOwner, connection_id: int) -> None:
         self.id = connection_id
         self.listener_name = listener.name
         self.security_protocol = listener.security_protocol
@@ -213,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._sending: deque[Buffer | FileSlice] = deque()
         self._muted_until_ms = 0
-        self._unmuting: asyncio.TimerHandle | None = None
+        self._unmuting: Timer | None = None
         """The timer that ends the mute; None where the connection is not muted."""
 
     def __str__(self) -> str:
@@ -322,13 +361,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The transport's buffer is full: the peer reads its answers too slowly."""
         self._hold(Hold.WRITE)
-        self._listener.answers.hold(self)
+        self._listener.answers.add(self)
 
     def resume_writing(self) -> None:
         """The transport's buffer has room again."""
         self.active = True
         if self._parked_bytes < self._listener.limits.write_high_bytes:
-            self._listener.answers.release(self)
+            self._listener.answers.remove(self)
         self._release(_WRITE)
         if self._sending:
             self._send()
@@ -346,7 +385,7 @@ class Connection(asyncio.BufferedProtocol):
                 slot.pending.abandon()
         self._slots.clear()
         self._parked_bytes = 0
-        self._listener.answers.release(self)
+        self._listener.answers.remove(self)
         self._listener.memory.arrive(-self._arriving_bytes)
         self._arriving_bytes = 0
         self._listener.disconnected(self)
@@ -378,7 +417,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._enqueue(answer, len(frame))
                 ended_ns = now_ns()
         except BadFrameSize as error:
-            self._listener.complain(
+            self._listener.log_peer(
                 "%s sent %s where a Kafka request was expected (%s); closing it",
                 self,
                 describe_opening(error.seen),
@@ -386,7 +425,7 @@ class Connection(asyncio.BufferedProtocol):
             )
             self._fail()
         except InvalidRequest as error:
-            self._listener.complain("invalid request from %s: %s; closing it", self, error.message)
+            self._listener.log_peer("invalid request from %s: %s; closing it", self, error.message)
             self._fail()
         except Exception:
             log.exception("request handler failed for %s; closing it", self)
@@ -471,7 +510,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_unread(self) -> None:
         """Close it: its peer reads too slowly while unread answers use up their memory."""
-        self._listener.complain(
+        self._listener.log_peer(
             "closing %s: its peer does not read %d bytes of answers, and those of others", self, self.unread_bytes
         )
         self.abort()
@@ -482,7 +521,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_slow(self) -> None:
         """Close it: its request arrives too slowly while others wait for memory."""
-        self._listener.complain(
+        self._listener.log_peer(
             "closing %s: queued.max.request.bytes are used up, and its request of %d bytes arrives too slowly",
             self,
             self._frames.announced_bytes,
@@ -554,14 +593,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._holds & _CLOSED:
             return
         if error is not None:
-            self._listener.complain("request of %s failed without an answer: %s; closing it", self, error)
+            self._listener.log_peer("request of %s failed without an answer: %s; closing it", self, error)
             self.close()
             return
         slots = self._slots
         if settled is not slots[0]:
             self._parked_bytes += _size(settled.buffers)
             if self._parked_bytes >= self._listener.limits.write_high_bytes:
-                self._listener.answers.hold(self)
+                self._listener.answers.add(self)
             return
         while slots and slots[0].settled:
             slot = slots.popleft()

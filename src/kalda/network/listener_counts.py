@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kalda.base.sensors import Measurable, SensorName, gauged
-
-if TYPE_CHECKING:
-    from kalda.network.connection import Connection
+from kalda.network.connection import Connection
 
 SOCKET_SERVER: Final = "kafka.server:type=socket-server-metrics"
 _MOST_SOFTWARE: Final = 100

@@ -28,11 +28,11 @@ from kalda.base.clock import Clock
 from kalda.base.sensors import Measurable, SensorName, gauged
 from kalda.network.admission import Admission, Decision, Verdict
 from kalda.network.answer_memory import AnswerMemory
-from kalda.network.complaints import Complaints, log
 from kalda.network.connection import Connection, FrameHandler
 from kalda.network.frames import Arena
 from kalda.network.limits import MIN_REQUEST_BYTES, Limits, NodeLimits
 from kalda.network.listener_counts import ListenerCounts, count_sensors
+from kalda.network.peer_log import PeerLog, log
 from kalda.network.request_memory import RequestMemory
 from kalda.network.turns import Turns
 
@@ -191,9 +191,9 @@ class Listener:
         """Call back once on the loop, not before `delay_ms` have passed."""
         return self._loop.call_later(delay_ms / 1000, callback)
 
-    def complain(self, message: str, *args: object) -> None:
+    def log_peer(self, message: str, *args: object) -> None:
         """Log a warning about a peer, within the limit of lines per second."""
-        self._server.complaints(self.now_ms(), message, *args)
+        self._server.peer_log.warn(self.now_ms(), message, *args)
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections stay open."""
@@ -211,7 +211,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.arena = Arena()
         self.turns = Turns(now_ns, self.loop.call_soon)
-        self.complaints = Complaints()
+        self.peer_log = PeerLog()
         self.listeners: dict[str, Listener] = {}
         self.connections: dict[int, Connection] = {}
         self.now_ms = clock.mono_ms
@@ -402,7 +402,7 @@ class Server:
             self._empty.set()
 
     def _refuse(self, connection: Connection, reason: str) -> None:
-        self.complaints(self.now_ms(), "refused connection from %s: %s", connection, reason)
+        self.peer_log.warn(self.now_ms(), "refused connection from %s: %s", connection, reason)
         connection.abort()
 
     def _refuse_later(self, connection: Connection, wait_ms: int) -> None:
@@ -473,7 +473,7 @@ class Server:
         self._logins[connection] = self.now_ms()
         if len(self._logins) > self.limits.max_logins:
             oldest = next(iter(self._logins))
-            self.complaints(
+            self.peer_log.warn(
                 self.now_ms(), "closing %s: %d connections have not authenticated", oldest, self.limits.max_logins
             )
             self.login_ended(oldest)
@@ -530,7 +530,7 @@ class Server:
         )
         oldest = min(candidates, key=lambda connection: (connection.active_ms, connection.id), default=None)
         if oldest is not None:
-            self.complaints(
+            self.peer_log.warn(
                 self.now_ms(),
                 "closing %s: %s; this connection is the least recently active one",
                 oldest,
@@ -591,7 +591,7 @@ class Server:
             oldest, since_ms = next(iter(self._logins.items()))
             if now_ms - since_ms < timeout_ms:
                 return
-            self.complaints(now_ms, "closing %s: it has not authenticated within %d ms", oldest, timeout_ms)
+            self.peer_log.warn(now_ms, "closing %s: it has not authenticated within %d ms", oldest, timeout_ms)
             self.login_ended(oldest)
             oldest.abort()
 

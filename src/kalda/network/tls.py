@@ -21,12 +21,10 @@ import ssl
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from kalda.network.complaints import log
-
-if TYPE_CHECKING:
-    from kalda.network.connection import Connection
+from kalda.network.connection import Connection
+from kalda.network.peer_log import log
 
 READ_BYTES = 64 * 1024
 _HEADER_BYTES = 5

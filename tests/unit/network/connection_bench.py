@@ -86,7 +86,7 @@ class PaperListener:
         self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.turns = Turns(lambda: self.now_ns, self.soon.append)
-        self.complaints: list[str] = []
+        self.peer_lines: list[str] = []
         self.lost = 0
 
     def now_ms(self) -> int:
@@ -104,8 +104,8 @@ class PaperListener:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
 
-    def complain(self, message: str, *args: object) -> None:
-        self.complaints.append(message % args)
+    def log_peer(self, message: str, *args: object) -> None:
+        self.peer_lines.append(message % args)
 
     def run(self) -> None:
         while self.soon:
@@ -125,8 +125,8 @@ class Bench:
         """tests may replace it"""
         self.listener = PaperListener(lambda *arguments: self.answer(*arguments), limits or Limits(), budget)
         self.transport = PaperTransport()
-        self.connection = Connection(self.listener, 7)  # type: ignore[arg-type]
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.connection = Connection(self.listener, 7)
+        self.connection.connection_made(self.transport)
 
     def handle(self, connection: Connection, frame: memoryview) -> Answer:
         self.listener.now_ns += self.frame_ns

@@ -26,16 +26,16 @@ class PaperPeer:
         self.unacknowledged_bytes = MB
         self.is_closed = False
         self._memory = memory
-        memory.hold(self)
+        memory.add(self)
 
     def read(self, size: int) -> None:
         self.unread_bytes -= size
         if not self.unread_bytes:
-            self._memory.release(self)
+            self._memory.remove(self)
 
     def close_unread(self) -> None:
         self.is_closed = True
-        self._memory.release(self)
+        self._memory.remove(self)
 
 
 class Text(str):

@@ -204,8 +204,8 @@ def test_a_peer_that_reads_nothing_is_closed_where_unread_answers_use_up_their_m
     assert not bench.transport.aborted
     bench.listener.time.advance(2_000)
     assert bench.transport.aborted
-    (complaint,) = bench.listener.complaints
-    assert "does not read" in complaint
+    (line,) = bench.listener.peer_lines
+    assert "does not read" in line
 
 
 def test_no_request_is_served_while_the_nodes_budget_is_used_up() -> None:
@@ -232,9 +232,9 @@ def test_garbage_closes_with_one_line(opening: bytes, words: str) -> None:
     bench = Bench()
     bench.receive(opening)
     assert bench.transport.closed
-    assert len(bench.listener.complaints) == 1
-    assert words in bench.listener.complaints[0]
-    assert "10.1.2.3:4567" in bench.listener.complaints[0]
+    assert len(bench.listener.peer_lines) == 1
+    assert words in bench.listener.peer_lines[0]
+    assert "10.1.2.3:4567" in bench.listener.peer_lines[0]
 
 
 def test_invalid_request_closes_after_earlier_answers() -> None:
@@ -259,7 +259,7 @@ def test_failed_pending_closes() -> None:
     bench.send(body("w"))
     bench.pending[body("w")].fail(ApiError(ErrorCode.NOT_CONTROLLER, "moved"))
     assert bench.transport.closed
-    assert len(bench.listener.complaints) == 1
+    assert len(bench.listener.peer_lines) == 1
 
 
 def test_settling_after_the_connection_was_lost_is_harmless() -> None:

@@ -33,7 +33,7 @@ def describe_opening(first_bytes: bytes) -> str:
     return f"bytes {first_bytes[:16].hex(' ')}"
 
 
-class Complaints:
+class PeerLog:
     """Logs at most `per_second` warnings a second; each call passes the time."""
 
     __slots__ = ("_lines_left", "_per_second", "_suppressed", "_window_start_ms")
@@ -46,7 +46,7 @@ class Complaints:
         self._suppressed = 0
         """Lines that were not logged since the last one that was."""
 
-    def __call__(self, now_ms: int, message: str, *args: object) -> None:
+    def warn(self, now_ms: int, message: str, *args: object) -> None:
         """Log a warning, or count it."""
         if now_ms - self._window_start_ms >= 1000:
             self._window_start_ms = now_ms
