@@ -98,7 +98,7 @@ class World(HandTime):
         )
         for job in self.logs.load_jobs():
             job.complete()
-        self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: True)
+        self.replicas = ReplicaManager(1, self, self, self.background(), 1 << 20, lambda name, *_: True)
         self.moves = DirMoves(self.replicas, self.logs, self, self, lambda: self.now_ms, self._report, at_a_time=2)
         self.cleaner = LogCleaner(self.logs, CleanerConfig(), lambda: bytes(16))
         self._apply(1)

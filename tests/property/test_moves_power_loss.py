@@ -81,7 +81,7 @@ class Broker(HandTime):
         for job in self.manager.load_jobs():
             job.complete()
         self.manager.futures.settle(lambda tp, topic_id: controller.directory)
-        replicas = ReplicaManager(1, self, self.threads, 1 << 20, lambda *_: True)
+        replicas = ReplicaManager(1, self, self.threads, self.background(), 1 << 20, lambda *_: True)
         self.moves = DirMoves(
             replicas, self.manager, self.threads, self, lambda: self.now_ms, controller.assign, at_a_time=2
         )

@@ -66,6 +66,7 @@ class World(HandTime, HandJobs):
             SELF,
             self,
             self,
+            self.background(),
             57_671_680,
             lambda name, topic_id, _: name in self.elsewhere,
             sensors=self.sensors,
@@ -161,7 +162,7 @@ class World(HandTime, HandJobs):
         )
         context = self.sessions.context(request, False, self.ids.get, self.now_ms)
         answer = Fetch(self.replicas, request, context).run()
-        return answer if isinstance(answer, FetchResponse | Pending) else self.replicas.steps.run(answer)
+        return answer if isinstance(answer, FetchResponse | Pending) else self.replicas.background.run(answer)
 
 
 def offsets(answer: FetchResponsePartitionData) -> list[int]:

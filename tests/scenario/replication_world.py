@@ -76,7 +76,14 @@ class Broker:
         self.sensors = Sensors()
         self.jobs = HandJobs()
         self.replicas = ReplicaManager(
-            broker_id, world.time, self.jobs, 50_000_000, lambda *_: True, self, sensors=self.sensors
+            broker_id,
+            world.time,
+            self.jobs,
+            world.time.background(),
+            50_000_000,
+            lambda *_: True,
+            self,
+            sensors=self.sensors,
         )
         self.fetchers = ReplicaFetchers(FetcherConfig(broker_id, "cluster"), lambda: self.epoch, self._started)
         self.replicas.following = self.fetchers

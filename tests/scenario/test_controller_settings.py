@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from controller_world import Rights, World, result
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.steps import run_to_end
 from kalda.controller.acl_matching import AclMatcher
 from kalda.controller.features import KraftVersionControl
 from kalda.metadata.features import NOT_SERVED, VersionRange, supported_ranges

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from by_hand import one_step_a_turn
 from data_path_world import World, answers_of, offsets
 
 from kalda.base.errors import ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
-from kalda.base.steps import StepRunner
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.replication import fetch
 from kalda.replication.fetch import Fetch
@@ -29,7 +29,7 @@ class Turns:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read: list[int] = []
         self._callbacks: list[Callable[[], None]] = []
-        world.replicas.steps = StepRunner(self._callbacks.append)
+        world.replicas.background = one_step_a_turn(self._callbacks.append)
         read = Fetch._read
 
         def counted(each: Fetch, entries: Sequence[FetchEntry], note_follower: bool) -> bool:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from by_hand import one_step_a_turn
 from data_path_world import World, answers_of
 
 from kalda.base.clock import Clock
@@ -59,7 +60,7 @@ class Broker:
     def __init__(self) -> None:
         self.world = World()
         self.world.elsewhere.add("a")
-        self.opening = OpeningPartitions(self.world)
+        self.opening = OpeningPartitions(self.world, self.world.replicas.background)
         self.opening.add(AT)
         clock = cast(Clock, SimpleNamespace(wall_ms=lambda: self.world.now_ms, mono_ms=lambda: self.world.now_ms))
         metadata = cast(MetadataCache, SimpleNamespace(topic_name=lambda topic_id: None))
@@ -228,39 +229,9 @@ def test_a_large_fetch_is_read_in_steps_after_its_wait(broker: Broker, monkeypat
     assert answers_of(answer)["a", 0].high_watermark == 1
 
 
-class Turns:
-    """Timers whose delays are over at once, in the next turn."""
-
-    def __init__(self) -> None:
-        self.due: list[Timer] = []
-
-    def call_later_ms(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
-        timer = Timer(callback)
-        if not delay_ms:
-            self.due.append(timer)
-        return timer
-
-    def turn(self) -> None:
-        due, self.due = self.due, []
-        for timer in due:
-            if not timer.cancelled:
-                timer.callback()
-
-
-class Timer:
-    """One of these."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-def test_requests_that_waited_for_the_same_partition_are_handled_in_turns_of_their_own(broker: Broker) -> None:
-    turns = Turns()
-    opening = OpeningPartitions(turns)
+def test_requests_that_waited_for_the_same_partition_do_not_hold_the_loop_together(broker: Broker) -> None:
+    turns: list[Callable[[], None]] = []
+    opening = OpeningPartitions(broker.world, one_step_a_turn(turns.append))
     opening.add(AT)
     handled: list[int] = []
     waiting = []
@@ -273,13 +244,9 @@ def test_requests_that_waited_for_the_same_partition_are_handled_in_turns_of_the
         waiting.append(replied)
     opening.remove(AT)
     assert not handled
-    turns.turn()
+    turns.pop()()
     assert handled == [0]
     waiting[1].abandon()
-    turns.turn()
-    turns.turn()
-    assert handled == [0, 2]
-    turns.turn()
-    turns.turn()
+    while turns:
+        turns.pop()()
     assert handled == [0, 2, 3]
-    assert not turns.due

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from by_hand import one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 from transactions_world import World
 
@@ -82,7 +83,7 @@ class Broker:
         self.pipeline = RequestPipeline(
             self.handlers.rows(),
             lambda: Features({}, {}, 0),
-            self.turns.append,
+            one_step_a_turn(self.turns.append),
             unstable_versions=True,
             authorizer=Denying(*denied),
         )

@@ -10,7 +10,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `patterns`: regular expressions of others, matched in linear time
 - `printable`: text of others, safe for terminals and log lines
 - `pending`: a result that is set later, without asyncio
-- `steps`: long work in steps, one in each turn of the loop
+- `background`: the work of an event loop that takes long, and how much of a turn it gets
 - `turn`: a body of work that never runs inside itself
 - `sensors`: counters, gauges and rates under Kafka's metric names
 - `durations`: quantiles of recent durations

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.broker.context import MAX_ANSWER_BYTES, Encoded, RequestContext
 from kalda.controller.acl_matching import AclMatcher, Entry
 from kalda.controller.acls import check_removals

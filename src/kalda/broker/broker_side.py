@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
@@ -59,6 +60,7 @@ class BrokerSide:
         host: Host,
         timers: Timers,
         jobs: JobPool,
+        background: Background,
         server: Server,
         quorum: QuorumSide,
         channel: ControllerChannel,
@@ -106,6 +108,7 @@ class BrokerSide:
             host=host,
             timers=timers,
             jobs=jobs,
+            background=background,
             server=server,
             channel=channel,
             lifecycle=self.lifecycle,
@@ -115,7 +118,7 @@ class BrokerSide:
             sensors=sensors,
             quotas=quotas,
             authorizer=authorizer,
-            opening=OpeningPartitions(timers),
+            opening=OpeningPartitions(timers, background),
             security=security,
             faults=PublishingFaults(),
             on_fatal=on_fatal,

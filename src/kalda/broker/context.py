@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TypeAlias, TypeVar
 
+from kalda.base.background import Steps
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.broker.stopwatch import Stopwatch
 from kalda.network.connection import AtTurn, Buffer, Connection
 from kalda.protocol.apis import API
@@ -51,6 +51,11 @@ class RequestContext(Caller):
         self.forwarded_by = None
         self.authorizer = authorizer
         self.charge = None
+
+    def __str__(self) -> str:
+        """As the log names the request."""
+        name, version, size = self.request_name, self.api_version, len(self.frame)
+        return f"{name} v{version} of {size} bytes from client {self.client_id!r} at {self.connection}"
 
     @property
     def request_name(self) -> str:

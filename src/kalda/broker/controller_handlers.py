@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
+from kalda.base.background import Background, Steps
 from kalda.base.clock import Clock
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.steps import NextTurn, Steps
 from kalda.broker.acl_deletion import delete_acls_in_steps
 from kalda.broker.api_versions import Features
 from kalda.broker.context import Encoded, RequestContext
@@ -150,7 +150,7 @@ class ControllerHandlers:
     def pipeline(
         self,
         features: Callable[[], Features],
-        next_turn: NextTurn,
+        background: Background,
         *,
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
@@ -165,7 +165,7 @@ class ControllerHandlers:
         pipeline = RequestPipeline(
             rows,
             features,
-            next_turn,
+            background,
             unstable_versions=unstable_versions,
             authorizer=authorizer,
             throttle=throttle,

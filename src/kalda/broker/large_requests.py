@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping
 from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
-from kalda.base.steps import NextTurn, StepRunner, Steps
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Row
 from kalda.network.connection import AtTurn, Buffer
@@ -312,14 +312,13 @@ class _Reply:
 class LargeRequests:
     """Answers the large requests of one listener."""
 
-    def __init__(self, next_turn: NextTurn) -> None:
-        self._handling = StepRunner(next_turn, takes_turns=False)
-        self._encoding = StepRunner(next_turn)
+    def __init__(self, background: Background) -> None:
+        self._background = background
 
     def answer(self, row: Row, handler: Handler, context: RequestContext, stages: Stages) -> Pending[list[Buffer]]:
         """Answer a request that is not decoded yet."""
-        request = _LargeRequest(row, handler, context, stages, self._encoding)
-        request.run(self._handling, request.handle())
+        request = _LargeRequest(row, handler, context, stages, self._background)
+        request.run(request.handle())
         return request.answer
 
 
@@ -327,13 +326,13 @@ class _LargeRequest:
     """One large request, until it is answered."""
 
     def __init__(
-        self, row: Row, handler: Handler, context: RequestContext, stages: Stages, encoding: StepRunner
+        self, row: Row, handler: Handler, context: RequestContext, stages: Stages, background: Background
     ) -> None:
         self._row = row
         self._handler = handler
         self._context = context
         self._stages = stages
-        self._encoding = encoding
+        self._background = background
         self.answer: Pending[list[Buffer]] = Pending()
         self.answer.on_abandoned = self._abandon
         self._running: Pending[Any] | None = None
@@ -359,9 +358,9 @@ class _LargeRequest:
         self._has_found = False
         """Whether a part of a fetch has found something that its client should have at once."""
 
-    def run(self, runner: StepRunner, steps: Steps[list[Buffer] | None]) -> None:
+    def run(self, steps: Steps[list[Buffer] | None]) -> None:
         """Do these steps. They return the answer, or None where there is none yet."""
-        self._running = runner.run(self._stages.timed(self._context, steps))
+        self._running = self._background.run(self._stages.timed(self._context, steps), owner=self._context)
         self._running.then(self._on_end_of_steps)
 
     def _on_end_of_steps(self, buffers: list[Buffer] | None, error: ApiError | None) -> None:
@@ -372,12 +371,12 @@ class _LargeRequest:
         elif buffers is not None:
             self.answer.complete(buffers)
         elif self._settled or not self._unjoined:
-            self.run(self._encoding, self._encode())
+            self.run(self._encode())
 
     def _on_settled(self, reply: _Reply) -> None:
         self._settled.append(reply)
         if self._running is None:
-            self.run(self._encoding, self._encode())
+            self.run(self._encode())
 
     def _abandon(self) -> None:
         if self._running is not None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kalda.base.background import Background
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
@@ -113,6 +114,7 @@ class Node:
 
         # All made by `start`, in this order; None until then. A start that fails leaves the later ones None.
         self._timers: LoopTimers | None = None
+        self._background: Background | None = None
         self._jobs: JobPool | None = None
         self._watchdog: Watchdog | None = None
         self._server: Server | None = None
@@ -205,7 +207,9 @@ class Node:
         loop = asyncio.get_running_loop()
         timers = self._timers = self._host.timers(loop)
         self._jobs = self._host.jobs(loop, config["background.threads"])
+        self._background = Background(loop.call_soon, self._host.work_ns)
         self._watchdog = Watchdog(self._clock, self.sensors)
+        self._watchdog.watch_background(self._background)
         timers.on_turn = self._watchdog.on_turn
         ensemble = self._identity()
         cluster_id = ensemble.cluster_id
@@ -469,13 +473,14 @@ class Node:
         assert quorum is not None
         assert quorum.controller is not None
         assert self._quotas is not None
+        assert self._background is not None
         configs = ConfigHandlers(self.config.node_id, self.config, quorum.loader)
         handlers = self._controller_handlers = ControllerHandlers(
             quorum.raft, quorum.controller, quorum.loader, self._clock, cluster_id, configs, quorum.arm
         )
         pipeline = handlers.pipeline(
             self._controller_features,
-            asyncio.get_running_loop().call_soon,
+            self._background,
             unstable_versions=self.config["unstable.api.versions.enable"],
             authorizer=None if self._authorizer is None else self._authorizer.authorizer,
             throttle=self._quotas.throttle,
@@ -540,11 +545,12 @@ class Node:
         from kalda.broker.broker_side import BrokerSide
 
         config, quorum, channel, heartbeats = self.config, self._quorum, self._channel, self._heartbeats
-        jobs, server = self._jobs, self._server
+        jobs, background, server = self._jobs, self._background, self._server
         assert quorum is not None
         assert channel is not None
         assert heartbeats is not None
         assert jobs is not None
+        assert background is not None
         assert server is not None
         assert self._quotas is not None
         identity = partial(self._broker_identity, cluster_id)
@@ -553,6 +559,7 @@ class Node:
             self._host,
             timers,
             jobs,
+            background,
             server,
             quorum,
             channel,
@@ -628,6 +635,8 @@ class Node:
             for jobs in (self._jobs, self._security_jobs):
                 if jobs is not None:
                     jobs.close()
+            if self._background is not None:
+                self._background.close()
             self._locks.release()
             self._host.close()
         log.info("node %d has stopped", self.config.node_id)

@@ -3,8 +3,8 @@
 The log of a new partition is made by a job, so there are some milliseconds between the image and the open partition.
 A client may have the same image from another broker already. Answered NOT_LEADER_OR_FOLLOWER, it would look for another
 leader, find none, and wait until it asks for metadata again: librdkafka for seconds. So a request for such a partition
-waits until the partition is open, for at most `MAX_WAIT_MS`, and is then handled as if it had just arrived. Of many
-that waited for the same partition, or are parts of one large request, one is handled in each turn of the loop.
+waits until the partition is open, for at most `MAX_WAIT_MS`, and is then handled as if it had just arrived, in the
+background: many may have waited for the same partition.
 
 A follower waits too: after an error it would fetch the partition again only when its next fetch has returned, which
 may be half a second later. But producers wait for what it fetches of other partitions, so it waits shortly, and not
@@ -15,16 +15,14 @@ while many partitions are being opened.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any
 
-from kalda.base.errors import as_api_error
+from kalda.base.background import Background, Steps
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
-from kalda.base.steps import StepRunner, by_timers
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.protocol.notation import Request
 
@@ -41,13 +39,15 @@ Handle = Callable[[RequestContext, Any], Reply[Any]]
 class _Waiting:
     """A request that waits."""
 
-    __slots__ = ("missing", "pending", "resume", "timer")
+    __slots__ = ("context", "handle", "missing", "pending", "request", "timer")
 
-    def __init__(self, missing: set[TopicPartition], pending: Pending[Any], resume: Callable[[], None]) -> None:
+    def __init__(self, context: RequestContext, request: Request, handle: Handle, missing: set[TopicPartition]) -> None:
+        self.context = context
+        self.request = request
+        self.handle = handle
         self.missing = missing
         """Partitions that are not open yet."""
-        self.pending = pending
-        self.resume = resume
+        self.pending: Pending[Any] = Pending()
         self.timer: Timer | None = None
         """None when the request does not wait any more."""
 
@@ -55,16 +55,13 @@ class _Waiting:
 class OpeningPartitions:
     """Which partitions are being opened, and who waits for them."""
 
-    def __init__(self, timers: Timers) -> None:
+    def __init__(self, timers: Timers, background: Background) -> None:
         self.partitions: dict[TopicPartition, list[_Waiting]] = {}
         """Those that are to be led and are not open, with the requests that wait for each."""
         self._timers = timers
-        self._steps = StepRunner(by_timers(timers))
-        """Replies of requests that have waited, which are made in steps."""
+        self._background = background
         self._waiting = 0
         """How many requests wait."""
-        self._due: deque[_Waiting] = deque()
-        """Those whose wait is over. Invariant: a turn for the first one is scheduled while there are any."""
         self._resumed: Request | None = None
         """The request that is handled after its wait: it does not wait again."""
 
@@ -78,9 +75,8 @@ class OpeningPartitions:
         """The partition is open, cannot be opened, or is not to be led any more."""
         for waiting in self.partitions.pop(topic_partition, ()):
             waiting.missing.discard(topic_partition)
-            if not waiting.missing and waiting.timer is not None:
-                waiting.timer.cancel()
-                self._end_wait(waiting)
+            if not waiting.missing:
+                self._resume(waiting)
 
     # -- the handlers' side
 
@@ -108,56 +104,39 @@ class OpeningPartitions:
         missing = {TopicPartition(*each) for each in named if each in self.partitions}
         if not missing:
             return None
-        pending: Pending[Any] = Pending()
-        waiting = _Waiting(missing, pending, lambda: self._resume(waiting, context, request, handle))
-        pending.on_abandoned = lambda: self._end(waiting)
+        waiting = _Waiting(context, request, handle, missing)
+        waiting.pending.on_abandoned = lambda: self._end(waiting)
         for topic_partition in missing:
             self.partitions[topic_partition].append(waiting)
-        waiting.timer = self._timers.call_later_ms(min(timeout_ms, MAX_WAIT_MS), lambda: self._end_wait(waiting))
+        waiting.timer = self._timers.call_later_ms(min(timeout_ms, MAX_WAIT_MS), lambda: self._resume(waiting))
         self._waiting += 1
         context.connection.answer_alone()
-        return pending
-
-    def _end_wait(self, waiting: _Waiting) -> None:
-        """Have the request handled in a turn of its own: not on the stack of the publisher, which has other partitions
-        to open."""
-        self._due.append(waiting)
-        if len(self._due) == 1:
-            self._timers.call_later_ms(0, self._resume_next)
-
-    def _resume_next(self) -> None:
-        waiting = self._due.popleft()
-        if self._due:
-            self._timers.call_later_ms(0, self._resume_next)
-        if waiting.timer is not None:  # it was not abandoned, and was not due twice
-            waiting.resume()
+        return waiting.pending
 
     def _end(self, waiting: _Waiting) -> None:
         """The request does not wait any more."""
-        if waiting.timer is None:
-            return
+        assert waiting.timer is not None, "it waits"
         waiting.timer.cancel()
         waiting.timer = None
         self._waiting -= 1
         for topic_partition in waiting.missing:
             self.partitions[topic_partition].remove(waiting)
 
-    def _resume(self, waiting: _Waiting, context: RequestContext, request: Request, handle: Handle) -> None:
+    def _resume(self, waiting: _Waiting) -> None:
+        """Have the request handled, but not on the stack of the publisher, which has other partitions to open."""
         self._end(waiting)
-        pending = waiting.pending
-        self._resumed = request
+        handled = self._background.run(self._handled(waiting), owner=waiting.context)
+        waiting.pending.on_abandoned = handled.abandon
+        handled.then(waiting.pending.settle)
+
+    def _handled(self, waiting: _Waiting) -> Steps[Any]:
+        """The reply to a request that has waited."""
+        self._resumed = waiting.request
         try:
-            reply = handle(context, request)
-        except Exception as error:
-            pending.fail(as_api_error(error))
-            return
+            reply = waiting.handle(waiting.context, waiting.request)
         finally:
             self._resumed = None
         if isinstance(reply, GeneratorType):
-            reply = self._steps.run(reply)
-        if isinstance(reply, Pending):
-            pending.on_abandoned = reply.abandon
-            reply.then(pending.settle)
-        else:
-            # None is the reply to a Produce with acks=0.
-            pending.complete(Encoded([]) if reply is None else reply)
+            reply = yield from reply
+        # None is the reply to a Produce with acks=0.
+        return Encoded([]) if reply is None else reply

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
 from kalda.broker.large_requests import CUTS, Cut
 from kalda.controller.answers import check_batch_size

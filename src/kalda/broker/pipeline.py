@@ -19,12 +19,12 @@ import logging
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from types import GeneratorType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.base.sensors import Counter
-from kalda.base.steps import NextTurn, Spread, StepRunner, Steps
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.charging import Charge
 from kalda.broker.context import Encoded, Known, Reply, RequestContext
@@ -65,11 +65,6 @@ _NEVER_WAITING = frozenset(
 )
 """APIs whose answers are made though there is no room for large ones: they are about as large as their requests, or
 have little in memory, and replication, transactions and groups rest on them."""
-
-_ANSWERED_TOGETHER: Final = frozenset((ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
-"""APIs of which one event answers thousands of requests: all members of a group."""
-_ANSWERS_A_TURN: Final = 200
-"""So many of these are answered in one turn of the loop: about five milliseconds."""
 
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
@@ -122,7 +117,7 @@ class RequestPipeline:
         self,
         rows: Iterable[Row],
         features: Callable[[], Features],
-        next_turn: NextTurn,
+        background: Background,
         *,
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
@@ -134,9 +129,8 @@ class RequestPipeline:
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._faults = RequestFaults()
-        self._steps = StepRunner(next_turn)
-        self._together = Spread(next_turn, _ANSWERS_A_TURN)
-        self._large_requests = LargeRequests(next_turn)
+        self._background = background
+        self._large_requests = LargeRequests(background)
         self._authorizer = authorizer
         self._throttle = throttle
         self._rows: dict[int, Row] = {row.key: row for row in rows}
@@ -296,10 +290,11 @@ class RequestPipeline:
                     return
             answer.complete(buffers)
 
-        if served.row.key in _ANSWERED_TOGETHER:
-            reply.then(lambda response, error: self._together.call(partial(settle, response, error), 1))
-        else:
-            reply.then(settle)
+        def settle_in_time(response: Known[Response], error: ApiError | None) -> None:
+            """One event may settle thousands: a rebalance answers all members of its group."""
+            self._background.call(partial(settle, response, error))
+
+        reply.then(settle_in_time)
         return answer
 
     def _in_steps(
@@ -318,7 +313,7 @@ class RequestPipeline:
             return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
         if served.row.throttled is None:
             steps = _encoded_in_steps(context, steps)
-        run, connection = partial(self._steps.run, steps), context.connection
+        run, connection = partial(self._background.run, steps, owner=context), context.connection
         if context.forwarded_by is not None:
             return self._later(served, context, request, run())
         # The answer may be large: a peer that reads nothing must not have many of them made.

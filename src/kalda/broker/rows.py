@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.steps import Steps
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.item_checks import Stage
 from kalda.protocol.access import Need

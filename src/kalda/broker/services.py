@@ -75,7 +75,7 @@ class Services:
         self.pipeline = RequestPipeline(
             joined(Listener.BROKER, *(module.rows() for module in self.modules)),
             features,
-            lambda step: context.timers.call_later_ms(0, step),
+            context.background,
             unstable_versions=context.config["unstable.api.versions.enable"],
             authorizer=context.authorizer,
             throttle=context.quotas.throttle,

@@ -218,6 +218,12 @@ class Host:
         """A clock for the time for which requests hold the event loop: monotonic nanoseconds."""
         return time.perf_counter_ns
 
+    @property
+    def work_ns(self) -> Callable[[], int]:
+        """A clock by which work ends its turn of the event loop: monotonic nanoseconds. It moves while the loop is
+        held, on virtual time too."""
+        return time.perf_counter_ns
+
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
         """Timers that call back on `loop`, by the time of `clock`, which they keep."""
         return LoopTimers(loop, self.clock)

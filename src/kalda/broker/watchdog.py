@@ -2,8 +2,8 @@
 
 The loop reports a turn every `TURN_MS` (`shell.py`). Where a callback holds it, the turn is late, and every client of
 the node has waited as long. The pipelines note the request that they are handling; the last one before a late turn is
-most likely the one that held the loop: requests that arrive meanwhile are read after the turn. Without a request, it
-was another callback.
+most likely the one that held the loop: requests that arrive meanwhile are read after the turn. Where a step of the
+background took long, it is named as well. Without either, it was another callback.
 
 A loop that is held for long logs nothing itself. So a thread watches it: after `_HELD_MS` without a turn it logs the
 request, and the stack of the loop's thread. It logs again when the loop has been held for twice as long, and at last
@@ -24,15 +24,17 @@ import threading
 import traceback
 from typing import Protocol
 
+from kalda.base.background import Background, name_of
 from kalda.base.clock import LoopClock
 from kalda.base.sensors import Sensors
 from kalda.broker.context import RequestContext
-from kalda.protocol.apis import API
 
 log = logging.getLogger("kalda.watchdog")
 
 LATE_MS = 100
 """The delay from which on it is logged and counted."""
+_LONG_STEP_MS = 20
+"""A step that takes so long may be what made a turn late."""
 _LOG_EVERY_MS = 1_000
 _CHECK_S = 0.5
 _HELD_MS = 1_000
@@ -59,6 +61,7 @@ class Watchdog:
         """The longest delay since the start."""
         self._late = sensors.counter(GROUP, "DelaysOver100Ms")
         self._pipelines: list[Handling] = []
+        self._background: Background | None = None
         self._quiet_until_ms = 0
         """Nothing is logged before, for a turn that is late."""
         self._unlogged = 0
@@ -77,6 +80,10 @@ class Watchdog:
     def watch(self, pipeline: Handling) -> None:
         """Name the requests of this pipeline."""
         self._pipelines.append(pipeline)
+
+    def watch_background(self, background: Background) -> None:
+        """Name whose steps take long."""
+        self._background = background
 
     def start(self, *, owns_process: bool) -> None:
         """Watch the loop that this is called on from a thread. `owns_process`: no other node is in this process, and
@@ -106,6 +113,8 @@ class Watchdog:
             self._report(late_ms, now_ms)
         for pipeline in self._pipelines:
             pipeline.handling = None  # it holds the memory of its frame
+        if self._background is not None:
+            self._background.longest = (0, "")
 
     def _report(self, late_ms: int, now_ms: int) -> None:
         if now_ms < self._quiet_until_ms:
@@ -115,14 +124,23 @@ class Watchdog:
         log.warning(
             "the event loop was late by %d ms: no client was served meanwhile. Handled before: %s%s",
             late_ms,
-            self._requests() or "no request, so another callback",
+            self._handled(self._longest_step()) or "no request, so another callback",
             f" ({self._unlogged} more delays since the last such line)" if self._unlogged else "",
         )
         self._unlogged = 0
 
-    def _requests(self) -> str:
-        handled = [pipeline.handling for pipeline in self._pipelines]
-        return "; ".join(_described(context) for context in handled if context is not None)
+    def _handled(self, step: str) -> str:
+        handled = [str(pipeline.handling) for pipeline in self._pipelines if pipeline.handling is not None]
+        return "; ".join([*handled, step] if step else handled)
+
+    def _longest_step(self) -> str:
+        took_ns, name = (0, "") if self._background is None else self._background.longest
+        took_ms = took_ns // 1_000_000
+        return f"a step of {took_ms} ms of {name}" if took_ms >= _LONG_STEP_MS else ""
+
+    def _running_step(self) -> str:
+        owner = None if self._background is None else self._background.running
+        return "" if owner is None else f"a step of {name_of(owner)}, which is under way"
 
     # On the thread
 
@@ -146,7 +164,7 @@ class Watchdog:
             "the event loop has been held for %d ms, and no client is served meanwhile. Handled before: %s. The loop is"
             " at:\n%s",
             held_ms,
-            self._requests() or "no request",
+            self._handled(self._running_step()) or "no request",
             self._stack(),
         )
 
@@ -155,11 +173,3 @@ class Watchdog:
         if frame is None:
             return "  (its thread has ended)"
         return "".join(traceback.format_list(traceback.extract_stack(frame)[-_FRAMES:])).rstrip()
-
-
-def _described(context: RequestContext) -> str:
-    header = context.header
-    return (
-        f"{API[header.api_key].name} v{header.api_version} of {len(context.frame)} bytes from client"
-        f" {context.client_id!r} at {context.connection}"
-    )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from kalda.base.background import Steps
 from kalda.base.ids import Uuid
-from kalda.base.steps import Steps
 from kalda.metadata.acl_filters import PATTERN_MATCH, PATTERN_PREFIXED, WILDCARD, AclFilter, filter_matcher
 from kalda.metadata.acls import StandardAcl
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
+from kalda.base.scheduling import Timer
 from kalda.protocol.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -58,8 +59,6 @@ _COPIED_BYTES = 2 << 20
 """Bytes of records in memory that are enough for a consumer's answer."""
 _COPIED_FOR_FOLLOWER = 10 << 20
 """The same for a follower, which gets copies alone: the default of `replica.fetch.response.max.bytes`."""
-_READS_OF_AN_ANSWER = 10
-"""The answer to a fetch that has waited takes as long as the reads of so many partitions, besides its own."""
 _NO_BYTES = b""
 Fetched: TypeAlias = FetchResponse | Pending[FetchResponse]
 _response = maker(FetchResponse, "session_id")
@@ -531,13 +530,15 @@ class Fetch:
 class FetchWaiter(Waiter):
     """A fetch that waits for `min_bytes`."""
 
-    __slots__ = ("_fetch", "_missing_bytes", "_pending")
+    __slots__ = ("_fetch", "_finishing", "_missing_bytes", "_pending")
 
     def __init__(self, fetch: Fetch, pending: Pending[FetchResponse], missing_bytes: int) -> None:
         super().__init__(DelayedOperation.FETCH)
         self._fetch = fetch
         self._pending = pending
         self._missing_bytes = missing_bytes
+        self._finishing: Timer | None = None
+        """Set when the wait is over."""
 
     def on_moved(self, partition: Partition, appended_bytes: int) -> None:
         self._missing_bytes -= appended_bytes
@@ -547,10 +548,11 @@ class FetchWaiter(Waiter):
     def complete(self) -> None:
         if not self.done:
             self.done = True
-            self._fetch.manager.fetch_answers.call(self.finish, len(self._partitions) + _READS_OF_AN_ANSWER)
+            self._finishing = self._fetch.manager.background.call(self.finish)
 
     def stop(self) -> None:
-        self._fetch.manager.fetch_answers.forget(self.finish)
+        if self._finishing is not None:
+            self._finishing.cancel()
         super().stop()
 
     def expire(self) -> None:
@@ -567,7 +569,7 @@ class FetchWaiter(Waiter):
         if isinstance(answer, FetchResponse):
             self._pending.complete(answer)
         else:
-            later = answer if isinstance(answer, Pending) else self._fetch.manager.steps.run(answer)
+            later = answer if isinstance(answer, Pending) else self._fetch.manager.background.run(answer)
             later.then(self._pending.settle)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
-from kalda.base.steps import Spread, StepRunner, by_timers
 from kalda.replication.counters import ReplicaCounters
 from kalda.replication.followers import ReplicationPeers
 from kalda.replication.gauges import make_gauges
@@ -42,10 +42,6 @@ class Assignment(Protocol):
     def adding_replicas(self) -> tuple[int, ...]: ...
 
 
-_READS_A_TURN = 1_500
-"""Partitions that are read for waiting fetches in one turn of the loop: about seven milliseconds."""
-
-
 class Following(Protocol):
     """What copies partitions from their leaders (`kalda.replication.replica_fetchers.ReplicaFetchers`)."""
 
@@ -61,6 +57,7 @@ class ReplicaManager:
         broker_id: int,
         timers: Timers,
         jobs: Jobs,
+        background: Background,
         fetch_max_bytes: int,
         topic_exists: Callable[[str, Uuid, int], bool],
         cluster: ReplicationPeers | None = None,
@@ -73,10 +70,7 @@ class ReplicaManager:
         self.broker_id = broker_id
         self.timers = timers
         self.jobs = jobs
-        self.steps = StepRunner(by_timers(timers))
-        """Runs what is done in steps after a wait."""
-        self.fetch_answers = Spread(by_timers(timers), _READS_A_TURN)
-        """Answers fetches whose wait is over; the costs are partitions."""
+        self.background = background
         self.fetch_max_bytes = fetch_max_bytes
         self._recent = RecentAppends()
         self.refused = RefusedBatches()

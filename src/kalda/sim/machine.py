@@ -48,6 +48,22 @@ class SimClock:
         self._limit_ms, self._lost_ms = limit_ms, lost_ms
 
 
+class WorkClock:
+    """The time for which work holds the event loop. The simulated time stands still meanwhile, and no budget would ever
+    end, so this one moves at each read, by a random part of `STEP_NS`. Its random numbers are its own: what else is
+    drawn does not depend on how often it is read."""
+
+    STEP_NS = 1_000_000
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._now_ns = 0
+
+    def read(self) -> int:
+        self._now_ns += int(self._rng.random() * self.STEP_NS)
+        return self._now_ns
+
+
 class SimJobs:
     """Jobs without threads: a job runs in one step some time after `run`; its `finish` is called some time later."""
 
@@ -88,12 +104,17 @@ class SimHost(Host):
         self.disk = machine.disk
         self.clock = machine.clock
         self.rng = random.Random(seed)
+        self._work = WorkClock(random.Random(f"{seed}/work"))
         self._machine = machine
         self._jobs: SimJobs | None = None
 
     @property
     def busy_ns(self) -> Callable[[], int]:
         return lambda: self.clock.machine_ms() * 1_000_000
+
+    @property
+    def work_ns(self) -> Callable[[], int]:
+        return self._work.read
 
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
         return LoopTimers(loop, self.clock)

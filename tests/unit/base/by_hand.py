@@ -1,10 +1,13 @@
-"""Timers and jobs (`kalda.base.scheduling`) whose progress a test controls."""
+"""Timers, jobs and background work whose progress a test controls."""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
 from typing import TypeVar
+
+from kalda.base.background import TURN_BUDGET_NS, Background, NextTurn
 
 T = TypeVar("T")
 
@@ -32,6 +35,10 @@ class HandTime:
         heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, timer))
         return timer
 
+    def background(self) -> Background:
+        """One whose turns are timers without a delay, and end when there is nothing left to do."""
+        return Background(lambda turn: self.call_later_ms(0, turn), lambda: 0)
+
     def advance(self, ms: int) -> None:
         """Move the clock. Each due timer is called at its due time, timers set by these calls included."""
         until = self.now_ms + ms
@@ -46,6 +53,16 @@ class HandTime:
     def timers(self) -> int:
         """The number of timers that are neither called nor cancelled."""
         return sum(not timer.cancelled for _, _, timer in self._due)
+
+
+def inline_background() -> Background:
+    """Background work that is done at once, to its end."""
+    return Background(lambda turn: turn(), lambda: 0)
+
+
+def one_step_a_turn(next_turn: NextTurn) -> Background:
+    """Background work whose every step uses up the turn."""
+    return Background(next_turn, itertools.count(0, TURN_BUDGET_NS).__next__)
 
 
 class HandJobs:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from paper_connection import CORRELATION_ID, read_answer
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.steps import run_to_end
 from kalda.broker import acl_deletion
 from kalda.broker.acl_deletion import delete_acls_in_steps
 from kalda.broker.context import RequestContext

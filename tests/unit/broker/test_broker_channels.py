@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+from by_hand import inline_background
+
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
@@ -52,7 +54,7 @@ class World:
             "tests", cast(ServerConfig, Config(SETTINGS)), cache, lambda: 0.5, lambda host, port: (host, port)
         )
         row = Row(ApiKey.WRITE_TXN_MARKERS, self._handle, write_txn_markers_failed, Authorization.ANYONE)
-        self._pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), lambda step: None)
+        self._pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), inline_background())
 
     def _handle(self, context: RequestContext, request: Any) -> Pending[WriteTxnMarkersResponse]:
         self.waiting.append(Pending())

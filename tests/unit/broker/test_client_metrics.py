@@ -13,6 +13,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from by_hand import inline_background
 from click.testing import CliRunner
 from paper_connection import PaperConnection, read_answer
 
@@ -262,7 +263,9 @@ def test_telemetry_is_announced_where_something_receives_it(plugins: str) -> Non
     context.config = ServerConfig({**NODE, "kalda.client.metrics.plugins": plugins})
     module = ClientMetricsModule(context, MagicMock())
     telemetry = {ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
-    pipeline = RequestPipeline(module.rows(), lambda: Features({}, {}, 0), lambda _: None, hidden=module.hidden_apis)
+    pipeline = RequestPipeline(
+        module.rows(), lambda: Features({}, {}, 0), inline_background(), hidden=module.hidden_apis
+    )
 
     def announced() -> set[int]:
         connection, request = PaperConnection(), ApiVersionsRequest()

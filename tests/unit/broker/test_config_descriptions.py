@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from by_hand import one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
 from kalda.base.configs.resources import ConfigResourceType
@@ -56,7 +57,9 @@ class Bench:
         self.turns: list[Callable[[], None]] = []
         self.metadata = SimpleNamespace(image=image())
         handlers = ConfigHandlers(1, ServerConfig(PROPERTIES), self.metadata)
-        self.pipeline = RequestPipeline([handlers.describe_row()], lambda: Features({}, {}, 0), self.turns.append)
+        self.pipeline = RequestPipeline(
+            [handlers.describe_row()], lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append)
+        )
         self.count = 0
         """How many turns the last request took."""
 

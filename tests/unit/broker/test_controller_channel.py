@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from by_hand import inline_background
 from paper_connection import PaperConnection
 
 from kalda.base.errors import ErrorCode
@@ -82,7 +83,7 @@ class Controller:
                 *forwarded,
             ],
             lambda: Features({}, {}, 0),
-            lambda step: None,
+            inline_background(),
         )
 
     def break_paths(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from by_hand import inline_background
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
@@ -48,7 +49,7 @@ async def controller(handlers: dict[ApiKey, Handler]) -> AsyncIterator[int]:
     rows = [row(key, handler) for key, handler in handlers.items()]
     unwrapping = Unwrapping(rows, lambda context: pipeline.answer(context))
     rows.append(Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, Authorization.ANYONE, QuotaClass.EXEMPT))
-    pipeline = RequestPipeline(rows, lambda: Features({}, {}, 0), asyncio.get_running_loop().call_soon)
+    pipeline = RequestPipeline(rows, lambda: Features({}, {}, 0), inline_background())
     server = Server(SystemClock())
     listener = await server.listen("CONTROLLER", "127.0.0.1", 0, pipeline.on_frame)
     try:
@@ -71,7 +72,7 @@ def _refused_at_once(error: ApiError) -> Pending[Any]:
 
 def _refused_later(error: ApiError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
-    asyncio.get_running_loop().call_soon(pending.fail, error)
+    inline_background()(pending.fail, error)
     return pending
 
 
@@ -154,7 +155,7 @@ def test_a_follower_does_not_answer_for_the_quorum(is_leader: bool, of_envelope:
 
     async def scenario() -> None:
         server = Server(SystemClock())
-        pipeline = handlers.pipeline(lambda: Features({}, {}, 0), asyncio.get_running_loop().call_soon)
+        pipeline = handlers.pipeline(lambda: Features({}, {}, 0), inline_background())
         listener = await server.listen("CONTROLLER", "127.0.0.1", 0, pipeline.on_frame)
         connection = await RpcConnection.connect("127.0.0.1", listener.port)
         envelope = EnvelopeRequest(

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from by_hand import HandTime
+from by_hand import HandTime, one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -62,7 +62,9 @@ class World:
             ),
         )
         handlers = MetadataHandlers(self.cache, "cluster", Mock(), lambda key: None, 2_000)
-        self.pipeline = RequestPipeline(handlers.rows(), lambda: Features({}, {}, 0), self.turns.append)
+        self.pipeline = RequestPipeline(
+            handlers.rows(), lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append)
+        )
 
     def update(self, *records: Any) -> None:
         delta = MetadataDelta(self.cache.image if self.cache.image is not None else EMPTY)

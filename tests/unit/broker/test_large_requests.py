@@ -9,11 +9,12 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 from all_rows import rows_of_brokers, rows_of_controllers
+from by_hand import one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.steps import run_to_end
 from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.handlers.describe import DescribeHandlers
@@ -85,7 +86,7 @@ class Bench:
 
     def __init__(self, row: Row) -> None:
         self.turns: list[Callable[[], None]] = []
-        self.pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), self.turns.append)
+        self.pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append))
         self.connection = PaperConnection()
 
     def send(self, request: Request, version: int, connection: PaperConnection | None = None) -> Any:

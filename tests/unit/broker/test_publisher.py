@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_hand import inline_background
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
@@ -166,7 +167,7 @@ class World:
         """Partitions and topics for which everything raises."""
         self.fatal: list[str] = []
         self.faults = PublishingFaults()
-        self.opening = OpeningPartitions(self.timers)
+        self.opening = OpeningPartitions(self.timers, inline_background())
         self.publisher = BrokerPublisher(
             1,
             self.replicas,  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 from all_rows import rows_of_brokers, rows_of_controllers
+from by_hand import inline_background
 from error_fields import error_codes
 from naming_requests import naming_request
 from paper_connection import PaperConnection, read_answer
@@ -96,7 +97,7 @@ def test_a_second_row_of_an_api_is_refused() -> None:
 
 @pytest.mark.parametrize(("rows", "listener"), LISTENERS)
 def test_what_is_announced_are_exactly_the_rows(rows: Callable[[], list[Row]], listener: Listener) -> None:
-    pipeline = RequestPipeline(rows(), features, lambda step: None)
+    pipeline = RequestPipeline(rows(), features, inline_background())
     connection = PaperConnection()
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
     response = read_answer(pipeline.on_frame(connection, connection.frame(request, 4)), request, 4)  # type: ignore[arg-type]
@@ -139,7 +140,7 @@ def test_requests_between_nodes_are_exempt_from_quotas() -> None:
 
 def refusal(row: Row, version: int, authorizer: DenyAll, request: Any = None) -> Any:
     """The decoded answer to a request that names things."""
-    pipeline = RequestPipeline([row], features, lambda step: None, authorizer=authorizer)
+    pipeline = RequestPipeline([row], features, inline_background(), authorizer=authorizer)
     connection = PaperConnection("User:mallory")
     request = naming_request(row.key, version) if request is None else request
     return read_answer(pipeline.on_frame(connection, connection.frame(request, version)), request, version)  # type: ignore[arg-type]
@@ -214,7 +215,7 @@ def test_an_idempotent_producer_needs_a_topic_to_write_to_or_idempotent_write() 
 def test_envelopes_are_for_brokers() -> None:
     configs = ConfigHandlers(1, Mock(), MagicMock())
     handlers = ControllerHandlers(Mock(), Mock(), Mock(), Mock(), "cluster", configs, Mock())
-    pipeline = handlers.pipeline(features, lambda step: None, authorizer=DenyAll())
+    pipeline = handlers.pipeline(features, inline_background(), authorizer=DenyAll())
     connection = PaperConnection("User:mallory", "CONTROLLER")
     request = naming_request(ApiKey.ENVELOPE, 0)
     paper: Connection = connection  # type: ignore[assignment]

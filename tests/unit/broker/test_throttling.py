@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from by_hand import one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
 from kalda.base.durations import QUANTILES
@@ -59,7 +60,9 @@ class World:
         self.managers = QuotaManagers(WINDOWS)
         self.throttle = ClientThrottle(self.managers, lambda: self.now_ms, lambda: self.busy_ns)
         self.turns: list[Callable[[], None]] = []
-        self.pipeline = RequestPipeline(rows, lambda: Features({}, {}, 0), self.turns.append, throttle=self.throttle)
+        self.pipeline = RequestPipeline(
+            rows, lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append), throttle=self.throttle
+        )
         self.connection = PaperConnection("User:alice")
 
     def set(self, key: str, value: float | None, entity: QuotaEntity = CLIENT) -> None:
@@ -71,7 +74,10 @@ class World:
         return self.pipeline.on_frame(network, self.connection.frame(request, version))
 
     def ask(self, request: Request, version: int) -> Any:
-        return read_answer(self.send(request, version), request, version)
+        answer = self.send(request, version)
+        while self.turns:
+            self.turns.pop(0)()
+        return read_answer(answer, request, version)
 
     def work(self, milliseconds: float) -> None:
         """The event loop is held for so long."""
@@ -146,7 +152,7 @@ def test_a_request_counts_by_the_time_for_which_it_holds_the_loop() -> None:
     world.pipeline = RequestPipeline(
         [Row(ApiKey.HEARTBEAT, heartbeat, heartbeat_failed, ANYONE)],
         lambda: Features({}, {}, 0),
-        world.turns.append,
+        one_step_a_turn(world.turns.append),
         throttle=world.throttle,
     )
     world.set("request_percentage", 10.0)

@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from by_hand import inline_background
 from paper_connection import PaperConnection
 
 from kalda.base.sensors import Sensors
@@ -30,7 +31,7 @@ class Loop:
         self.now_ms = 5_000
         self.sensors = Sensors()
         self.watchdog = Watchdog(self, self.sensors)
-        self.pipeline = RequestPipeline([], lambda: Features({}, {}, 0), lambda step: None)
+        self.pipeline = RequestPipeline([], lambda: Features({}, {}, 0), inline_background())
         self.watchdog.watch(self.pipeline)
 
     def wall_ms(self) -> int:

@@ -7,11 +7,10 @@ import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 
-from by_hand import HandTime
+from by_hand import HandTime, one_step_a_turn
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.steps import StepRunner
 from kalda.network.answer_memory import AnswerMemory
 
 MB = 1_000_000
@@ -132,7 +131,7 @@ def test_nothing_keeps_an_answer_that_has_left() -> None:
     gc.disable()
     try:
         bench, turns = Bench(), list[Callable[[], None]]()
-        runner = StepRunner(turns.append)
+        runner = one_step_a_turn(turns.append)
         value = Value()
         kept = weakref.ref(value)
         pending = bench.memory.run(partial(runner.run, steps(value)), MB)

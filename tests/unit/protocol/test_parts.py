@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import InvalidRequest
-from kalda.base.steps import run_to_end
 from kalda.protocol.codec import decode, decoder, encode, step_decoder
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic

@@ -69,7 +69,7 @@ class World(HandTime, HandJobs):
         for job in self.logs.load_jobs():
             job.complete()
         self.logs.futures.settle(lambda tp, topic_id: self.placed)
-        self.replicas = ReplicaManager(1, self, self, 1 << 20, lambda name, *_: name in self.known)
+        self.replicas = ReplicaManager(1, self, self, self.background(), 1 << 20, lambda name, *_: name in self.known)
         self.moves = DirMoves(self.replicas, self.logs, self, self, lambda: self.now_ms, self._report, at_a_time=2)
         self.logs.dirs[2].cordoned = True
 

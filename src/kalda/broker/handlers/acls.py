@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
 from kalda.broker.rows import Row, message_of, on_cluster
 from kalda.metadata.acl_filters import filter_matcher

@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from kalda.base.background import Steps
 from kalda.base.configs import describe
 from kalda.base.configs.dynamic import Layers, effective
 from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.steps import Steps
 from kalda.base.topic_names import validate_topic_name
 from kalda.broker.context import MAX_ANSWER_BYTES, Encoded
 from kalda.broker.loggers import logger_levels

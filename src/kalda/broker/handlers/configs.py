@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from kalda.base.background import Steps
 from kalda.base.configs.broker import BROKER
 from kalda.base.configs.definition import LIST, to_text
 from kalda.base.configs.dynamic import Layers, check_alteration, dynamic_values
@@ -20,7 +21,6 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.base.steps import Steps
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.handlers.config_descriptions import (

@@ -11,10 +11,10 @@ from functools import partial
 from logging import DEBUG
 from typing import Any
 
+from kalda.base.background import Steps
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
@@ -73,7 +73,7 @@ class DataHandlers:
         """`prefer(partition, offset, rack)` is the replica that a consumer in a rack should read from (KIP-392).
         Requests for partitions that are `opening` wait until they are open; with None, none is."""
         self._verifier = verifier
-        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers, replicas.background)
         self._opening_partitions = self._opening.partitions
         self._prefer = prefer
         self._replicas = replicas

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.rows import Row, message_of, on_cluster

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from kalda.base.background import Steps
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.broker.context import RequestContext
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
 from kalda.broker.item_checks import Items, itself

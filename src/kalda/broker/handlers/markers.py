@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.base.topic_names import is_topic_name, validate_topic_name
 from kalda.broker.context import RequestContext
 from kalda.broker.item_checks import Items
@@ -44,7 +44,7 @@ class MarkerHandlers:
         """Markers for partitions that are `opening` wait until they are open; with None, none is."""
         self._replicas = replicas
         self._writer = writer
-        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers, replicas.background)
 
     def rows(self) -> list[Row]:
         """Both APIs."""

@@ -104,7 +104,7 @@ class OffsetHandlers:
     def __init__(self, replicas: ReplicaManager, opening: OpeningPartitions | None = None) -> None:
         """Requests for partitions that are `opening` wait until they are open; with None, none is."""
         self._replicas = replicas
-        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers)
+        self._opening = opening if opening is not None else OpeningPartitions(replicas.timers, replicas.background)
 
     def rows(self) -> list[Row]:
         """One row an API."""

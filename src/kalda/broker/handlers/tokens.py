@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.forwarding import Forwarding
 from kalda.broker.rows import Authorization, Row

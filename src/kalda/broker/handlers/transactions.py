@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from kalda.base.background import Steps, run_to_end
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
 from kalda.base.pending import Pending
-from kalda.base.steps import Steps, run_to_end
 from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Authorization, Row

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
@@ -56,6 +57,8 @@ class BrokerContext(NamedTuple):
     host: Host
     timers: Timers
     jobs: Jobs
+    background: Background
+    """Work of the loop that takes long, or that one event causes by the thousand."""
     server: Server
     """The listeners of the node, of which those of the broker role refuse connections until it is registered."""
     channel: ControllerChannel

@@ -65,6 +65,7 @@ class ReplicationModule(Module):
             config.node_id,
             context.timers,
             context.jobs,
+            context.background,
             config["fetch.max.bytes"],
             cache.topic_exists,
             self._peers,
