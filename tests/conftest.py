@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -70,7 +71,20 @@ def _lacks(marker: str) -> str | None:
     return None
 
 
+ORDER = ("spark", "compat", "sim", "property", "scenario", "unit")
+"""Directories. Long files come first, so that no process ends long after the others."""
+TOGETHER = ("tests/spark/", "tests/compat/test_same_")
+"""Files that share a fixture of the session, which takes longer to make than most of their tests: one process runs
+them all."""
+
+
+def _turn(item: pytest.Item) -> int:
+    directory = item.path.relative_to(TESTS).parts[0]
+    return ORDER.index(directory) if directory in ORDER else len(ORDER)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     reasons = {marker: _lacks(marker) for marker in ("compat", "spark", "peer")}
     for item in items:
         for marker, reason in reasons.items():
@@ -82,3 +96,18 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests live until the end: the garbage collector need not walk through them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, a process gets whole files, and those of `TOGETHER` as if they were one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = next((start for start in TOGETHER if nodeid.startswith(start)), None)
+            return shared or str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
