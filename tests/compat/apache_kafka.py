@@ -5,6 +5,7 @@ Maven fetches the jars once, by `bench/peer/pom.xml`, into the user's cache. Thi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -48,16 +49,25 @@ def kafka_jars() -> Path | str:
     if shutil.which("java") is None:
         return "needs Java 17: apt-get install openjdk-17-jre-headless"
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kalda" / f"apache-kafka-{KAFKA}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that run the tests fetches them, and the others wait
+        return _fetched(cache) or cache
+
+
+def _fetched(cache: Path) -> str | None:
+    """Why the folder does not have the jars; None where it has."""
     done = cache / ".done"
-    if not done.exists():
-        if shutil.which("mvn") is None:
-            return "needs Apache Kafka's jars: install Maven, or set KALDA_KAFKA_JARS to their folder"
-        pom = str(PEER / "pom.xml")
-        copy = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
-        if subprocess.run(copy, stdout=sys.stderr, check=False).returncode != 0:
-            return "needs Apache Kafka's jars: Maven reaches no registry that has them"
-        done.touch()
-    return cache
+    if done.exists():
+        return None
+    if shutil.which("mvn") is None:
+        return "needs Apache Kafka's jars: install Maven, or set KALDA_KAFKA_JARS to their folder"
+    pom = str(PEER / "pom.xml")
+    copy = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+    if subprocess.run(copy, stdout=sys.stderr, check=False).returncode != 0:
+        return "needs Apache Kafka's jars: Maven reaches no registry that has them"
+    done.touch()
+    return None
 
 
 def java(jars: Path, heap: str, level: str, *options: str) -> list[str]:
