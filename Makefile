@@ -10,8 +10,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
 COMPILED := $(filter-out %/__init__.py,$(wildcard src/kalda/records/*.py src/kalda/*/*.pxd)) \
-    src/kalda/base/samples.py src/kalda/broker/stopwatch.py src/kalda/broker/system_clock.py \
-    $(wildcard src/kalda/client/core/lone_request.p*)
+    src/kalda/base/samples.py src/kalda/broker/stopwatch.py src/kalda/broker/system_clock.py
 
 .PHONY: setup demo docs test lint lint-style lint-types lint-floors bench clean
 

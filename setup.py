@@ -17,7 +17,6 @@ from setuptools import Extension, setup
 RECORDS = ("codec", "values", "scan", "key_offsets", "compacting", "compacting_runs", "appending", "consuming")
 MODULES = (
     *(f"records/{name}" for name in RECORDS), "base/samples", "broker/stopwatch", "broker/system_clock",
-    "client/core/lone_request",
 )  # fmt: skip
 
 # One record's parsing is a chain of small functions that return structs. Inlined into the loops over records they are

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cluster import Faults, World
 
-from kalda.records.appending import Ticket
-
 SEEDS = st.integers(0, 2**32)
 
 
@@ -20,10 +18,10 @@ def produce(world: World, count: int, rng: Random) -> list[tuple[int, bytes]]:
     for number in range(count):
         partition = rng.randrange(len(world.partitions))
         value = b"%06d" % number
-        while not world.send_at_once(value, partition) and world.send(value, partition) is None:
+        while world.send(value, partition) is None:
             world.run(5)
         sent.append((partition, value))
-        if world.core.express is not None:
+        if not world.core.config.linger_ms:
             world.run(rng.choice((0, 1, 20, 300)))
         elif rng.random() < 0.2:
             world.run(rng.choice((1, 3, 20)))
@@ -32,12 +30,9 @@ def produce(world: World, count: int, rng: Random) -> list[tuple[int, bytes]]:
     return sent
 
 
-def world_of(seed: int, faults: Faults, at_once: bool, **keys: object) -> World:
-    """`at_once`: records that find nothing in flight are sent without a queue."""
-    world = World(seed, faults=faults, **{"linger.ms": 0} if at_once else {}, **keys)
-    if at_once:
-        world.core.may_send_at_once(Ticket)
-    return world
+def world_of(seed: int, faults: Faults, alone: bool, **keys: object) -> World:
+    """`alone`: no record lingers, and each has a pause behind it."""
+    return World(seed, faults=faults, **{"linger.ms": 0} if alone else {}, **keys)
 
 
 @given(
@@ -46,15 +41,15 @@ def world_of(seed: int, faults: Faults, at_once: bool, **keys: object) -> World:
     lose=st.floats(0, 0.2),
     refuse=st.floats(0, 0.2),
     move=st.floats(0, 0.1),
-    at_once=st.booleans(),
+    alone=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_idempotent_records_are_in_the_log_once_and_in_order(
-    seed: int, cut: float, lose: float, refuse: float, move: float, at_once: bool
+    seed: int, cut: float, lose: float, refuse: float, move: float, alone: bool
 ) -> None:
     faults = Faults(cut=cut, lose=lose, refuse=refuse, move=move, until_ms=60_000)
     keys = {"batch.size": 120, "delivery.timeout.ms": 600_000, "buffer.memory": 4_096, "max.request.size": 4_096}
-    world = world_of(seed, faults, at_once, **keys)
+    world = world_of(seed, faults, alone, **keys)
     sent = produce(world, 200, Random(seed))
     world.run_until_idle()
     for index, partition in enumerate(world.partitions):
@@ -64,14 +59,14 @@ def test_idempotent_records_are_in_the_log_once_and_in_order(
     assert world.core.pool.available_bytes == world.core.pool.total_bytes
 
 
-@given(seed=SEEDS, lose=st.floats(0, 0.3), refuse=st.floats(0, 0.3), at_once=st.booleans())
+@given(seed=SEEDS, lose=st.floats(0, 0.3), refuse=st.floats(0, 0.3), alone=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_one_request_in_flight_keeps_order_without_sequence_numbers(
-    seed: int, lose: float, refuse: float, at_once: bool
+    seed: int, lose: float, refuse: float, alone: bool
 ) -> None:
     faults = Faults(lose=lose, refuse=refuse, until_ms=60_000)
     keys = {"batch.size": 120, "delivery.timeout.ms": 600_000, "enable.idempotence": False}
-    world = world_of(seed, faults, at_once, **keys, **{"max.in.flight.requests.per.connection": 1})
+    world = world_of(seed, faults, alone, **keys, **{"max.in.flight.requests.per.connection": 1})
     sent = produce(world, 100, Random(seed))
     world.run_until_idle()
     for index, partition in enumerate(world.partitions):
@@ -85,15 +80,15 @@ def test_one_request_in_flight_keeps_order_without_sequence_numbers(
     lose=st.floats(0, 0.3),
     refuse=st.floats(0, 0.3),
     move=st.floats(0, 0.2),
-    at_once=st.booleans(),
+    alone=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_record_is_reported_once_within_the_delivery_timeout(
-    seed: int, cut: float, lose: float, refuse: float, move: float, at_once: bool
+    seed: int, cut: float, lose: float, refuse: float, move: float, alone: bool
 ) -> None:
     faults = Faults(cut=cut, lose=lose, refuse=refuse, move=move, until_ms=10**9)
     keys = {"batch.size": 120, "delivery.timeout.ms": 3_000, "request.timeout.ms": 1_000}
-    world = world_of(seed, faults, at_once, **keys)
+    world = world_of(seed, faults, alone, **keys)
     sent = produce(world, 100, Random(seed))
     world.run(3_100)
     delivered = [value for value, _ in world.delivered]

@@ -22,8 +22,6 @@ _MOST_BUFFERS = 64
 """Buffers in one system call."""
 _SMALL_BYTES = 4096
 """Buffers of so little in all are joined: one buffer is written in fewer steps."""
-_SIZE_BYTES = 4
-_SMALL_READ_BYTES = 256
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
 CLOSED = "the node closed the connection"
 BLOCKED = -1
@@ -87,19 +85,6 @@ class Channel:
         else:
             self._out.extend([buffer for buffer in buffers if len(buffer)])
 
-    def write_at_once(self, data: bytes) -> bool:
-        """Write now what the socket takes. False: the rest waits."""
-        if not self._out:
-            try:
-                count = self.socket.send(data)
-            except (BlockingIOError, InterruptedError):
-                count = 0
-            if count == len(data):
-                return True
-            data = data[count:]
-        self._out.append(data)
-        return False
-
     def on_writable(self) -> None:
         """Go on connecting, or writing."""
         if self.is_open:
@@ -112,26 +97,7 @@ class Channel:
         if not self.is_open:
             self._go_on_connecting()
             return []
-        return self._receive([])
-
-    def receive_small(self, size: int) -> list[memoryview]:
-        """As `receive`, in fewer steps where just one frame of this size has arrived."""
-        reader = self._frames
-        if reader.waiting_bytes:
-            return self._receive([])
-        try:
-            data = self.socket.recv(_SMALL_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return []
-        if len(data) == size + _SIZE_BYTES and int.from_bytes(data[:_SIZE_BYTES], "big") == size:
-            return [memoryview(data)[_SIZE_BYTES:]]
-        if not data:
-            return []  # the next `receive` finds the end again
-        reader.room()[: len(data)] = data
-        reader.filled(len(data))
-        return self._receive(self._take_frames())
-
-    def _receive(self, frames: list[memoryview]) -> list[memoryview]:
+        frames: list[memoryview] = []
         reader = self._frames
         while True:
             room = reader.room()

@@ -143,29 +143,6 @@ class Channels:
             else:
                 self._driven.at(monotonic_ms()).on_written(connection_id)
 
-    # -- a request that is sent at once, on a connection without TLS and SASL
-
-    def write_at_once(self, connection_id: int, request: bytes) -> None:
-        """Write a request now."""
-        channel = self._channels[connection_id]
-        assert isinstance(channel, Channel), "connections with SASL send nothing at once"
-        try:
-            if not channel.write_at_once(request):
-                self._watch.watch(connection_id, channel.socket, True)
-        except OSError as error:
-            self._lose(connection_id, error)
-
-    def receive_small(self, connection_id: int, size: int) -> list[memoryview]:
-        """The frames that have arrived on such a connection, where one of this size is due. The caller calls
-        `Connections.on_frame` with each that it does not use itself."""
-        channel = self._channels[connection_id]
-        assert isinstance(channel, Channel), "connections with SASL send nothing at once"
-        try:
-            return channel.receive_small(size)
-        except OSError as error:
-            self._lose(connection_id, error)
-            return []
-
     # -- connecting
 
     def on_resolved(self, action: Connect, found: Iterable[tuple[Any, ...]]) -> None:

@@ -1,12 +1,10 @@
 """The blocking producer: thread-safe, with one I/O thread.
 
-`send` encodes the record into its partition's open batch and returns. Without linger, a record that finds nothing
-queued and nothing in flight, soon after a thread has waited for another one, is written to its socket by `send` itself.
-That does not wait; the response is received by the thread that calls `result`, or by the I/O thread. `send` waits at
-two places, for no more than `max.block.ms` in all: until the topic's partitions are known, and until there is room in
-`buffer.memory`. A record that cannot be sent for a reason that the cluster or the limits give gets a future that has
-failed; a record that is malformed (not serializable), or that may not be sent now (the producer is closed, or is
-transactional without an open transaction), raises. After either, an open transaction can only be aborted.
+`send` encodes the record into its partition's open batch and returns. It waits at two places, for no more than
+`max.block.ms` in all: until the topic's partitions are known, and until there is room in `buffer.memory`. A record that
+cannot be sent for a reason that the cluster or the limits give gets a future that has failed; a record that is
+malformed (not serializable), or that may not be sent now (the producer is closed, or is transactional without an open
+transaction), raises. After either, an open transaction can only be aborted.
 
 Callbacks run on the thread that does the I/O at that moment: the producer's, or one that waits for a record or in
 `flush`. They are called in the order of the records of a partition, once each. There, `flush` raises, `close` returns
@@ -184,13 +182,9 @@ class Producer(ProducerCalls):
         self._driven = driven = _Driven(core, self._outgoing)
         self._appenders = driven.appenders
         security = security_of(settings.values)
-        if security is None and self._outgoing.is_plain:
-            core.may_send_at_once(DeliveryFuture)
-        self._sends_at_once = core.express is not None
         driven.thread = self._thread = ProducerIo(
             f"kafka-producer-network-thread | {client_id}",
             driven,
-            core,
             security,
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
@@ -226,11 +220,6 @@ class Producer(ProducerCalls):
                 future = appender.append(value, key, partition, timestamp_ms, on_delivery, time.time())
                 if future is not None:
                     return future  # type: ignore[no-any-return]
-            if self._sends_at_once and _is_plain(value, key, partition, timestamp_ms):
-                at_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-                ticket = self._thread.send_at_once(topic, partition, at_ms, key, value, on_delivery)
-                if ticket is not None:
-                    return ticket  # type: ignore[return-value]
         return self._send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), on_delivery)
 
     def _send(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> DeliveryFuture:
@@ -597,16 +586,6 @@ class Producer(ProducerCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _is_plain(value: object, key: object, partition: object, timestamp_ms: object) -> bool:
-    """Whether a record can be encoded without a check that may fail."""
-    return (
-        (value is None or type(value) is bytes)
-        and (key is None or type(key) is bytes)
-        and (partition is None or type(partition) is int)
-        and (timestamp_ms is None or (type(timestamp_ms) is int and 0 <= timestamp_ms < 1 << 62))
-    )
 
 
 def _abandon(driven: _Driven) -> None:

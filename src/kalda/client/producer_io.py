@@ -3,11 +3,7 @@
 A thread that waits for a record runs the turns itself where no other thread does, so that its round trips need no
 other thread. The producer's thread pauses meanwhile, and for `_GRACE_S` behind each such wait: a batch that is sent
 then, by a thread that does not wait for it, leaves that much later at most. Where several threads wait, the producer's
-thread runs all turns. Soon after a full turn, the first one of a wait is short: it sends, and waits for the answer.
-
-While the producer's thread pauses, a record that finds nothing queued or in flight is written by `send` itself
-(`send_at_once`, by `core/express`). The thread that waits for it receives the answer without a turn. A turn of any
-thread comes first, and takes the batch over.
+thread runs all turns.
 
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
 records fail, as where the producer's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread
@@ -17,50 +13,33 @@ waits for sockets, and else behind its turn (`held_signals`).
 from __future__ import annotations
 
 import contextlib
-import select
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
 from kalda.client.channels import Driven, monotonic_ms
-from kalda.client.io_thread import NEVER_MS, Awaited, IoThread
+from kalda.client.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:
-    from kalda.client.core.express import Express
-    from kalda.client.core.outgoing import OnDelivery
-    from kalda.client.core.producing import ProducerCore
     from kalda.network.client_security import ClientSecurity
-    from kalda.records.appending import Ticket
 
 _GRACE_S = 0.002
 _LONGEST_PAUSE_S = 1.0
 """A signal handler's exception (Ctrl-C) may prevent that a pause is ended."""
 _USUAL_WAIT_MS = 1
 """Within this time most requests are answered: the first turn of a wait does not compute how long it may wait."""
-_LONGEST_EXPRESS_WAIT_MS = 10
-"""So long a thread waits for the response to a record that `send` has written; then it takes a turn."""
 _SIGNALS_EVERY_S = 0.05
 """So long a signal may be held while a thread waits for the turn of another one."""
-_FULL_TURN_EVERY_MS = 5
-"""So long after a full turn, threads that wait may take short ones."""
 
 
 class ProducerIo(IoThread):
     """The turns of one producer, and the thread that runs them while the application's threads do not."""
 
     def __init__(
-        self,
-        name: str,
-        driven: Driven,
-        core: ProducerCore,
-        security: ClientSecurity | None,
-        send_bytes: int,
-        receive_bytes: int,
+        self, name: str, driven: Driven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
-        """`driven` runs `core`."""
         super().__init__(name, driven, security, send_bytes, receive_bytes)
-        self._core = core
         self._baton = threading.Lock()
         self._resume = threading.Lock()
         """Released to end the pause of the producer's thread. A semaphore's acquisition costs ten times as much."""
@@ -73,8 +52,6 @@ class ProducerIo(IoThread):
         """The thread is one of the process from which this one was forked."""
         self.has_ended = False
         """The thread has ended, or `was_forked`."""
-        self._full_turn_ms = 0
-        """When the last full turn began."""
         self._is_driven = False
         """A thread of the application runs turns."""
         self._driven_at_s = 0.0
@@ -178,13 +155,6 @@ class ProducerIo(IoThread):
             now_ms = monotonic_ms()
             may_wait = limit_ms is None or limit_ms > now_ms + _USUAL_WAIT_MS
             longest_wait_ms = _USUAL_WAIT_MS if may_wait else None
-            if may_wait and not self.has_ended:
-                express = self._core.express
-                if express is not None and express.batch is awaited:
-                    longest_ms = _LONGEST_EXPRESS_WAIT_MS
-                    self._await_express(express, longest_ms if limit_ms is None else min(longest_ms, limit_ms - now_ms))
-                elif now_ms - self._full_turn_ms < _FULL_TURN_EVERY_MS:
-                    self._short_turn(now_ms)
             while not (awaited.is_done or self.signals.is_any or self.has_ended or self._driven.is_over()):
                 self._turn(awaited, limit_ms, longest_wait_ms)
                 longest_wait_ms = None
@@ -197,85 +167,6 @@ class ProducerIo(IoThread):
             raise
         finally:
             self._driver = 0
-
-    def send_at_once(
-        self,
-        topic: str,
-        partition: int | None,
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        callback: OnDelivery | None,
-    ) -> Ticket | None:
-        """Send a record on the calling thread, where no other thread runs turns or waits for one, and nothing else is
-        queued or in flight. None: it has to be appended."""
-        express = self._core.express
-        if express is None or self._wake_is_due or self._waiting or self._failure is not None or self.has_ended:
-            return None
-        is_holding = self.signals.hold()
-        try:
-            if not self._baton.acquire(False):
-                return None
-            try:
-                ticket = express.begin(topic, partition, timestamp_ms, key, value, callback, monotonic_ms())
-                if ticket is not None:
-                    self._channels.write_at_once(express.connection_id, express.request)
-                    express.on_written()
-            except BaseException as error:
-                self._failure = error
-                raise
-            finally:
-                self._baton.release()
-        finally:
-            if is_holding:
-                self.signals.release()
-        return ticket
-
-    def _await_express(self, express: Express, wait_ms: int) -> None:
-        """Wait for the response to the record that was sent at once. All else that may happen is left to a turn."""
-        self._turns += 1
-        self.sleeps_until_ms = monotonic_ms() + wait_ms  # before the queues are read: `send` appends, then reads this
-        self._is_selecting = True
-        if not self._wake_is_due and not self._core.accumulator.has_queued:
-            began_ns = time.perf_counter_ns()
-            events = self._select(wait_ms)
-            self._is_selecting = False
-            waited_ns = time.perf_counter_ns()
-            if len(events) == 1 and events[0][1] == select.POLLIN:
-                connection_id = self._watched.get(events[0][0])
-                if connection_id == express.connection_id:
-                    self._receive_express(express, connection_id)
-            self._count_io(began_ns, waited_ns)
-        self._is_selecting = False
-        self.sleeps_until_ms = 0
-
-    def _receive_express(self, express: Express, connection_id: int) -> None:
-        frames = self._channels.receive_small(connection_id, express.response_bytes)
-        now_ms = monotonic_ms()
-        if len(frames) != 1 or not express.finish(frames[0], now_ms):
-            for frame in frames:
-                self._driven.at(now_ms).on_frame(connection_id, frame, now_ms)
-        self._driven.finish()
-
-    def _short_turn(self, now_ms: int) -> None:
-        """Send what can be sent, and wait for what most probably comes next, an answer. All else is left to the next
-        full turn, as is a `wake`: that remains due."""
-        self.sleeps_until_ms = NEVER_MS
-        self._turns += 1
-        if not self._core.send(now_ms):
-            return
-        self._carry_out()
-        if not self._core.sender.finished:  # as it has with acks=0
-            self.sleeps_until_ms = now_ms + _USUAL_WAIT_MS
-            self._wait(_USUAL_WAIT_MS)
-        self.sleeps_until_ms = 0
-        self._driven.finish()
-
-    def _turn(
-        self, awaited: Awaited | None = None, limit_ms: int | None = None, longest_wait_ms: int | None = None
-    ) -> None:
-        self._full_turn_ms = monotonic_ms()
-        super()._turn(awaited, limit_ms, longest_wait_ms)
 
     def _end_pause(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has been released, and the thread has not paused since

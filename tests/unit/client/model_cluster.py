@@ -127,8 +127,6 @@ class World:
         self._busy_until_ms: dict[int, int] = {}
         self._client_events = 0
         """Events of the producer's connections. Only these, and its deadline, make it take a turn."""
-        self.sent_at_once = 0
-        """Records that `send_at_once` has sent."""
         self._written: list[int] = []
         """Connections to which requests were written in this turn."""
         config = producer_config({"bootstrap.servers": "n0:1", **keys}, {})
@@ -155,16 +153,6 @@ class World:
         )
         assert left is None
         return ticket if appended else None
-
-    def send_at_once(self, value: bytes, partition: int | None = None, topic: str = "t") -> bool:
-        """Send a record without a queue. False: it has to be appended."""
-        express = self.core.express
-        if express is None or express.begin(topic, partition, self.now_ms, None, value, value, self.now_ms) is None:  # type: ignore[arg-type]
-            return False
-        self.sent_at_once += 1
-        self._transmit(express.connection_id, express.request)
-        express.on_written()
-        return True
 
     # -- time
 
@@ -263,11 +251,9 @@ class World:
             self._client().on_lost(connection_id, "cut", self.now_ms)
 
     def _write(self, connection_id: int, data: bytes) -> None:
-        if connection_id in self._connected:
-            self._transmit(connection_id, data)
-            self._written.append(connection_id)
-
-    def _transmit(self, connection_id: int, data: bytes) -> None:
+        if connection_id not in self._connected:
+            return
+        self._written.append(connection_id)
         (size,) = struct.unpack_from(">i", data)
         assert size == len(data) - 4
         # Requests of a connection are processed in order, each some time after it was sent.
@@ -299,12 +285,7 @@ class World:
         answer = b"".join(encode_response(header.correlation_id, response, header.api_version))
 
         def arrive() -> None:
-            if connection_id not in self._connected:
-                return
-            express = self.core.express
-            if express is not None and express.finish(memoryview(answer), self.now_ms):
-                self._deliver()
-            else:
+            if connection_id in self._connected:
                 self._client().on_frame(connection_id, memoryview(answer), self.now_ms)
 
         self.at(0, arrive)

@@ -166,17 +166,15 @@ def test_the_age_of_metadata_is_in_seconds() -> None:
     assert measured(world)["metadata-age"] == pytest.approx(before + 20, abs=0.01)
 
 
-def test_a_record_that_is_sent_at_once_is_measured_like_others() -> None:
+def test_the_sizes_of_a_lone_record_and_its_request_are_measured() -> None:
     world = World(partitions=1, brokers=1, **{"linger.ms": 0})
     world.send(b"v", 0)
     world.run_until_idle()
     before = measured(world)
-    world.core.may_send_at_once(type(world.send(b"v", 0)))  # type: ignore[arg-type]
-    world.run_until_idle()
-    assert world.send_at_once(b"a longer one", 0)
+    assert world.send(b"a longer one", 0)
     world.run(100)
     found = measured(world)
-    assert found["request-total"] == found["response-total"] == before["request-total"] + 2
+    assert found["request-total"] == found["response-total"] == before["request-total"] + 1
     assert found["record-size-max"] == 61 + 21 + 1 + 1 + 12 + 1
     assert found["node-0.request-size-max"] > before["node-0.request-size-max"]
     assert found["requests-in-flight"] == 0

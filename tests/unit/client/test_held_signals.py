@@ -210,7 +210,6 @@ def once(owner: Any, name: str, number: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("name", ["run", "deadline_ms", "take_finished", "take_actions"])
 def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, program: list[int], name: str) -> None:
-    producer._sends_at_once = False
     is_done = once(producer._core, name, signal.SIGTERM)
     futures: list[DeliveryFuture] = []
 
@@ -218,7 +217,6 @@ def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, progra
         while True:  # until a turn of this thread calls it
             futures.append(producer.send("t", b"v"))
             futures[-1].result(TIMEOUT_S)
-            producer._thread._full_turn_ms = 0
 
     with pytest.raises(Stop):
         send()
@@ -228,35 +226,13 @@ def test_a_signal_in_a_turn_does_not_end_the_producer(producer: Producer, progra
 
 
 def test_a_handler_that_returns_does_not_end_a_wait(producer: Producer, program: list[int]) -> None:
-    producer._sends_at_once = False
     is_done = once(producer._core, "take_actions", signal.SIGINT)
     while not is_done():
         assert producer.send("t", b"v").result().topic == "t"
     assert program == [signal.SIGINT]
 
 
-def test_a_signal_while_a_record_is_sent_at_once(producer: Producer) -> None:
-    assert producer._core.express is not None
-    is_done = once(producer._core.express, "on_written", signal.SIGTERM)
-    delivered: list[object] = []
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        while True:  # until a record is sent at once
-            sent += 1  # the call that is interrupted has sent its record too
-            producer.send("t", b"v", on_delivery=lambda _metadata, error: delivered.append(error)).result(TIMEOUT_S)
-
-    with pytest.raises(Stop):
-        send()
-    assert is_done()
-    assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
-    producer.flush(TIMEOUT_S)
-    assert delivered == [None] * sent
-
-
 def test_a_signal_while_a_record_is_appended(producer: Producer) -> None:
-    producer._sends_at_once = False
     once(producer._core.accumulator, "_new_batch", signal.SIGTERM)
     with pytest.raises(Stop):
         producer.send("t", b"v")

@@ -203,7 +203,7 @@ class CountedLock:
 
 def test_a_producers_thread_pauses_once_for_a_wait_that_lasts() -> None:
     driven = UntilStopped()
-    io = ProducerIo("test", driven, Mock(), None, 1024, 1024)
+    io = ProducerIo("test", driven, None, 1024, 1024)
     resume: Any = CountedLock(io._resume)
     io._resume = resume
     awaited = SimpleNamespace(is_done=False)

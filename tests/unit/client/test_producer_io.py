@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from scripted_broker import ScriptedBroker
 
 from kalda import Producer
 from kalda.base.errors import ApiError
-from kalda.client.channels import monotonic_ms
 from kalda.client.core.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -21,13 +21,15 @@ TIMEOUT_S = 20
 
 
 class Broker(ScriptedBroker):
-    """Acknowledges every batch, while `is_open` is set."""
+    """Acknowledges every batch, while `is_open` is set; `distort` changes the next response, where it is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.topics["t"] = [1]
         self.is_open = threading.Event()
         self.is_open.set()
+        self.distort: Callable[[bytes], list[bytes]] | None = None
+        """What is sent instead of a frame; nothing: the connection is closed."""
         self.answers[ApiKey.PRODUCE] = self._produce
 
     def _produce(self, request: Any, _version: int) -> Any:
@@ -35,6 +37,17 @@ class Broker(ScriptedBroker):
         results = [PartitionProduceResponse(index=data.index) for data in request.topic_data[0].partition_data]
         topic_id = request.topic_data[0].topic_id
         return ProduceResponse(responses=[TopicProduceResponse(topic_id=topic_id, partition_responses=results)])
+
+    def reply(self, frame: bytes, peer: Any) -> bool:
+        if self.distort is None or int.from_bytes(frame[:2], "big") != ApiKey.PRODUCE:
+            return super().reply(frame, peer)
+        distort, self.distort = self.distort, None
+        frames: list[bytes] = []
+        super().reply(frame, SimpleNamespace(sendall=frames.append))
+        pieces = distort(frames[0])
+        for piece in pieces:
+            peer.sendall(piece)
+        return bool(pieces)
 
 
 @pytest.fixture
@@ -46,7 +59,8 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def producer(broker: Broker) -> Iterator[Producer]:
-    with Producer(bootstrap_servers=broker.address, linger_ms=0, enable_idempotence=False) as made:
+    keys = {"linger_ms": 0, "enable_idempotence": False, "reconnect_backoff_ms": 1, "retry_backoff_ms": 1}
+    with Producer(bootstrap_servers=broker.address, **keys) as made:
         made.send("t", b"first").result(TIMEOUT_S)
         yield made
 
@@ -122,56 +136,6 @@ def test_a_result_without_patience_does_not_wait(broker: Broker, producer: Produ
     assert waits == [0]
 
 
-def test_a_round_trip_soon_after_another_takes_a_short_turn(broker: Broker, producer: Producer) -> None:
-    io, runs = producer._thread, 0
-    run = producer._core.run
-    producer._sends_at_once = False
-
-    def counted(now_ms: int) -> None:
-        nonlocal runs
-        runs += threading.current_thread() is not io
-        run(now_ms)
-
-    producer._core.run = counted  # type: ignore[method-assign]
-    wait = io._wait
-    io._wait = lambda _wait_ms: wait(1_000 * TIMEOUT_S)  # type: ignore[method-assign]
-    io._full_turn_ms = monotonic_ms() + 1_000 * TIMEOUT_S
-    assert producer.send("t", b"v").result().topic == "t"
-    assert not runs
-    io._full_turn_ms = 0
-    assert producer.send("t", b"w").result().topic == "t"
-    assert runs
-
-
-def test_where_only_a_full_turn_can_send_a_short_one_does_not_wait(producer: Producer) -> None:
-    io = producer._thread
-    io._is_driven = True  # its own thread takes no turn
-    io.wake()
-    with io._baton:
-        producer._core.metadata.version += 1
-        wait, io._wait = io._wait, pytest.fail  # type: ignore[method-assign]
-        io._short_turn(monotonic_ms())
-        io._wait = wait  # type: ignore[method-assign]
-    io._is_driven = False
-
-
-def test_a_short_turn_does_not_wait_for_a_request_without_a_response(broker: Broker) -> None:
-    with Producer(bootstrap_servers=broker.address, linger_ms=0, acks=0, enable_idempotence=False) as made:
-        made.send("t", b"first").result(TIMEOUT_S)
-        io, waits = made._thread, []
-        wait = io._wait
-
-        def recorded(wait_ms: int) -> bool:
-            if threading.current_thread() is not io:
-                waits.append(wait_ms)
-            return wait(wait_ms)
-
-        io._wait = recorded  # type: ignore[method-assign]
-        io._full_turn_ms = monotonic_ms() + 1_000 * TIMEOUT_S
-        made.send("t", b"v").result(TIMEOUT_S)
-        assert not waits
-
-
 def test_in_its_callback_a_record_is_done(producer: Producer) -> None:
     found: list[object] = []
     future = producer.send("t", b"v")
@@ -229,6 +193,69 @@ def test_an_interrupt_of_a_thread_that_waits_for_sockets_breaks_nothing(broker: 
         future.result(TIMEOUT_S)
     broker.is_open.set()
     assert future.result(TIMEOUT_S).topic == "t"
+
+
+def test_callbacks_are_called_once_and_in_order(producer: Producer) -> None:
+    called: list[int] = []
+    for at in range(300):
+        future = producer.send("t", b"v", on_delivery=lambda _metadata, _error, at=at: called.append(at))
+        if at % 3:
+            future.add_done_callback(lambda _future, at=at: called.append(at))
+        if at % 2:
+            future.result(TIMEOUT_S)
+    producer.flush(TIMEOUT_S)
+    assert called == sorted(called)
+    assert len(called) == 300 + sum(1 for at in range(300) if at % 3)
+
+
+def test_flush_and_close_wait_for_a_lone_record(producer: Producer) -> None:
+    future = producer.send("t", b"v")
+    producer.flush(TIMEOUT_S)
+    assert future.done()
+    future = producer.send("t", b"v")
+    producer.close(TIMEOUT_S)
+    assert future.result(0).topic == "t"
+
+
+DISTORTED: dict[str, Callable[[bytes], list[bytes]]] = {
+    "none": lambda frame: [],
+    "correlation id": lambda frame: [frame[:4] + b"\x11\x22\x33\x44" + frame[8:]],
+    "size": lambda frame: [b"\x7f\xff\xff\xff" + frame[4:]],
+    "garbage": lambda frame: [frame[:8] + b"\xff" * (len(frame) - 8)],
+    "pieces": lambda frame: [frame[at : at + 1] for at in range(len(frame))],
+    "two": lambda frame: [frame + frame],
+    "more": lambda frame: [frame + b"\0\0\0\x05\0"],
+    "large": lambda frame: [b"\0\0\x10\0" + frame[4:] + bytes(4_096 - len(frame) + 4)],
+}
+
+
+@pytest.mark.parametrize("kind", DISTORTED)
+def test_a_wait_survives_any_response(broker: Broker, producer: Producer, kind: str) -> None:
+    broker.distort = DISTORTED[kind]
+    assert producer.send("t", b"v").result(TIMEOUT_S).topic == "t"
+    assert broker.distort is None
+    assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("value", "keywords"),
+    [
+        (b"v" * 5_000, {}),
+        (b"v", {"headers": [("h", b"1")]}),
+        (memoryview(b"v"), {"key": bytearray(b"k")}),
+        (bytearray(b"v"), {"partition": 0}),
+        (b"v", {"timestamp_ms": 12}),
+        (None, {"key": b"k"}),
+    ],
+)
+def test_records_of_all_kinds(producer: Producer, value: Any, keywords: dict[str, Any]) -> None:
+    assert producer.send("t", value, **keywords).result(TIMEOUT_S).partition == 0
+
+
+def test_what_cannot_be_sent_raises_and_breaks_nothing(producer: Producer) -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        producer.send("t", b"v", partition=-1)
+    assert producer.send("t", b"v").result(TIMEOUT_S).topic == "t"
 
 
 def test_a_turn_that_fails_on_a_thread_that_waits_ends_the_producer(broker: Broker, producer: Producer) -> None:

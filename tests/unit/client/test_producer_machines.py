@@ -212,6 +212,28 @@ def test_an_error_that_may_pass_is_retried_with_the_same_sequence(code: ErrorCod
     assert world.delivered == [(b"v", None)]
 
 
+def test_a_record_behind_one_that_has_to_be_repeated_stays_behind_it() -> None:
+    world = ready_world(**{"linger.ms": 0})
+    refuse_once(world, ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.send(b"1", 0)
+    world.run(0)
+    world.send(b"2", 0)
+    world.run_until_idle()
+    assert world.partitions[0].values == [b"first", b"1", b"2"]
+    assert [value for value, _ in world.delivered] == [b"1", b"2"]
+
+
+def test_a_record_whose_response_is_lost_is_repeated_with_its_number() -> None:
+    world = ready_world(**{"linger.ms": 0})
+    world.send(b"1", 0)
+    world.run(0)
+    world.cut(0)
+    world.run_until_idle()
+    assert world.partitions[0].values == [b"first", b"1"]
+    assert {each[2] for each in batches(world)} == {1}
+    assert world.core.metrics.snapshot(world.now_ms)["requests-in-flight"] == 0
+
+
 @pytest.mark.parametrize(
     "code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUIRED_ACKS, ErrorCode.INVALID_RECORD]
 )
@@ -565,6 +587,18 @@ def test_idle_connections_are_closed() -> None:
 
 
 # -- metrics
+
+
+def test_counters_have_every_record() -> None:
+    world = ready_world(**{"linger.ms": 0})
+    before = world.core.metrics.snapshot(world.now_ms)
+    for _ in range(3):
+        world.send(b"v", 0)
+        world.run(20)
+    after = world.core.metrics.snapshot(world.now_ms)
+    names = ("record-send-total", "request-total", "response-total", "t.record-send-total")
+    assert [after[name] - before[name] for name in names] == [3] * 4
+    assert after["requests-in-flight"] == 0
 
 
 def test_metrics_have_kafkas_names() -> None:

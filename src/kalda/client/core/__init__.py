@@ -29,8 +29,6 @@ Of the producer, from `send` to the acknowledgement:
 - `transactions`: sequence numbers under the epochs of transactions, and the requests of those
 - `sender`: requests to leaders, and the outcome of each batch
 - `lone_batches`: requests of one batch, in fewer steps
-- `express`: a record that is sent at once, where nothing else is queued or in flight
-- `lone_request`: its request, written in one piece; compiled
 - `producer_metrics`: a producer's metrics, by Kafka's names
 - `producer_errors`: errors that no broker has sent
 - `producing`: a whole producer, put together

@@ -327,27 +327,7 @@ class Accumulator:
                 batch.is_open = False
                 self._enqueue(queue, batch)
 
-    def admit_alone(
-        self, topic: TopicState, queue: PartitionQueue, batch: ProducerBatch, sticky: Sticky | None
-    ) -> bool:
-        """Give a batch that is sent at once its place among the partition's batches. False where any other batch is not
-        done, or no records are taken."""
-        with self.lock:
-            if self.incomplete or self.is_closed:
-                return False
-            queue.created += 1
-            batch.order = (queue.created,)
-            self.incomplete[batch] = None
-            if sticky is not None:
-                topic.sticky, topic.sticky_batch, topic.counted_bytes = sticky, batch, HEADER_SIZE
-            return True
-
     # -- the sticky partition
-
-    def sticky(self, topic: TopicState) -> Sticky:
-        """The sticky partition of a record that is not appended to a queue."""
-        with self.lock:
-            return self._sticky_queue(topic)[0]
 
     def _sticky_queue(self, topic: TopicState) -> tuple[Sticky, PartitionQueue]:
         """The sticky partition after a switch that may be due."""

@@ -350,44 +350,6 @@ class Connections:
         peer.traffic.sent.append(sum(map(len, buffers)))
         self._actions.append(_new_tuple(Write, (peer.connection_id, buffers)))
 
-    # A request that its sender writes itself, on a connection without others in flight: `is_idle`,
-    # `next_correlation_id`, then either `on_answered_at_once` or `take_over`, before anything else is done here.
-
-    def connection_id(self, node_id: int) -> int:
-        """The connection to a node; -1: there is none on which requests can be sent."""
-        peer = self._peers.get(node_id)
-        return peer.connection_id if peer is not None and peer.state is State.READY else -1
-
-    def is_idle(self, node_id: int, connection_id: int, now_ms: int) -> bool:
-        """Whether this is still the node's connection, a request can be sent on it now, and none is in flight."""
-        peer = self._peers.get(node_id)
-        return (
-            peer is not None
-            and peer.connection_id == connection_id
-            and peer.state is State.READY
-            and not peer.in_flight
-            and now_ms >= peer.throttled_until_ms
-        )
-
-    def next_correlation_id(self, node_id: int) -> int:
-        """That of the next request."""
-        return (self._peers[node_id].last_correlation_id + 1) & 0x7FFFFFFF
-
-    def on_answered_at_once(self, node_id: int, correlation_id: int, throttle_ms: int, now_ms: int) -> None:
-        """The responses to requests from `next_correlation_id` up to `correlation_id` have come."""
-        peer = self._peers[node_id]
-        peer.last_correlation_id = correlation_id
-        peer.last_used_ms = now_ms
-        peer.failures = 0
-        if throttle_ms > 0:
-            self.throttle(node_id, throttle_ms, now_ms)
-
-    def take_over(self, node_id: int, api_key: int, version: int, sent_ms: int, on_done: OnDone, read: Read) -> None:
-        """A request with `next_correlation_id` was written, and has no response yet."""
-        self._new_call(self._peers[node_id], api_key, version, sent_ms, on_done, True, None, read)
-
-    # -- for the client's machines, and others
-
     def throttle(self, node_id: int, throttle_ms: int, now_ms: int) -> None:
         """The node asks this client to send it nothing for that long (KIP-219)."""
         peer = self._peers.get(node_id)

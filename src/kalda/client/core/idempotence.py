@@ -226,36 +226,6 @@ class Idempotence:
         sequence.next = advance_sequence(sequence.next, batch.count)
         sequence.in_flight.append(batch)
 
-    def next_number(self, partition: TopicPartition) -> tuple[int, int, int] | None:
-        """Producer id, epoch and sequence number of the partition's next batch, which these stay until
-        `on_sent_at_once`. None where it may not be sent now, or not without anything before it."""
-        sequence = self._sequences.get(partition)
-        if (
-            sequence is None
-            or sequence.in_flight
-            or sequence.producer_id != self.producer_id
-            or sequence.epoch != self.epoch
-            or not self.has_producer_id
-            or self.fatal_error is not None
-            or self._bump_requested
-            or self._unresolved
-        ):
-            return None
-        return self.producer_id, self.epoch, sequence.next
-
-    def on_sent_at_once(self, batch: ProducerBatch) -> None:
-        """A batch with `next_number` was sent."""
-        sequence = self._sequences[batch.topic_partition]
-        sequence.next = advance_sequence(batch.base_sequence, batch.count)
-        sequence.in_flight.append(batch)
-
-    def on_acked_at_once(self, partition: TopicPartition, last_sequence: int, last_offset: int) -> None:
-        """All batches from `next_number` up to this sequence number are in the log; nothing else was sent."""
-        sequence = self._sequences[partition]
-        sequence.next = advance_sequence(last_sequence, 1)
-        sequence.last_acked = max(sequence.last_acked, last_sequence)
-        sequence.last_acked_offset = max(sequence.last_acked_offset, last_offset)
-
     # -- results
 
     def on_acked(self, batch: ProducerBatch, base_offset: int) -> None:

@@ -66,11 +66,6 @@ class LonePartition:
         self._expected = response[_CORRELATION_BYTES : -_CHANGING.size]
         self._response = Struct(f">i{len(self._expected)}s{_CHANGING.format[1:]}")
 
-    @property
-    def response_bytes(self) -> int:
-        """The size of a response that `read` may be able to read."""
-        return self._response.size
-
     def body(self, records: Buffer) -> list[Buffer]:
         """The body of the request with these records."""
         size = len(records) + 1

@@ -31,7 +31,6 @@ from kalda.records.appending import Ticket
 from kalda.records.compression import Compression
 
 if TYPE_CHECKING:
-    from kalda.client.core.express import Express
     from kalda.client.core.transactions import TransactionDriver
 
 
@@ -89,7 +88,11 @@ class ProducerCore:
         if self.transactions is not None:
             self.sender.on_failure = self.transactions.on_batch_failed
         self._made_at_ms = now_ms
-        self.metrics.watch(self.pool, self._in_flight, lambda: self.metadata.updated_at_ms or self._made_at_ms)
+        self.metrics.watch(
+            self.pool,
+            lambda: self.connections.in_flight,
+            lambda: self.metadata.updated_at_ms or self._made_at_ms,
+        )
         self.refused: ApiError | None = None
         """The bootstrap servers are not brokers."""
         self.connections.on_refused = self._on_refused
@@ -97,36 +100,6 @@ class ProducerCore:
         """The metadata's version at the last `run`."""
         self._id_failures = 0
         self._id_retry_at_ms = 0
-        self.express: Express | None = None
-        """Sends records at once; None where `may_send_at_once` was not called, or the configuration excludes it."""
-
-    def may_send_at_once(self, ticket_type: type[Ticket]) -> None:
-        """The shell can write the requests of `express`."""
-        config = self.config
-        is_plain = config.compression_type == "none" and self.transactions is None
-        if config.acks == 0 or config.linger_ms > 0 or not is_plain:
-            return
-        # Imported where it is needed: without it the first record has less to wait for.
-        from kalda.client.core.express import REQUEST_BYTES, Express
-
-        if min(config.max_request_size, config.buffer_memory) < REQUEST_BYTES:
-            return
-        self.express = Express(
-            self.client_id,
-            self.metadata,
-            self.accumulator,
-            self.connections,
-            self.idempotence,
-            self.sender,
-            self.metrics,
-            ticket_type,
-            self.deadline_ms,
-        )
-
-    def _in_flight(self) -> int:
-        """Requests without a response."""
-        is_sent_at_once = self.express is not None and self.express.batch is not None
-        return self.connections.in_flight + is_sent_at_once
 
     def now_ms(self) -> int:
         """The time of the event that is being processed."""
@@ -135,30 +108,13 @@ class ProducerCore:
     def at(self, now_ms: int) -> Connections:
         """The connections, for an event at this time."""
         self._now_ms = now_ms
-        if self.express is not None:
-            self.express.step_aside()
         return self.connections
 
     # -- turns
 
-    def send(self, now_ms: int) -> bool:
-        """Send the batches that can be sent now, and nothing else; `run` has to be called within a few ms. False: it
-        has to be called at once."""
-        if self._seen_version != self.metadata.version or self.transactions is not None:
-            return False
-        self._now_ms = now_ms
-        if self.express is not None:
-            self.express.step_aside()
-        if self.idempotence is not None:
-            self.idempotence.run()
-        self.sender.run(now_ms)
-        return True
-
     def run(self, now_ms: int) -> None:
         """Do all that can be done now."""
         self._now_ms = now_ms
-        if self.express is not None:
-            self.express.step_aside()
         self.connections.run(now_ms)
         if self._seen_version != self.metadata.version:
             self._on_metadata(now_ms)

@@ -30,10 +30,10 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
 from kalda.client.core.accumulator import Accumulator
 from kalda.client.core.cluster_values import Broker
-from kalda.client.core.connections import Connections, OnDone
+from kalda.client.core.connections import Connections
 from kalda.client.core.errors import ADVICE
 from kalda.client.core.idempotence import Idempotence
-from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches, LonePartition
+from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import DeliveryAborted, DeliveryTimeout, RecordTooLarge
@@ -203,50 +203,30 @@ class Sender:
 
     def _send_lone(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
         """Send the only batch of a request in fewer steps. False: `_send` has to do it, as for the first request on a
-        connection."""
+        connection, which chooses the version."""
         batch = batches[0]
-        requests = self.lone_requests(batch.topic_partition, node_id)
-        if requests is None:
-            return False
-        assert batch.sealed is not None, "drained batches are sealed"
-        body = requests.body(batch.sealed)
-        on_done = self._on_lone_done(node_id, batches, requests, now_ms)
-        self._connections.send_encoded(node_id, ApiKey.PRODUCE, requests.version, body, now_ms, on_done, requests.read)
-        return True
-
-    def lone_requests(self, partition: TopicPartition, node_id: int) -> LonePartition | None:
-        """The requests of one batch to this partition. None before the first request on the node's connection, and
-        where the general codec has to make them."""
-        topic = self._metadata.topics.get(partition.topic)
+        topic = self._metadata.topics.get(batch.topic_partition.topic)
         if topic is None or self._config.acks == 0:
-            return None
+            return False
         max_version = self._max_version(topic.topic_id != ZERO_UUID)
         version = self._connections.chosen_version(node_id, ApiKey.PRODUCE, max_version)
         if version is None or version < FIRST_VERSION:
-            return None
-        return self._lone_batches.of(partition, topic.topic_id, version)
-
-    def _on_lone_done(
-        self, node_id: int, batches: list[ProducerBatch], requests: LonePartition, sent_ms: int
-    ) -> OnDone:
-        batch = batches[0]
+            return False
+        requests = self._lone_batches.of(batch.topic_partition, topic.topic_id, version)
+        assert batch.sealed is not None, "drained batches are sealed"
 
         def on_done(response: Acknowledged | ProduceResponse | None, error: ApiError | None) -> None:
             if isinstance(response, Acknowledged):
-                self._on_acknowledged(node_id, batch, response, sent_ms)
+                self._on_acknowledged(node_id, batch, response, now_ms)
             else:
-                topic, index = batch.topic_partition
+                name, index = batch.topic_partition
                 sent: dict[tuple[str | Uuid, int], ProducerBatch]
-                sent = {(topic, index): batch, (requests.topic_id, index): batch}
-                self._on_done(node_id, batches, sent, response, error, sent_ms)
+                sent = {(name, index): batch, (requests.topic_id, index): batch}
+                self._on_done(node_id, batches, sent, response, error, now_ms)
 
-        return on_done
-
-    def take_over(self, batch: ProducerBatch, node_id: int, requests: LonePartition, sent_ms: int) -> None:
-        """A batch that was sent at once has no response yet: from now on it is in flight like those of `run`."""
-        self._on_sending(batch)
-        on_done = self._on_lone_done(node_id, [batch], requests, sent_ms)
-        self._connections.take_over(node_id, ApiKey.PRODUCE, requests.version, sent_ms, on_done, requests.read)
+        body = requests.body(batch.sealed)
+        self._connections.send_encoded(node_id, ApiKey.PRODUCE, version, body, now_ms, on_done, requests.read)
+        return True
 
     def _on_acknowledged(self, node_id: int, batch: ProducerBatch, response: Acknowledged, sent_ms: int) -> None:
         """The only batch of a request was written."""
