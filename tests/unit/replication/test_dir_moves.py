@@ -108,9 +108,9 @@ class World(HandTime, HandJobs):
         return directory.path
 
 
-def write(partition: Partition, count: int = 1, **producer: Any) -> None:
+def write(partition: Partition, count: int = 1, *, size: int = 100, **producer: Any) -> None:
     for _ in range(count):
-        partition.append(build_batch([(1_000_000, b"k", bytes(100), ())], **producer), 1, 1_000_000)
+        partition.append(build_batch([(1_000_000, b"k", bytes(size), ())], **producer), 1, 1_000_000)
 
 
 def content(log: Log) -> bytes:
@@ -472,7 +472,7 @@ def test_moves_keep_to_their_rate(world: World, seconds: int) -> None:
     world.moves.rate.config = MetricConfig(seconds * 1_000, 11)
     world.moves.bytes_per_second = bound = 300_000
     partition = world.lead()
-    write(partition, 25_000)
+    write(partition, 2_500, size=1_600)
     began = world.now_ms
     world.moves.alter(TP, "/d1")
     while not world.reported:
@@ -489,7 +489,7 @@ def test_a_limit_that_is_raised_or_removed_ends_the_wait(world: World, limit: in
     """At one byte a second the wait for the first piece is some twelve days."""
     world.moves.bytes_per_second = 1
     partition = world.lead()
-    write(partition, 20_000)
+    write(partition, 2_000, size=1_600)
     world.moves.alter(TP, "/d1")
     world.advance(3_600_000)
     assert not world.reported
@@ -500,7 +500,7 @@ def test_a_limit_that_is_raised_or_removed_ends_the_wait(world: World, limit: in
 
 def test_a_lower_limit_holds_for_moves_under_way(world: World) -> None:
     partition = world.lead()
-    write(partition, 20_000)
+    write(partition, 2_000, size=1_600)
     world.moves.bytes_per_second = 2 << 20
     world.moves.alter(TP, "/d1")
     world.advance(20)
@@ -511,7 +511,7 @@ def test_a_lower_limit_holds_for_moves_under_way(world: World) -> None:
 
 def test_a_disk_that_fails_ends_a_move_that_waits_for_its_rate(world: World) -> None:
     world.moves.bytes_per_second = 1
-    write(world.lead(), 20_000)
+    write(world.lead(), 2_000, size=1_600)
     world.moves.alter(TP, "/d1")
     world.advance(20)
     assert len(world.moves) == 1
