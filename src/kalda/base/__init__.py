@@ -11,7 +11,7 @@ It uses no socket, file, clock or random source. Of the disk, the clock and thre
 - `printable`: text of others, safe for terminals and log lines
 - `pending`: a result that is set later, without asyncio
 - `background`: the work of an event loop that takes long, and how much of a turn it gets
-- `turn`: a body of work that never runs inside itself
+- `reentrancy`: a body of work that never runs inside itself
 - `sensors`: counters, gauges and rates under Kafka's metric names
 - `durations`: quantiles of recent durations
 - `samples`: the sample of a window, and what of a quota is used without measuring a rate; compiled

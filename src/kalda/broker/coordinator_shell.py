@@ -5,8 +5,8 @@ passes them. A partition that this broker is elected to lead is read by jobs, a 
 served in between.
 
 A coordinator, its log and this shell call one another synchronously, so each may be called back before its own call
-returns: an append may move the high watermark, which is reported to the runtime inside that append. The runtime is
-made for that (see `kalda.base.turn`). The shell keeps to the same rule: it changes its own fields before it calls out,
+returns: an append may move the high watermark, which is reported to the runtime inside that append. The runtime is made
+for that (see `kalda.base.reentrancy`). The shell keeps to the same rule: it changes its own fields before it calls out,
 and reads them again afterwards.
 """
 

@@ -2,9 +2,9 @@
 
 A driver is the house's sixth shape. It is synchronous and owns state; `Jobs`, `Timers`, a clock and `send` are handed
 in, and it never imports asyncio, so that the simulator and the tests run it on virtual time. Its rule on re-entrancy:
-it changes its state completely before it calls out, or does its work in a `Turn`. What it calls (a `Pending` that it
-completes, a listener, `send`) may call it back at once: such a call may queue effects, and those are carried out by the
-turn that is under way.
+it changes its state completely before it calls out, or does its work in a `Reentrancy`. What it calls (a `Pending` that
+it completes, a listener, `send`) may call it back at once: such a call may queue effects, and those are carried out by
+the turn that is under way.
 
 Effects are carried out strictly in order. Two take time, and their outcome comes back as an event: the sync of the log,
 on a thread, one at a time, so that the next one covers whatever was appended meanwhile; and the installation of a
@@ -30,8 +30,8 @@ from typing import Any, NamedTuple, ParamSpec
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.pending import Pending
+from kalda.base.reentrancy import Reentrancy
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.base.turn import Turn
 from kalda.broker.raft_listeners import LeaderAndEpoch, RaftListeners
 from kalda.broker.raft_times import RaftTimes
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
@@ -127,7 +127,7 @@ class RaftDriver:
         """What the machine has emitted and is not carried out yet, in order."""
         self._prepared: _EncodedBatch | None = None
         """Set between `prepare_append` and `schedule_append`; one that was never scheduled is replaced by the next."""
-        self._turn = Turn(self._work)
+        self._reentrancy = Reentrancy(self._work)
         self._is_turn_scheduled = False
         """Whether a timer will run the turn, for the effects of an append."""
         self._is_failed = False
@@ -324,7 +324,7 @@ class RaftDriver:
         try:
             self._log_transition()
             if not self._is_failed:
-                self._turn.run()
+                self._reentrancy.run()
         except Exception as error:
             self._fail(error)
 

@@ -8,8 +8,8 @@ The work is cut: a pass delivers at most one step of a snapshot or `MAX_BYTES_PE
 where more is due the next pass is a timer's, after whatever else the event loop has to do. A listener that lags far
 behind may be suspended: it receives nothing until `resume`, which says from where on it lacks batches.
 
-Re-entrancy: `deliver` runs in a `Turn`, and a registration is changed before its listener is called. So a listener may
-call the driver, and what becomes due by that is delivered before the outermost `deliver` returns.
+Re-entrancy: `deliver` runs in a `Reentrancy`, and a registration is changed before its listener is called. So a
+listener may call the driver, and what becomes due by that is delivered before the outermost `deliver` returns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from kalda.base.reentrancy import Reentrancy
 from kalda.base.scheduling import Timers
-from kalda.base.turn import Turn
 from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog
 from kalda.raft.snapshots import SnapshotReader
@@ -139,7 +139,7 @@ class RaftListeners:
         self._leader_high_watermark = leader_high_watermark
         self._on_fatal = on_fatal
         self._registrations: list[Registration] = []
-        self._turn = Turn(self._deliver_pass)
+        self._reentrancy = Reentrancy(self._deliver_pass)
         self._is_pass_scheduled = False
         """Whether a timer will call `deliver`. At most one does."""
         self._is_stopped = False
@@ -186,7 +186,7 @@ class RaftListeners:
     def deliver(self) -> None:
         """One pass over all listeners, now or as soon as the pass that is under way ends."""
         if not self._is_stopped:
-            self._turn.run()
+            self._reentrancy.run()
 
     def stop(self) -> None:
         """Call no listener any more."""

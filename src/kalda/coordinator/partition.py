@@ -4,7 +4,7 @@ Epochs of the timeline are ends of the log: the state at an epoch holds everythi
 watermark commits the epoch of the same number.
 
 The partition's log calls back: an append may move the high watermark before it returns, that is before the appended
-records are replayed. So commits are applied by a `Turn`, which waits until the write under way is complete.
+records are replayed. So commits are applied by a `Reentrancy`, which waits until the write under way is complete.
 
 Life of a partition: loading → active → closed. It is never reopened: a load that is tried again, and a partition that
 this node leads again, get a new one.
@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.turn import Turn
+from kalda.base.reentrancy import Reentrancy
 from kalda.coordinator.shard import Rec, Shard
 from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
@@ -84,7 +84,7 @@ class CoordinatorPartition(Generic[Rec]):
         self._log = log
         self._producer: TransactionalProducer | None = None
         """Of the write under way; None where it belongs to no transaction."""
-        self._commits = Turn(self._commit)
+        self._commits = Reentrancy(self._commit)
         self.shard = make_shard(self)
 
     # -- writing -------------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ A failed load is not LOAD_IN_PROGRESS: heartbeats are answered without an error 
 a partition that may never be loaded. Kafka leaves the partition in FAILED until its leader changes; here the load is
 tried again, since a disk may recover while the leader stays the same.
 
-Re-entrancy. A synchronous object that calls out may be called back before its call returns (see `kalda.base.turn`). The
-runtime calls out where it appends to the log, and where it answers a `Pending`, whose callbacks may bring the next
-request. So every method may be called inside such a call: state is changed before a call out, no collection is iterated
-over one, and a high watermark that is reported inside an append is applied when the write is complete
-(`CoordinatorPartition`).
+Re-entrancy. A synchronous object that calls out may be called back before its call returns (see
+`kalda.base.reentrancy`). The runtime calls out where it appends to the log, and where it answers a `Pending`, whose
+callbacks may bring the next request. So every method may be called inside such a call: state is changed before a call
+out, no collection is iterated over one, and a high watermark that is reported inside an append is applied when the
+write is complete (`CoordinatorPartition`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ job too, also where the copy is cut back because the log was. The last piece is 
 which the copy takes the place of the log. A move ends early where one of the disks fails, or where the replica leaves
 this broker; if the new directory has been reported by then, the old one is reported again.
 
-A driver: steps are taken in a `Turn`, because a job may finish, and a report be recorded, before the call that started
-it returns.
+A driver: steps are taken in a `Reentrancy`, because a job may finish, and a report be recorded, before the call that
+started it returns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from math import ceil
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.reentrancy import Reentrancy
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.stats import MetricConfig, SimpleRate
-from kalda.base.turn import Turn
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import RETRY_MS
@@ -126,7 +126,7 @@ class DirMoves:
         self._moves: dict[TopicPartition, _Move] = {}
         self._ready: deque[_Move] = deque()
         """Moves that take their next step in the next turn."""
-        self._turn = Turn(self._work)
+        self._reentrancy = Reentrancy(self._work)
         self._jobs_running = 0
         self._timer: Timer | None = None
         self._closed = False
@@ -145,7 +145,7 @@ class DirMoves:
     @bytes_per_second.setter
     def bytes_per_second(self, limit: int | None) -> None:
         self._bytes_per_second = limit
-        self._turn.run()
+        self._reentrancy.run()
 
     def alter(self, topic_partition: TopicPartition, path: str) -> None:
         """Move the partition's replica to the log directory `path`. A replica that this broker does not have yet is
@@ -198,7 +198,7 @@ class DirMoves:
     def resume(self) -> None:
         """Go on with the moves that a stop or a crash of the process has interrupted. Steps are taken when all have
         begun: a step may find that a directory has failed, which removes other copies."""
-        with self._turn.held():
+        with self._reentrancy.held():
             for future in self._logs.futures:
                 partition = self._replicas.find(*future.topic_partition)
                 if partition is not None and future.topic_partition not in self._moves:
@@ -222,7 +222,7 @@ class DirMoves:
         move = _Move(partition, future, target, None if current_dir is None else current_dir.directory_id)
         self._moves[topic_partition] = move
         self._ready.append(move)
-        self._turn.run()
+        self._reentrancy.run()
 
     def _cancel(self, topic_partition: TopicPartition) -> None:
         self._logs.futures.drop(topic_partition)
@@ -253,7 +253,7 @@ class DirMoves:
         for move in list(self._moves.values()):
             if not self._is_under_way(move):
                 self._abandon(move)
-        self._turn.run()
+        self._reentrancy.run()
 
     def _is_under_way(self, move: _Move) -> bool:
         topic_partition = move.partition.topic_partition
@@ -290,7 +290,7 @@ class DirMoves:
     def _continue(self, move: _Move) -> None:
         """Take the next step at once, in the next turn."""
         self._ready.append(move)
-        self._turn.run()
+        self._reentrancy.run()
 
     # -- one step of one move
 
@@ -378,7 +378,7 @@ class DirMoves:
             if self._closed:
                 return
             if self._moves.get(move.partition.topic_partition) is not move:
-                self._turn.run()
+                self._reentrancy.run()
                 return
             try:
                 if isinstance(info, ApiError):
@@ -392,11 +392,11 @@ class DirMoves:
                     return
             except (ApiError, UnexpectedAppendOffset, OSError) as failure:
                 self._fail(move, failure)
-                self._turn.run()
+                self._reentrancy.run()
                 return
             if not self._is_under_way(move):
                 self._abandon(move)
-                self._turn.run()
+                self._reentrancy.run()
             elif not info.size_bytes:
                 self._skip(move, end)
             else:
@@ -500,7 +500,7 @@ class DirMoves:
             assert error is None, "the job keeps its errors until it is finished"
             job.finish()
             self._release(move)
-            self._turn.run()
+            self._reentrancy.run()
 
         self._jobs.run(job.run, finish)
 
@@ -520,7 +520,7 @@ class DirMoves:
         if not self._is_under_way(move):
             # The job's files may have been renamed: its failure does not mean that the disk has failed.
             self._abandon(move)
-            self._turn.run()
+            self._reentrancy.run()
             return
         try:
             if error is not None:
@@ -530,7 +530,7 @@ class DirMoves:
             self._fail(move, failure)
         else:
             self._ready.append(move)
-        self._turn.run()
+        self._reentrancy.run()
 
 
 def _common_end(current: Log, future: Log) -> int:

@@ -19,8 +19,8 @@ scheduled: the state is reverted to that before the batch, nothing of the batch 
 runtime. Of a result that is cut into several batches, those that were scheduled before stay: state and log agree.
 
 Preparing may call back: an owner whose log moves the commit point while it prepares must not call `on_commit` before
-the write is complete (`kalda.base.turn`), since the records of an answer's callback would be replayed before those of
-the write.
+the write is complete (`kalda.base.reentrancy`), since the records of an answer's callback would be replayed before
+those of the write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One rule for objects that call out and may be called back: a body that never runs inside itself.
 
 A synchronous object that owns state and calls out (it sends, appends to a log, answers a `Pending`) may be called again
-before its own call returns. What such a second call finds is state in the middle of a change. A `Turn` gives the object
-one place where it does its work: `run` does it, a call of `run` that arrives meanwhile makes the running one do it once
-more, and while a change is under way (`held`) the work waits until the change is complete.
+before its own call returns. What such a second call finds is state in the middle of a change. A `Reentrancy` gives the
+object one place where it does its work: `run` does it, a call of `run` that arrives meanwhile makes the running one do
+it once more, and while a change is under way (`held`) the work waits until the change is complete.
 
 Invariant: the body is not on the stack twice, and no call of `run` is lost: the body begins at least once after it.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 
-class Turn:
+class Reentrancy:
     """Runs `body` one at a time. What the body raises leaves `run`; calls that waited for it are dropped then."""
 
     __slots__ = ("_again", "_body", "_depth")
@@ -30,11 +30,11 @@ class Turn:
         if not self._depth:
             self._drain()
 
-    def held(self) -> Turn:
+    def held(self) -> Reentrancy:
         """A context: the body does not run inside it, and runs at its end where that was asked for meanwhile."""
         return self
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> Reentrancy:
         self._depth += 1
         return self
 
