@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from kalda.base.background import Background
 from kalda.sim.world import World
 
 
 def test_a_job_that_pauses_finishes_so_much_later() -> None:
     with World("test") as world:
         boot, host = world.machine("m").start()
-        jobs = host.jobs(world.loop, 1)
+        jobs = host.jobs(world.loop, Background(world.loop.call_soon, host.work_ns), 1)
         finished: dict[int, int] = {}
 
         def start(pauses: int) -> None:

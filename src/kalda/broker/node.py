@@ -206,8 +206,8 @@ class Node:
         config = self.config
         loop = asyncio.get_running_loop()
         timers = self._timers = self._host.timers(loop)
-        self._jobs = self._host.jobs(loop, config["background.threads"])
         self._background = Background(loop.call_soon, self._host.work_ns)
+        self._jobs = self._host.jobs(loop, self._background, config["background.threads"])
         self._watchdog = Watchdog(self._clock, self.sensors)
         self._watchdog.watch_background(self._background)
         timers.on_turn = self._watchdog.on_turn
@@ -313,7 +313,9 @@ class Node:
             return None
         from kalda.broker.node_security import NodeSecurity
 
-        self._security_jobs = self._host.jobs(asyncio.get_running_loop(), config["background.threads"])
+        assert self._background is not None
+        loop = asyncio.get_running_loop()
+        self._security_jobs = self._host.jobs(loop, self._background, config["background.threads"])
         return NodeSecurity(config, self._host, timers, self._security_jobs, lambda: self.image)
 
     def _to_controllers(self) -> ClientSecurity | None:

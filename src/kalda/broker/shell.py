@@ -10,11 +10,12 @@ import logging
 import os
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from kalda.base.background import Background
 from kalda.base.clock import LoopClock
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
@@ -34,8 +35,6 @@ _LOGGED_STALL_MS = 1_000
 """The watchdog logs shorter ones."""
 _ROUNDING_MS = 1
 """The loop's clock and that of the node are read at different moments, and rounded."""
-_FINISHING_A_TURN_S = 0.005
-"""For so long the loop finishes jobs before it serves its sockets again."""
 _RESERVED_DESCRIPTORS = 16
 """Kept for small files and the metadata log: more than these have open at a time."""
 
@@ -124,21 +123,13 @@ class _LoopTimer:
 
 
 class ThreadJobs:
-    """Runs jobs on a pool of threads, and their second half on the loop.
+    """Runs jobs on a pool of threads, and their second halves in the background of the loop, in their order. Those of
+    many jobs may be due at the same time, as of the appends of one large request."""
 
-    The second halves of many jobs, as of the appends of one large request, may be due at the same time. They take
-    turns with the loop's sockets: in their order, for `_FINISHING_A_TURN_S` in one turn, but at least one of them.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, background: Background, threads: int) -> None:
         self._loop = loop
+        self._background = background
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kalda-job")
-        self._done: deque[tuple[Finish, Any, BaseException | None]] = deque()
-        """Jobs whose second half has to wait for another turn."""
-        self._spent_s = 0.0
-        """What second halves have taken in this turn."""
-        self._has_next_turn = False
-        """Whether `_next_turn` is scheduled: always while `_done` has jobs or `_spent_s` is not 0."""
 
     def run(self, job: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `job` on a thread, then `finish(value, failure)` on the loop; one of the two is None.
@@ -162,29 +153,7 @@ class ThreadJobs:
             self._loop.call_soon_threadsafe(self._on_done, finish, value, failure)
 
     def _on_done(self, finish: Finish, value: object, failure: BaseException | None) -> None:
-        if self._done or self._spent_s >= _FINISHING_A_TURN_S:
-            self._done.append((finish, value, failure))
-            return
-        if not self._has_next_turn:
-            self._has_next_turn = True
-            self._loop.call_soon(self._next_turn)
-        self._finish(finish, value, failure)
-
-    def _next_turn(self) -> None:
-        self._spent_s = 0.0
-        if not self._done:
-            self._has_next_turn = False
-            return
-        self._loop.call_soon(self._next_turn)  # before a second half may raise
-        while self._done and self._spent_s < _FINISHING_A_TURN_S:
-            self._finish(*self._done.popleft())
-
-    def _finish(self, finish: Finish, value: object, failure: BaseException | None) -> None:
-        began_s = time.perf_counter()
-        try:
-            finish(value, failure)
-        finally:
-            self._spent_s += time.perf_counter() - began_s
+        self._background.call(partial(finish, value, failure))
 
     def close(self) -> None:
         """Wait for the jobs that run; those that have not begun are dropped."""
@@ -228,9 +197,9 @@ class Host:
         """Timers that call back on `loop`, by the time of `clock`, which they keep."""
         return LoopTimers(loop, self.clock)
 
-    def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> JobPool:
-        """A pool of at most `threads` threads, whose jobs finish on `loop`."""
-        return ThreadJobs(loop, threads)
+    def jobs(self, loop: asyncio.AbstractEventLoop, background: Background, threads: int) -> JobPool:
+        """A pool of at most `threads` threads, whose jobs finish in the background of `loop`."""
+        return ThreadJobs(loop, background, threads)
 
     def pause_thread(self, duration_ms: float) -> None:
         """Suspend the thread of the job that calls this, so that the others get the interpreter."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
+from kalda.base.background import Background
 from kalda.base.ids import Uuid, random_uuid
 from kalda.base.loop_time import UNLIMITED_MS
 from kalda.broker.shell import Host, LoopTimers
@@ -65,10 +67,13 @@ class WorkClock:
 
 
 class SimJobs:
-    """Jobs without threads: a job runs in one step some time after `run`; its `finish` is called some time later."""
+    """Jobs without threads: a job runs in one go some time after `run`; its `finish` is called some time later."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, machine: Machine) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, background: Background, rng: random.Random, machine: Machine
+    ) -> None:
         self._loop = loop
+        self._background = background
         self._rng = rng
         self._machine = machine
         self._paused_s = 0.0
@@ -85,7 +90,8 @@ class SimJobs:
                 value = job()
             except Exception as error:
                 failure = error
-            self._loop.call_later(rng.uniform(0, limit) + self._paused_s, finish, value, failure)
+            delay_s = rng.uniform(0, limit) + self._paused_s
+            self._loop.call_later(delay_s, self._background.call, partial(finish, value, failure))
 
         self._loop.call_later(rng.uniform(0, limit), work)
 
@@ -119,9 +125,9 @@ class SimHost(Host):
     def timers(self, loop: asyncio.AbstractEventLoop) -> LoopTimers:
         return LoopTimers(loop, self.clock)
 
-    def jobs(self, loop: asyncio.AbstractEventLoop, threads: int) -> SimJobs:
+    def jobs(self, loop: asyncio.AbstractEventLoop, background: Background, threads: int) -> SimJobs:
         assert self._jobs is None, "a node has one pool of jobs"
-        self._jobs = SimJobs(loop, self.rng, self._machine)
+        self._jobs = SimJobs(loop, background, self.rng, self._machine)
         return self._jobs
 
     def pause_thread(self, duration_ms: float) -> None:
