@@ -1,12 +1,12 @@
 # Two commands matter: `make demo` and `make test`. Both set up the virtual environment first.
 #
 # PYTHON  the interpreter to build the environment with, 3.11 or later (found when not given)
-# WORKERS how many processes run the tests; a file's tests stay together
+# WORKERS how many processes run the tests, many of which wait for other processes; a file's tests stay together
 # BENCH_ARGS  --quick: a short look instead of a measurement
 
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST_ARGS ?=
 STAMP := $(VENV)/.kalda-installed
 COMPILED := $(filter-out %/__init__.py,$(wildcard src/kalda/records/*.py src/kalda/*/*.pxd)) \
