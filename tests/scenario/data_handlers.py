@@ -23,7 +23,7 @@ class FakeConnection:
     def answer_alone(self) -> None:
         self.calls.append("alone")
 
-    def begin_answer(self, begin: Callable[[], Any], reserved_bytes: int) -> Any:
+    def begin_answer(self, begin: Callable[[], Any]) -> Any:
         return begin()
 
     def send_to_follower(self) -> None:

@@ -49,22 +49,26 @@ from kalda.protocol.notation import Request, Response
 log = logging.getLogger("kalda.requests")
 T = TypeVar("T")
 
-_STEPS_BYTES = 8 * 1024 * 1024
-"""Reserved for an answer that takes several steps: twice as much as one of 1,000 topics' configs."""
-_PARTS_BYTES = 64 * 1024 * 1024
-"""Reserved for the answer to a request in parts."""
-_NEVER_WAITING = frozenset(
+_LARGE_ANSWERS = frozenset(
     (
-        ApiKey.PRODUCE,
-        ApiKey.FETCH,
-        ApiKey.OFFSET_FOR_LEADER_EPOCH,
-        ApiKey.OFFSET_COMMIT,
-        ApiKey.TXN_OFFSET_COMMIT,
-        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.METADATA,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.LIST_GROUPS,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_ACLS,
+        ApiKey.DESCRIBE_CLIENT_QUOTAS,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        ApiKey.DESCRIBE_DELEGATION_TOKEN,
     )
 )
-"""APIs whose answers are made though there is no room for large ones: they are about as large as their requests, or
-have little in memory, and replication, transactions and groups rest on them."""
+"""APIs whose answers may be much larger than their requests, and are made of what the node has, without another node:
+few of these are made at the same time where they take steps. All others are made when their requests arrive."""
 
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
@@ -318,9 +322,8 @@ class RequestPipeline:
             return self._later(served, context, request, run())
         # The answer may be large: a peer that reads nothing must not have many of them made.
         connection.answer_alone()
-        if served.row.key in _NEVER_WAITING:
-            return self._later(served, context, request, run())
-        return self._later(served, context, request, connection.begin_answer(run, _STEPS_BYTES))
+        made = connection.begin_answer(run) if served.row.key in _LARGE_ANSWERS else run()
+        return self._later(served, context, request, made)
 
     def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
@@ -332,9 +335,9 @@ class RequestPipeline:
         handler: Handler = row.handler if row.in_parts is None else row.in_parts()
         handler = self._behind_checks(row, handler if served.charge is None else served.charge.handler(handler))
         answer = partial(self._large_requests.answer, row, handler, context, _Stages(self, served))
-        if context.forwarded_by is not None or row.key in _NEVER_WAITING:
+        if context.forwarded_by is not None or row.key not in _LARGE_ANSWERS:
             return answer()
-        return context.connection.begin_answer(answer, _PARTS_BYTES)
+        return context.connection.begin_answer(answer)
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection

@@ -11,8 +11,8 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `tls`: TLS of listeners: a transport between the socket's and a connection
 - `tls_contexts`: OpenSSL contexts of the two sides, out of settings
 - `limits`: sizes, counts, rates and times that a peer may use
-- `request_memory`: connections wait where the memory of arriving and unanswered requests is used up
-- `answer_memory`: large answers wait where that of answers that are not read is used up; who does not read is closed
+- `request_memory`: where that of arriving and unanswered requests is used up, one connection reads on, others wait
+- `answer_memory`: few large answers are made at a time; who does not read is closed where unread ones are too many
 - `listener_counts`: what is counted of each listener's connections
 - `peer_log`: log lines about peers, a limited number per second
 - `deadlines`: of requests to other nodes, which a stall of the loop does not end

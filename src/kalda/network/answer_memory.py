@@ -1,17 +1,15 @@
-"""The memory of answers that their peers have not read.
+"""The memory of answers that their peers have not read, and of those that are being made.
 
 An answer leaves memory as its peer reads it. A connection whose peer reads nothing serves no further request, so it
 keeps one answer; but many such connections keep many, and an answer may have 64 MB. Therefore:
 
-- an answer that takes several steps, and so may be large, is begun only while there is room: what is not read, and
-  what each answer that is being made reserves, is less than the limit. Requests for others wait, in the order in which
-  they came. One that has waited for `_LONGEST_WAIT_MS` is begun all the same, one at each check: answers that are being
-  made may themselves wait for other nodes, for as long as their clients allow;
-- when what is not read reaches the limit, connections whose peers read less than `_LEAST_BYTES_PER_S` are closed, those
-  with most of it first, until half of the limit is left. A peer that has just been sent an answer has `_WINDOW_MS` to
-  read.
+- at each check at which what is not read has reached the limit, connections whose peers have read less than
+  `_LEAST_BYTES` since the check before are closed, the one with most of it first, until half of the limit is left;
+- of answers that take several steps, and may be much larger than their requests, `MAX_MADE` are made at a time, and
+  none is begun while what is not read is at the limit. Requests for others wait, in the order in which they came.
 
-Small answers never wait. They are bounded by the second rule alone.
+So unread answers take the limit, `MAX_MADE` answers, one answer of a connection that has just been sent it, and one
+read of each connection.
 
 The inter-broker listener and those of controllers have a memory of their own, which clients of others cannot use up.
 """
@@ -20,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kalda.base.errors import ApiError, as_api_error
 from kalda.base.pending import Pending
@@ -28,10 +26,10 @@ from kalda.network.peer_log import log
 
 T = TypeVar("T")
 
+MAX_MADE = 4
 _CHECK_MS = 500
-_WINDOW_MS = 2_000
-_LEAST_BYTES_PER_S = 256 * 1024
-_LONGEST_WAIT_MS = 10_000
+_LEAST_BYTES = 128 * 1024
+_NOT_SEEN = -1
 
 
 class Peer(Protocol):
@@ -52,75 +50,33 @@ class Peer(Protocol):
         ...
 
 
-class _Reading:
-    """How fast a peer reads."""
-
-    __slots__ = ("is_slow", "since_ms", "size")
-
-    def __init__(self, size: int, since_ms: int) -> None:
-        self.size = size
-        """What it had not read at the beginning of the window."""
-        self.since_ms = since_ms
-        self.is_slow = False
-        """In the window before this one."""
-
-    def look(self, size: int, now_ms: int) -> None:
-        """It has not read so much now."""
-        passed_ms = now_ms - self.since_ms
-        if passed_ms >= _WINDOW_MS:
-            self.is_slow = self.size - size < _LEAST_BYTES_PER_S * passed_ms // 1000
-            self.size, self.since_ms = size, now_ms
-
-
-class _Answer(Generic[T]):
-    """An answer that takes several steps."""
-
-    __slots__ = ("begin", "has_ended", "pending", "reserved_bytes", "since_ms")
-
-    def __init__(self, begin: Callable[[], Pending[T]], reserved_bytes: int, since_ms: int) -> None:
-        self.begin = begin
-        self.reserved_bytes = reserved_bytes
-        self.since_ms = since_ms
-        self.pending: Pending[T] = Pending()
-        self.has_ended = False
-
-
 class AnswerMemory:
     """That of all connections of some listeners."""
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        now_ms: Callable[[], int],
-        call_later_ms: Callable[[int, Callable[[], None]], Any],
-    ) -> None:
+    def __init__(self, limit_bytes: int, call_later_ms: Callable[[int, Callable[[], None]], Any]) -> None:
         self.limit_bytes = limit_bytes
-        self.reserved_bytes = 0
-        """For answers that are being made."""
-        self._now_ms = now_ms
         self._call_later_ms = call_later_ms
-        self._unread: dict[Peer, _Reading] = {}
-        """Connections with answers that have not left."""
-        self._waiting: OrderedDict[_Answer[Any], None] = OrderedDict()
+        self._unread: dict[Peer, int] = {}
+        """Connections with answers that have not left, and what of these the peer had not read at the last check, in
+        this process or in the kernel; `_NOT_SEEN` before the first."""
+        self._waiting: OrderedDict[Pending[Any], Callable[[], Pending[Any]]] = OrderedDict()
+        """Answers that have not been begun, and what begins them."""
+        self._made: set[object] = set()
+        """A token for each answer that is being made."""
         self._is_checking = False
-        """Whether a check is scheduled: while there is anything in the two above."""
+        """Whether a check is scheduled: while there is anything in the first two of these."""
 
     @property
     def unread_bytes(self) -> int:
         """Of all connections."""
         return sum(each.unread_bytes for each in self._unread)
 
-    @property
-    def waiting(self) -> int:
-        """Requests whose answers have not been begun."""
-        return len(self._waiting)
-
     # -- connections
 
     def add(self, connection: Peer) -> None:
         """It has an answer that does not leave at once."""
         if connection not in self._unread:
-            self._unread[connection] = _Reading(_size(connection), self._now_ms())
+            self._unread[connection] = _NOT_SEEN
             self._check_later()
 
     def remove(self, connection: Peer) -> None:
@@ -130,54 +86,48 @@ class AnswerMemory:
 
     # -- answers
 
-    def run(self, begin: Callable[[], Pending[T]], reserved_bytes: int) -> Pending[T]:
-        """Begin to make an answer when there is room for it; `reserved_bytes` is what it may have."""
-        answer = _Answer(begin, reserved_bytes, self._now_ms())
-        answer.pending.on_abandoned = lambda: self._forget(answer)
-        self._waiting[answer] = None
+    def make(self, begin: Callable[[], Pending[T]]) -> Pending[T]:
+        """Begin to make an answer when there is room for it. It must not wait for other nodes: others wait for it."""
+        answer: Pending[T] = Pending()
+
+        def forget() -> None:
+            del self._waiting[answer]
+
+        answer.on_abandoned = forget
+        self._waiting[answer] = begin
         self._begin_waiting()
         if self._waiting:
             self._check_later()
-        return answer.pending
-
-    def _forget(self, answer: _Answer[Any]) -> None:
-        self._waiting.pop(answer, None)
+        return answer
 
     def _begin_waiting(self) -> None:
         """Begin answers for which there is room."""
-        if not self._waiting:
-            return
-        room = self.limit_bytes - self.unread_bytes
-        while self._waiting and self.reserved_bytes < room:
-            self._begin(self._waiting.popitem(last=False)[0])
+        while self._waiting and len(self._made) < MAX_MADE and self.unread_bytes < self.limit_bytes:
+            self._begin(*self._waiting.popitem(last=False))
 
-    def _begin(self, answer: _Answer[T]) -> None:
-        self.reserved_bytes += answer.reserved_bytes
-        try:
-            making = answer.begin()
-        except Exception as error:  # it must not harm the connection whose answers have made room
-            log.exception("an answer could not be begun")
-            self._end(answer)
-            answer.pending.fail(as_api_error(error))
-            return
+    def _begin(self, answer: Pending[T], begin: Callable[[], Pending[T]]) -> None:
+        token = object()
+        self._made.add(token)
 
-        def end(value: T | None, error: ApiError | None) -> None:
-            if not answer.has_ended:  # what was abandoned may be settled all the same
-                self._end(answer)
-                answer.pending.settle(value, error)
+        def settle(value: T | None, error: ApiError | None) -> None:
+            if token in self._made:  # what was abandoned may be settled all the same
+                self._made.remove(token)
+                answer.settle(value, error)
                 self._begin_waiting()
 
         def abandon() -> None:
-            self._end(answer)
+            self._made.remove(token)
             making.abandon()
             self._begin_waiting()
 
-        answer.pending.on_abandoned = abandon
-        making.then(end)
-
-    def _end(self, answer: _Answer[Any]) -> None:
-        answer.has_ended = True
-        self.reserved_bytes -= answer.reserved_bytes
+        try:
+            making = begin()
+        except Exception as error:  # it must not harm the connection whose answers have made room
+            log.exception("an answer could not be begun")
+            settle(None, as_api_error(error))
+            return
+        answer.on_abandoned = abandon
+        making.then(settle)
 
     # -- checks
 
@@ -189,32 +139,24 @@ class AnswerMemory:
     def _check(self) -> None:
         """Close connections whose peers do not read, where there is no room, and begin answers for which there is."""
         self._is_checking = False
-        now_ms = self._now_ms()
         slow: list[tuple[int, Peer]] = []
         total = 0
-        for connection, reading in list(self._unread.items()):
+        for connection, before in list(self._unread.items()):
             unread = connection.unread_bytes
             if not unread:
                 del self._unread[connection]
                 continue
             total += unread
-            reading.look(_size(connection), now_ms)
-            if reading.is_slow:
+            self._unread[connection] = now = unread + connection.unacknowledged_bytes
+            if before != _NOT_SEEN and before - now < _LEAST_BYTES:
                 slow.append((unread, connection))
         slow.sort(key=lambda each: each[0])
-        is_used_up = total + (self.reserved_bytes if self._waiting else 0) >= self.limit_bytes
+        is_used_up = total >= self.limit_bytes
         while is_used_up and slow and total >= self.limit_bytes // 2:
             unread, connection = slow.pop()
             total -= unread
             del self._unread[connection]
             connection.close_unread()
         self._begin_waiting()
-        first = next(iter(self._waiting), None)
-        if first is not None and now_ms - first.since_ms >= _LONGEST_WAIT_MS:
-            self._begin(self._waiting.popitem(last=False)[0])
         if self._unread or self._waiting:
             self._check_later()
-
-
-def _size(connection: Peer) -> int:
-    return connection.unread_bytes + connection.unacknowledged_bytes

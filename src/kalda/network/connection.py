@@ -297,9 +297,9 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._hold(Hold.ALONE)
 
-    def begin_answer(self, begin: Callable[[], Pending[T]], reserved_bytes: int) -> Pending[T]:
+    def begin_answer(self, begin: Callable[[], Pending[T]]) -> Pending[T]:
         """Begin to make an answer that may be large, when there is room for it; see `kalda.network.answer_memory`."""
-        return self._listener.answers.run(begin, reserved_bytes)
+        return self._listener.answers.make(begin)
 
     def send_to_follower(self) -> None:
         """A follower fetches over this connection: make the socket's send buffer as large as its responses."""
@@ -437,7 +437,7 @@ class Connection(asyncio.BufferedProtocol):
             self.is_slow = ended_ns - began_ns >= SLOW_NS
             turns.spend(ended_ns - began_ns)
         if self._arriving_bytes or not frames.in_arena:
-            self._count_arriving()
+            self._count_arriving(served)
         if self._out:
             self._flush()
         if ended_ns >= ends_ns and not self._holds and frames.is_complete:
@@ -464,27 +464,23 @@ class Connection(asyncio.BufferedProtocol):
         if not self._holds:
             self._serve(in_turn=True)
 
-    def _count_arriving(self) -> None:
-        """Count what has arrived of the next request; where there is no memory for the rest of it, wait."""
+    def _count_arriving(self, served: int) -> None:
+        """Count what has arrived of the next request; where there is no memory for the rest of it, wait. `served`
+        requests were complete."""
         frames, memory = self._frames, self._listener.memory
         arrived = 0 if frames.in_arena else frames.waiting_bytes
         change = arrived - self._arriving_bytes
         self._arriving_bytes = arrived
         memory.arrive(change)
-        if change < 0:
+        if served:
             memory.completed(self)
-        if (
-            memory.is_used_up
-            and not self._holds
-            and frames.announced_bytes > SMALL_BYTES
-            and not memory.may_go_on(self, has_read=change > 0)
-        ):
-            self.wait_for_memory()
+        if not self._holds and frames.announced_bytes > SMALL_BYTES and not memory.may_go_on(self):
+            self._hold(Hold.QUEUED)
 
     @property
-    def missing_bytes(self) -> int:
+    def arrived_bytes(self) -> int:
         """Of the request that arrives."""
-        return max(0, self._frames.announced_bytes - self._frames.waiting_bytes)
+        return self._arriving_bytes
 
     @property
     def is_held(self) -> bool:
@@ -514,10 +510,6 @@ class Connection(asyncio.BufferedProtocol):
             "closing %s: its peer does not read %d bytes of answers, and those of others", self, self.unread_bytes
         )
         self.abort()
-
-    def wait_for_memory(self) -> None:
-        """Read nothing until `budget_is_back`."""
-        self._hold(Hold.QUEUED)
 
     def close_slow(self) -> None:
         """Close it: its request arrives too slowly while others wait for memory."""
@@ -760,8 +752,6 @@ class Connection(asyncio.BufferedProtocol):
             self._swept_requests = self.requests
         else:
             allowed = limits.slow_frame_ms + self._frames.announced_bytes * 1000 // limits.slow_frame_bytes_per_s
-            if self._listener.memory.is_waited_for:
-                allowed = limits.scarce_frame_ms + self._frames.announced_bytes * 1000 // limits.scarce_bytes_per_s
             if now_ms - self.frame_since_ms >= allowed:
                 return f"a frame of {self._frames.announced_bytes} bytes did not arrive within {allowed} ms"
         return None

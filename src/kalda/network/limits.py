@@ -46,9 +46,6 @@ class Limits:
     slow_frame_ms: int = 30_000
     """A frame must arrive within this time plus the time that its size takes at `slow_frame_bytes_per_s`."""
     slow_frame_bytes_per_s: int = 16 * 1024
-    scarce_frame_ms: int = 5_000
-    scarce_bytes_per_s: int = 1024 * 1024
-    """The same while other connections wait for memory."""
     closing_ms: int = 5_000
     """How long a closed connection may take to flush its last answers."""
     write_high_bytes: int = 512 * 1024

@@ -5,21 +5,15 @@ pool is empty. A peer that announces much and sends nothing so takes the pool aw
 when bytes have arrived, so many requests may have begun, and the pool may be used up by them before one is complete.
 Then:
 
-- a connection whose request is not complete waits, and reads nothing meanwhile. Requests that together miss at most a
-  quarter of the limit, or one that misses more, may go on beyond the limit: so requests are completed, and the limit is
-  exceeded by that, and by one read of each connection. Those that miss least come first, but one of `_PICKS` is the one
-  that has waited longest;
-- a request that goes on beyond the limit while others wait must arrive at `_LEAST_BYTES_PER_S`, and as a whole at
-  `_USUAL_BYTES_PER_S`; else its connection is closed;
+- a connection whose request is not complete waits, and reads nothing meanwhile. Only the oldest of these requests goes
+  on, beyond the limit: so one after the other is completed, and the limit is exceeded by one request, and by one read
+  of each connection. One whose connection reads nothing for another reason is passed over;
+- while others wait, a request of which less than `_LEAST_BYTES` arrive between two checks is closed;
 - a request of at most `SMALL_BYTES` counts, but does not wait;
 - requests that wait for their answer keep their connection from sending more where they alone reach the limit. What
   arrives cannot keep those waiting.
 
-Connections are closed sooner where their requests arrive slowly while others wait (`Connection.sweep`).
-
 The inter-broker listener and those of controllers have a memory of their own, which clients of others cannot use up.
-
-Invariant: while connections wait for memory, at least one may go on beyond the limit.
 """
 
 from __future__ import annotations
@@ -29,19 +23,18 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 SMALL_BYTES = 64 * 1024
-_LEAST_BYTES_PER_S = 1024 * 1024
-_USUAL_BYTES_PER_S = 10 * 1024 * 1024
-_CHECK_MS = 1_000
-_PICKS = 64
+_CHECK_MS = 2_000
+_LEAST_BYTES = 2 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 """What a connection may read before it asks again."""
+_NOT_SEEN = -1
 
 
 class Reader(Protocol):
     """A connection."""
 
     @property
-    def missing_bytes(self) -> int:
+    def arrived_bytes(self) -> int:
         """Of the request that arrives."""
         ...
 
@@ -58,28 +51,12 @@ class Reader(Protocol):
         """Its request arrives too slowly while others wait."""
         ...
 
-    def wait_for_memory(self) -> None:
-        """Read nothing until `budget_is_back`."""
-        ...
-
-
-class _Beyond:
-    """A connection whose request may exceed the limit."""
-
-    __slots__ = ("checks_left", "missing_bytes", "reserved_bytes", "timer")
-
-    def __init__(self, missing_bytes: int) -> None:
-        self.reserved_bytes = self.missing_bytes = missing_bytes
-        """What it missed at first, and at the last check."""
-        self.checks_left = 1 + missing_bytes // _USUAL_BYTES_PER_S
-        self.timer: Any = None
-
 
 class RequestMemory:
     """That of all connections of some listeners."""
 
     def __init__(self, limit_bytes: int, call_later_ms: Callable[[int, Callable[[], None]], Any]) -> None:
-        """A limit that is not positive is none. `call_later_ms` returns a timer, which has `cancel()`."""
+        """A limit that is not positive is none."""
         self.limit_bytes = limit_bytes
         self.queued_bytes = 0
         """Size of the requests that wait for their answer."""
@@ -88,12 +65,13 @@ class RequestMemory:
         self._call_later_ms = call_later_ms
         self._answers: OrderedDict[Reader, None] = OrderedDict()
         """Connections that read nothing until answers have left."""
-        self._memory: OrderedDict[Reader, None] = OrderedDict()
-        """Connections that read nothing until there is memory for the rest of their request."""
-        self._beyond: dict[Reader, _Beyond] = {}
-        """Those that may exceed the limit."""
-        self._picks = 0
-        """How many of them were the ones that missed least, since one had waited longest."""
+        self._unfinished: dict[Reader, int] = {}
+        """Connections with a request that is not complete, the oldest request first, and what of it had arrived at the
+        last check; `_NOT_SEEN` where it has not read all the time since."""
+        self._waiting: set[Reader] = set()
+        """Those of them that read nothing until there is memory for the rest of their request."""
+        self._is_checking = False
+        """Whether a check is scheduled: while any of them waits."""
 
     @property
     def used_bytes(self) -> int:
@@ -104,11 +82,6 @@ class RequestMemory:
     def is_used_up(self) -> bool:
         """Whether requests that arrive have to wait."""
         return 0 < self.limit_bytes <= self.used_bytes
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether connections wait for memory."""
-        return bool(self._memory)
 
     def update(self, limit_bytes: int) -> None:
         """Apply another limit."""
@@ -124,7 +97,7 @@ class RequestMemory:
     def unqueue(self, frame_bytes: int) -> None:
         """Undo `queue` when it was answered or abandoned."""
         self.queued_bytes -= frame_bytes
-        if self._answers or self._memory:
+        if self._answers or self._waiting:
             self._wake()
 
     def over_budget(self) -> bool:
@@ -140,82 +113,74 @@ class RequestMemory:
     def arrive(self, change_bytes: int) -> None:
         """Count what has arrived; less where a request was completed."""
         self.arriving_bytes += change_bytes
-        if change_bytes < 0 and (self._answers or self._memory):
+        if change_bytes < 0 and (self._answers or self._waiting):
             self._wake()
 
-    def may_go_on(self, connection: Reader, *, has_read: bool) -> bool:
-        """Whether more of its request may be read; else `budget_is_back` is called when it may. `has_read`: since it
-        was called last; a connection that found the memory taken again stays the first."""
-        if not self.is_used_up or connection in self._beyond:
+    def may_go_on(self, connection: Reader) -> bool:
+        """Whether more of its request may be read; else `budget_is_back` is called when it may."""
+        if self.limit_bytes <= 0:
             return True
-        if self._may_be_beyond(connection):
-            self._let_beyond(connection)
+        self._unfinished.setdefault(connection, _NOT_SEEN)
+        if not self.is_used_up or connection is self._oldest():
             return True
-        self._memory[connection] = None
-        if not has_read:
-            self._memory.move_to_end(connection, last=False)
+        self._unfinished[connection] = _NOT_SEEN
+        self._waiting.add(connection)
+        self._check_later()
         return False
 
     def completed(self, connection: Reader) -> None:
         """Its request has arrived, or will not."""
-        beyond = self._beyond.pop(connection, None)
-        if beyond is not None:
-            beyond.timer.cancel()
-            self._let_more_beyond()
+        if self._unfinished.pop(connection, None) is not None:
+            self._wake_oldest()
 
     def forget(self, connection: Reader) -> None:
         """It has ended."""
         self._answers.pop(connection, None)
-        self._memory.pop(connection, None)
+        self._waiting.discard(connection)
         self.completed(connection)
 
-    def _may_be_beyond(self, connection: Reader) -> bool:
-        reserved = sum(each.reserved_bytes for each in self._beyond.values())
-        return not self._beyond or reserved + connection.missing_bytes <= self.limit_bytes // 4
+    def _oldest(self) -> Reader | None:
+        return next((each for each in self._unfinished if not each.is_held), None)
 
-    def _let_beyond(self, connection: Reader) -> None:
-        self._beyond[connection] = _Beyond(connection.missing_bytes)
-        self._check_later(connection)
+    def _check_later(self) -> None:
+        if not self._is_checking:
+            self._is_checking = True
+            self._call_later_ms(_CHECK_MS, self._check)
 
-    def _check_later(self, connection: Reader) -> None:
-        self._beyond[connection].timer = self._call_later_ms(_CHECK_MS, lambda: self._check(connection))
-
-    def _check(self, connection: Reader) -> None:
-        """Whether it may go on beyond the limit."""
-        beyond, missing = self._beyond[connection], connection.missing_bytes
-        is_slow = beyond.missing_bytes - missing < _LEAST_BYTES_PER_S * _CHECK_MS // 1000 or not beyond.checks_left
-        beyond.checks_left -= 1
-        beyond.missing_bytes = missing
-        if not is_slow or not self._memory:
-            beyond.checks_left = max(0, beyond.checks_left)
-            self._check_later(connection)
-            return
-        del self._beyond[connection]
-        if connection.is_held:
-            self._memory[connection] = None
-            connection.wait_for_memory()
-        else:
-            connection.close_slow()
-        self._let_more_beyond()
+    def _check(self) -> None:
+        """Close connections whose requests arrive slowly. Let the oldest go on: another one may have been held."""
+        self._is_checking = False
+        are_wanted = bool(self._waiting)
+        for connection, before in list(self._unfinished.items()):
+            if not are_wanted or connection in self._waiting or connection.is_held:
+                self._unfinished[connection] = _NOT_SEEN
+            elif before == _NOT_SEEN or connection.arrived_bytes - before >= _LEAST_BYTES:
+                self._unfinished[connection] = connection.arrived_bytes
+            else:
+                self.forget(connection)
+                connection.close_slow()
+        self._wake()
+        if self._waiting:
+            self._check_later()
 
     def _wake(self) -> None:
-        """Let connections send and read again, as far as there is memory, and some of them beyond that."""
+        """Let connections send and read again, as far as there is memory, and the oldest request beyond that."""
         while self._answers and not self.over_budget():
             self._answers.popitem(last=False)[0].budget_is_back()
-        room = self.limit_bytes - self.used_bytes if self.limit_bytes > 0 else _READ_BYTES * len(self._memory)
-        while self._memory and room > 0:
-            self._memory.popitem(last=False)[0].budget_is_back()
-            room -= _READ_BYTES
-        self._let_more_beyond()
+        room = self.limit_bytes - self.used_bytes if self.limit_bytes > 0 else _READ_BYTES * len(self._waiting)
+        if self._waiting and room > 0:
+            for connection in [each for each in self._unfinished if each in self._waiting]:
+                if room <= 0:
+                    break
+                self._let_go_on(connection)
+                room -= _READ_BYTES
+        self._wake_oldest()
 
-    def _let_more_beyond(self) -> None:
-        while self._memory:
-            connection = next(iter(self._memory))
-            if self._picks < _PICKS:
-                connection = min(self._memory, key=lambda each: each.missing_bytes)
-            if not self._may_be_beyond(connection):
-                return
-            self._picks = (self._picks + 1) % (_PICKS + 1)
-            del self._memory[connection]
-            self._let_beyond(connection)
-            connection.budget_is_back()
+    def _wake_oldest(self) -> None:
+        oldest = self._oldest() if self._waiting else None
+        if oldest in self._waiting:
+            self._let_go_on(oldest)
+
+    def _let_go_on(self, connection: Reader) -> None:
+        self._waiting.remove(connection)
+        connection.budget_is_back()

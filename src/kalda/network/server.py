@@ -332,7 +332,7 @@ class Server:
 
     def new_answer_memory(self) -> AnswerMemory:
         """For answers that are not read."""
-        return AnswerMemory(self.limits.max_unread_bytes, self.now_ms, self._call_later_ms)
+        return AnswerMemory(self.limits.max_unread_bytes, self._call_later_ms)
 
     def _admission(self, listener: Listener) -> Admission:
         """Of the role that the listener belongs to."""

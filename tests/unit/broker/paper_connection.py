@@ -35,8 +35,6 @@ class PaperConnection:
         self.is_answered_alone = False
         self.has_room = True
         """For large answers."""
-        self.begun_bytes = 0
-        """Reserved for the last answer that took steps."""
 
     def mute(self, duration_ms: int) -> None:
         self.mutes.append(duration_ms)
@@ -47,8 +45,7 @@ class PaperConnection:
     def answer_alone(self) -> None:
         self.is_answered_alone = True
 
-    def begin_answer(self, begin: Callable[[], Any], reserved_bytes: int) -> Any:
-        self.begun_bytes = reserved_bytes
+    def begin_answer(self, begin: Callable[[], Any]) -> Any:
         return begin() if self.has_room else Pending()
 
     def send_to_follower(self) -> None:

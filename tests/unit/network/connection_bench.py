@@ -83,7 +83,7 @@ class PaperListener:
         self.now_ns = 0
         self.time = HandTime(1_000)
         self.memory = RequestMemory(budget, self.time.call_later_ms)
-        self.answers = AnswerMemory(100_000_000, lambda: self.time.now_ms, self.time.call_later_ms)
+        self.answers = AnswerMemory(100_000_000, self.time.call_later_ms)
         self.soon: list[Callable[[], None]] = []
         self.turns = Turns(lambda: self.now_ns, self.soon.append)
         self.peer_lines: list[str] = []

@@ -44,34 +44,34 @@ class Text(str):
 class Bench:
     def __init__(self) -> None:
         self.time = HandTime(1_000)
-        self.memory = AnswerMemory(LIMIT, lambda: self.time.now_ms, self.time.call_later_ms)
+        self.memory = AnswerMemory(LIMIT, self.time.call_later_ms)
         self.making: list[Pending[str]] = []
 
-    def ask(self, reserved_bytes: int = 40 * MB) -> Pending[str]:
-        """A request whose answer may have so many bytes."""
+    def ask(self) -> Pending[str]:
+        """A request whose answer may be large."""
 
         def begin() -> Pending[str]:
             self.making.append(Pending())
             return self.making[-1]
 
-        return self.memory.run(begin, reserved_bytes)
+        return self.memory.make(begin)
 
     def peers(self, count: int, unread_bytes: int) -> list[PaperPeer]:
         return [PaperPeer(self.memory, unread_bytes) for _ in range(count)]
 
 
-def test_answers_are_begun_as_long_as_what_is_reserved_leaves_room() -> None:
+def test_few_answers_are_made_at_a_time_in_the_order_of_their_requests() -> None:
     bench = Bench()
-    answers = [bench.ask() for _ in range(5)]
-    assert len(bench.making) == 3
+    answers = [bench.ask() for _ in range(20)]
+    at_a_time = len(bench.making)
+    assert at_a_time <= 4
     bench.making[1].complete("second")
     assert answers[1].value == "second"
-    assert len(bench.making) == 4
-    for each in bench.making[:1] + bench.making[2:]:
-        each.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
-    bench.making[-1].complete("last")
-    assert [each.done for each in answers] == [True] * 5
-    assert not bench.memory.reserved_bytes
+    assert len(bench.making) == at_a_time + 1
+    for number in range(20):
+        if number != 1:
+            bench.making[number].fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert [each.done for each in answers] == [True] * 20
     bench.time.advance(10_000)
     assert not bench.time.timers
 
@@ -82,7 +82,7 @@ def test_an_answer_waits_until_others_are_read() -> None:
     bench.ask()
     assert not bench.making
     peer.read(MB)
-    bench.time.advance(1_000)
+    bench.time.advance(500)
     assert len(bench.making) == 1
     assert not other.is_closed
 
@@ -91,11 +91,11 @@ def test_peers_that_read_nothing_are_closed_where_there_is_no_room() -> None:
     bench = Bench()
     large, small = bench.peers(1, LIMIT - 10 * MB) + bench.peers(1, 20 * MB)
     bench.ask()
-    bench.time.advance(1_500)
+    bench.time.advance(900)
     assert not large.is_closed, "it has some time to read"
-    bench.time.advance(1_000)
+    bench.time.advance(600)
     assert large.is_closed
-    assert not small.is_closed
+    assert not small.is_closed, "the one with most is closed"
     assert len(bench.making) == 1
 
 
@@ -117,7 +117,25 @@ def test_where_there_is_room_nobody_is_closed() -> None:
     assert not any(each.is_closed for each in peers)
     peers += bench.peers(1, LIMIT // 4)
     bench.time.advance(500)
-    assert [each.is_closed for each in peers] == [True, True, True, False], "until half is left"
+    assert [each.is_closed for each in peers].count(True) == 3, "until half is left"
+    assert not peers[3].is_closed, "it has just been sent its answer"
+
+
+def test_unread_answers_are_bounded_whoever_asks() -> None:
+    """A thousand peers ask for 20 MB each, and read nothing."""
+    bench = Bench()
+    peers: list[PaperPeer] = []
+    for _ in range(1_000):
+        bench.ask().then(lambda value, error: peers.extend(bench.peers(1, 20 * MB)))
+    most = made = 0
+    while made < 1_000:
+        if made < len(bench.making):
+            bench.making[made].complete("")
+            made += 1
+        else:
+            bench.time.advance(100)
+        most = max(most, sum(each.unread_bytes for each in peers if not each.is_closed))
+    assert most <= LIMIT + 4 * 20 * MB
 
 
 def test_nothing_keeps_an_answer_that_has_left() -> None:
@@ -134,7 +152,7 @@ def test_nothing_keeps_an_answer_that_has_left() -> None:
         runner = one_step_a_turn(turns.append)
         value = Value()
         kept = weakref.ref(value)
-        pending = bench.memory.run(partial(runner.run, steps(value)), MB)
+        pending = bench.memory.make(partial(runner.run, steps(value)))
         del value
         while turns:
             turns.pop()()
@@ -161,47 +179,34 @@ def test_nothing_keeps_an_answer_that_was_abandoned() -> None:
         gc.enable()
 
 
-def test_a_request_that_is_abandoned_reserves_nothing() -> None:
+def test_a_request_that_is_abandoned_makes_room_for_others() -> None:
     bench = Bench()
-    answers = [bench.ask() for _ in range(5)]
-    answers[4].abandon()
+    answers = [bench.ask() for _ in range(6)]
+    at_a_time = len(bench.making)
+    answers[5].abandon()
     abandoned: list[int] = []
     bench.making[0].on_abandoned = lambda: abandoned.append(0)
     answers[0].abandon()
     assert abandoned == [0]
-    assert len(bench.making) == 4
+    assert len(bench.making) == at_a_time + 1
     bench.making[0].complete("too late")
     assert not answers[0].done
     for each in bench.making[1:]:
         each.complete("")
-    assert not bench.memory.reserved_bytes
-    assert len(bench.making) == 4
-
-
-def test_answers_that_wait_for_other_nodes_do_not_keep_all_others_waiting() -> None:
-    bench = Bench()
-    for _ in range(5):
-        bench.ask()
-    bench.time.advance(9_000)
-    assert len(bench.making) == 3
-    bench.time.advance(3_000)
-    assert len(bench.making) == 5
+    assert [each.done for each in answers] == [False, True, True, True, True, False]
 
 
 def test_an_answer_that_cannot_be_begun_fails_alone() -> None:
     bench = Bench()
-    for _ in range(3):
-        bench.ask()
+    before = [bench.ask() for _ in range(4)]
 
     def begin() -> Pending[str]:
         raise ValueError("unforeseen")
 
-    failed, behind = bench.memory.run(begin, 40 * MB), bench.ask()
+    failed, behind = bench.memory.make(begin), bench.ask()
     bench.making[0].complete("room")
+    assert before[0].value == "room"
     assert failed.error is not None
     assert failed.error.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert not behind.done
-    assert len(bench.making) == 4
-    for each in bench.making[1:]:
-        each.complete("done")
-    assert not bench.memory.reserved_bytes
+    bench.making[-1].complete("done")
+    assert behind.value == "done"

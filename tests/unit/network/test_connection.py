@@ -200,9 +200,9 @@ def test_a_peer_that_reads_nothing_is_closed_where_unread_answers_use_up_their_m
     bench = Bench()
     bench.transport.unsent_bytes = bench.listener.answers.limit_bytes
     bench.connection.pause_writing()
-    bench.listener.time.advance(1_000)
+    bench.listener.time.advance(500)
     assert not bench.transport.aborted
-    bench.listener.time.advance(2_000)
+    bench.listener.time.advance(1_000)
     assert bench.transport.aborted
     (line,) = bench.listener.peer_lines
     assert "does not read" in line

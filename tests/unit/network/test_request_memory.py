@@ -1,48 +1,54 @@
-"""The memory of requests: who waits where it is used up, in which order, and what is given back."""
+"""The memory of requests: who reads on where it is used up, who is closed, and what is given back."""
 
 from __future__ import annotations
 
+import pytest
 from by_hand import HandTime
 
 from kalda.network.request_memory import RequestMemory
 
-LIMIT = 1_000_000
+KB = 1_000
+MB = 1_000 * KB
+LIMIT = 10 * MB
 
 
 class PaperReader:
     """A connection whose request arrives."""
 
-    def __init__(self, memory: RequestMemory, missing_bytes: int = 10_000_000) -> None:
+    def __init__(self, memory: RequestMemory) -> None:
         self._memory = memory
-        self.missing_bytes = missing_bytes
         self.is_held = False
         self.reads = True
         self.closed = False
-        self.arrived = 0
+        self.arrived_bytes = 0
 
     def read(self, count: int) -> None:
-        assert self.reads, "it reads nothing"
-        self.arrived += count
-        self._memory.arrive(count)
-        self.reads = self._memory.may_go_on(self, has_read=bool(count))
+        """Some of the request arrives, where the connection reads."""
+        if self.reads:
+            self.arrived_bytes += count
+            self._memory.arrive(count)
+            self.ask()
+
+    def ask(self) -> None:
+        self.reads = self._memory.may_go_on(self)
 
     def complete(self) -> None:
-        self._memory.arrive(-self.arrived)
-        self.arrived = 0
+        """The request has arrived, and is answered."""
+        arrived, self.arrived_bytes = self.arrived_bytes, 0
+        self._memory.arrive(-arrived)
         self._memory.completed(self)
 
     def end(self) -> None:
-        self._memory.arrive(-self.arrived)
+        self._memory.arrive(-self.arrived_bytes)
         self._memory.forget(self)
 
     def budget_is_back(self) -> None:
+        assert not self.reads
         self.reads = True
 
     def close_slow(self) -> None:
         self.closed = True
-
-    def wait_for_memory(self) -> None:
-        self.reads = False
+        self._memory.arrive(-self.arrived_bytes)
 
 
 class Bench:
@@ -52,44 +58,91 @@ class Bench:
         self.readers = [PaperReader(self.memory) for _ in range(readers)]
 
     def reading(self) -> list[int]:
-        return [at for at, each in enumerate(self.readers) if each.reads]
+        return [at for at, each in enumerate(self.readers) if each.reads and not each.closed]
+
+    def fill(self) -> None:
+        """All send as much as they may."""
+        for _ in range(100):
+            for each in self.readers:
+                if self.memory.used_bytes < LIMIT or each.reads:
+                    each.read(KB * 200)
+            if self.memory.is_used_up:
+                return
 
 
-def test_without_a_limit_nobody_waits() -> None:
-    bench = Bench(3, limit_bytes=-1)
+@pytest.mark.parametrize("limit_bytes", [-1, 0])
+def test_without_a_limit_nobody_waits(limit_bytes: int) -> None:
+    bench = Bench(3, limit_bytes)
     for each in bench.readers:
         each.read(LIMIT)
     assert bench.reading() == [0, 1, 2]
     assert bench.memory.used_bytes == 3 * LIMIT
 
 
-def test_one_at_a_time_goes_on_beyond_the_limit_in_order() -> None:
+def test_all_requests_are_completed_one_after_the_other_and_memory_is_bounded() -> None:
+    """Two hundred of ten megabytes each: the limit is exceeded by one of them, and one read of each connection."""
+    bench = Bench(200)
+    completed: list[int] = []
+    most = 0
+    while len(completed) < 200:
+        for at, each in enumerate(bench.readers):
+            if each.reads and at not in completed:
+                each.read(200 * KB)
+                most = max(most, bench.memory.used_bytes)
+                if each.arrived_bytes >= 10 * MB:
+                    each.complete()
+                    completed.append(at)
+    assert completed[0] == 0
+    assert most <= LIMIT + 10 * MB + 200 * 200 * KB
+    assert not bench.memory.used_bytes
+
+
+def test_only_the_oldest_request_goes_on_beyond_the_limit() -> None:
     bench = Bench(4)
     for each in bench.readers:
-        each.read(400_000)
-    assert bench.reading() == [0, 1, 2], "the third was the first to reach the limit; the others have not read since"
-    bench.readers[0].read(1)
-    bench.readers[1].read(1)
-    assert bench.reading() == [2]
-    for at, following in ((2, 3), (3, 0), (0, 1)):
-        bench.readers[at].read(2_000_000)
-        assert bench.reading() == [at]
-        bench.memory.queue(LIMIT)  # it waits for its answer now
-        bench.readers[at].complete()
-        assert bench.reading() == sorted((at, following))
-        bench.readers[at].reads = False
-
-
-def test_memory_that_is_given_back_is_shared_in_order() -> None:
-    bench = Bench(9)
-    bench.memory.queue(LIMIT)
-    for each in bench.readers:
-        each.read(100_000)
+        each.read(4 * MB)
+    for each in bench.readers[::-1]:
+        each.read(1)
     assert bench.reading() == [0]
-    bench.memory.unqueue(LIMIT)
-    assert bench.reading() == [0, 1], "100 KB, less than a connection reads at a time"
-    bench.memory.update(2_000_000)
-    assert bench.reading() == [0, 1, 2, 3, 4, 5, 6]
+    bench.memory.queue(LIMIT)  # the oldest waits for its answer when it has arrived
+    bench.readers[0].complete()
+    bench.readers[0].read(1)
+    assert bench.reading() == [1], "and its next request is the youngest"
+    bench.readers[1].end()
+    assert bench.reading() == [1, 2]
+
+
+def test_one_that_reads_nothing_for_another_reason_is_passed_over() -> None:
+    bench = Bench(3)
+    for each in bench.readers:
+        each.read(4 * MB)
+    for each in bench.readers:
+        each.read(1)
+    assert bench.reading() == [0]
+    bench.readers[0].is_held = True
+    bench.time.advance(2_000)
+    assert bench.reading() == [0, 1]
+    for _ in range(10):
+        bench.readers[1].read(3 * MB)
+        bench.time.advance(2_000)
+    assert bench.reading() == [0, 1]
+    bench.readers[0].is_held = False
+    bench.readers[1].read(1)
+    assert bench.reading() == [0], "it is the oldest again"
+
+
+def test_memory_that_is_given_back_goes_to_the_oldest_that_wait() -> None:
+    bench = Bench(9)
+    bench.memory.queue(2 * LIMIT)
+    for each in bench.readers:
+        each.read(100 * KB)
+    assert bench.reading() == [0]
+    bench.memory.unqueue(LIMIT + 900 * KB + 600 * KB)
+    reading = bench.reading()
+    assert 1 < len(reading) < 9
+    assert reading == list(range(len(reading)))
+    bench.memory.update(-1)
+    assert len(bench.reading()) == 9
 
 
 def test_a_connection_that_ends_gives_back_what_it_holds() -> None:
@@ -97,103 +150,49 @@ def test_a_connection_that_ends_gives_back_what_it_holds() -> None:
     for each in bench.readers:
         each.read(LIMIT)
     assert bench.reading() == [0]
-    bench.readers[1].end()
-    bench.readers[0].end()
-    assert bench.reading() == [0, 2]
-    bench.readers[2].end()
-    assert bench.memory.used_bytes == 0
-    assert not bench.memory.is_waited_for
-
-
-def test_who_found_the_memory_taken_again_stays_the_first() -> None:
-    bench = Bench(4)
     for each in bench.readers:
-        each.read(300_000)
-    assert bench.reading() == [0, 1, 2, 3]
-    for at in (0, 1, 2):
-        bench.readers[at].read(1)
-    assert bench.reading() == [3]
-    bench.memory.update(2_000_000)
-    bench.memory.queue(2_000_000)
-    bench.readers[1].read(1)
-    bench.readers[0].read(0)
-    bench.readers[3].complete()
-    assert bench.reading() == [0, 2, 3]
+        each.end()
+    assert bench.memory.used_bytes == 0
+    bench.time.advance(60_000)
+    assert not bench.time.timers
 
 
-def test_requests_that_miss_least_go_on_together() -> None:
-    bench = Bench(6)
-    first, *others = bench.readers
-    for each, missing in zip(others, (900_000, 100_000, 800_000, 130_000, 11_000), strict=True):
-        each.missing_bytes = missing
-    first.read(LIMIT)
-    for each in others:
-        each.read(1)
-    assert bench.reading() == [0]
-    bench.memory.queue(LIMIT)
-    first.complete()
-    assert bench.reading() == [0, 2, 4, 5], "a quarter of the limit, and those that miss least"
-    for at in (2, 4, 5):
-        bench.readers[at].complete()
-    assert bench.reading() == [0, 2, 3, 4, 5], "alone it may miss more"
-
-
-def test_the_one_that_has_waited_longest_is_not_passed_over_for_ever() -> None:
-    bench = Bench(2)
-    bench.memory.queue(2 * LIMIT)
-    first, longest = bench.readers
-    first.read(1)
-    longest.read(1)
-    passed = 0
-    while not longest.reads:
-        following = PaperReader(bench.memory, 9_000_000)
-        following.read(1)
-        assert not following.reads
-        first.complete()
-        first = following
-        passed += 1
-    assert 60 < passed < 70
-
-
-def test_a_slow_request_is_closed_where_others_wait() -> None:
+def test_a_request_that_stops_is_closed_where_others_wait() -> None:
     bench = Bench(2)
     first, second = bench.readers
-    first.missing_bytes = 100 * 1024 * 1024
     first.read(LIMIT)
     bench.time.advance(20_000)
     assert not first.closed, "nobody waits"
     second.read(1)
     assert bench.reading() == [0]
-    bench.time.advance(1_000)
+    bench.time.advance(1_900)
+    assert not first.closed, "it has some time"
+    bench.time.advance(2_100)
     assert first.closed
-    assert second.reads, "it goes on before the first has given back anything"
+    assert second.reads
 
 
-def test_a_request_that_takes_long_is_closed_where_others_wait() -> None:
-    bench = Bench(2)
-    first, second = bench.readers
-    first.missing_bytes = 100 * 1024 * 1024
-    first.read(LIMIT)
-    second.read(1)
-    for _ in range(11):
-        assert not first.closed
-        first.missing_bytes -= 2 * 1024 * 1024
+def test_what_arrives_fast_enough_is_not_closed() -> None:
+    """Neither the oldest, nor those that wait."""
+    bench = Bench(3)
+    bench.fill()
+    for _ in range(100):
+        bench.readers[0].read(1_200 * KB)
         bench.time.advance(1_000)
-    bench.time.advance(1_000)
-    assert first.closed
+    assert not any(each.closed for each in bench.readers)
 
 
-def test_who_reads_nothing_for_another_reason_waits_again() -> None:
-    bench = Bench(2)
-    first, second = bench.readers
-    first.read(LIMIT)
-    second.read(1)
-    first.is_held = True
-    bench.time.advance(1_000)
-    assert not first.closed
-    assert bench.reading() == [1]
-    second.complete()
-    assert bench.reading() == [0, 1]
+def test_one_that_could_not_read_has_time_again() -> None:
+    bench = Bench(3)
+    for each in bench.readers:
+        each.read(4 * MB)
+    for each in bench.readers:
+        each.read(1)
+    bench.time.advance(3_900)
+    assert bench.readers[0].reads
+    bench.readers[0].complete()
+    bench.time.advance(100)
+    assert not any(each.closed for each in bench.readers)
 
 
 def test_what_arrives_does_not_keep_answers_waiting() -> None:
