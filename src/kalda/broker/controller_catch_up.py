@@ -5,18 +5,22 @@ node would take twice as long to be ready. So a controller that lags more than `
 suspended as a listener. Once the loader has nearly caught up, the controller's state is made from the loader's image,
 in steps, and the controller goes on with the batches after it.
 
-The image is immutable, and each step is run by a timer: the loader may receive more batches in between, which the
-controller then receives from the log.
+The image is immutable, and the steps are run in the background: the loader may receive more batches in between, which
+the controller then receives from the log.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kalda.base.scheduling import Timers
+from kalda.base.background import Background, Priority, Steps
+from kalda.base.errors import ApiError
+from kalda.base.pending import Pending
 from kalda.broker.raft_listeners import Listener, RaftListeners, Registration
+from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ class ControllerCatchUp:
         listener: Listener,
         loader: MetadataLoader,
         listeners: RaftListeners,
-        timers: Timers,
+        background: Background,
         *,
         leader_high_watermark: Callable[[], int | None],
         on_fatal: Callable[[BaseException], None],
@@ -46,12 +50,12 @@ class ControllerCatchUp:
         self._controller = controller
         self._loader = loader
         self._listeners = listeners
-        self._timers = timers
+        self._background = background
         self._leader_high_watermark = leader_high_watermark
         self._on_fatal = on_fatal
-        self._steps: Iterator[None] | None = None
-        """The remaining steps of `load_image`. While it is set the registration is suspended, so that no batch
-        changes the controller."""
+        self._loading: Pending[None] | None = None
+        """The load of an image. While it is set the registration is suspended, so that no batch changes the
+        controller."""
         self.steps_taken = 0
         self._registration: Registration = listeners.register(listener, suspend_beyond_lag=self._max_lag)
 
@@ -62,38 +66,36 @@ class ControllerCatchUp:
 
     def on_loaded(self, next_offset: int) -> None:
         """The loader has received everything before `next_offset`. Begins to load its image where that pays."""
-        if not self.is_suspended or self._steps is not None:
+        if not self.is_suspended or self._loading is not None:
             return
         if (self._leader_high_watermark() or next_offset) - next_offset > MAX_REPLAYED_RECORDS // 2:
             return
         image = self._loader.image
         if image.provenance.is_batch_aligned and image.offset >= self._registration.next_offset:
             log.info("the controller is made from the image at %s", image.provenance)
-            self._steps = self._controller.load_image(image)
-            self._take_step(image.provenance.snapshot_offset)
+            self._loading = self._background.run(self._load(image), Priority.UPKEEP)
+            self._loading.then(partial(self._on_image_loaded, image.provenance.snapshot_offset))
         else:
             # The image ends in the middle of a batch, where a metadata transaction began that is still open.
             self._listeners.resume(self._registration, None)
 
     def close(self) -> None:
         """Take no more steps."""
-        self._steps = None
+        if self._loading is not None:
+            self._loading.abandon()
 
     def _max_lag(self) -> int:
         """As many records as take as long to replay as an image takes to load."""
         return max(MAX_REPLAYED_RECORDS, len(self._loader.image.topics.by_id))
 
-    def _take_step(self, end_offset: int) -> None:
-        if self._steps is None:
-            return  # closed
-        self.steps_taken += 1
-        try:
-            next(self._steps)
-        except StopIteration:
-            self._steps = None
+    def _load(self, image: MetadataImage) -> Steps[None]:
+        for _ in self._controller.load_image(image):
+            self.steps_taken += 1
+            yield
+
+    def _on_image_loaded(self, end_offset: int, _: None, error: ApiError | None) -> None:
+        self._loading = None
+        if error is None:
             self._listeners.resume(self._registration, end_offset)
-        except Exception as error:
-            self._steps = None
-            self._on_fatal(error)
         else:
-            self._timers.call_later_ms(0, lambda: self._take_step(end_offset))
+            self._on_fatal(error.__cause__ or error)

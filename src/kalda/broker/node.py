@@ -233,6 +233,7 @@ class Node:
             controller_endpoints=self._controller_endpoints(),
             timers=timers,
             jobs=self._jobs,
+            background=self._background,
             send=self._raft_channel.send,
             on_fatal=lambda error: self._fatal(f"the metadata quorum failed: {error!r}"),
         )

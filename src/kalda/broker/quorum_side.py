@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
@@ -140,6 +141,7 @@ class QuorumSide:
         controller_endpoints: tuple[Endpoint, ...],
         timers: Timers,
         jobs: Jobs,
+        background: Background,
         send: SendRpc,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -147,6 +149,7 @@ class QuorumSide:
         self._config = config
         self._clock = clock = host.clock
         self._timers = timers
+        self._background = background
         self._timer: Timer | None = None
         """Set for the controller's next deadline."""
         self._due_ms = 0
@@ -172,6 +175,7 @@ class QuorumSide:
             clock=clock,
             timers=timers,
             jobs=jobs,
+            background=background,
             send=send,
             random_below=host.rng.randrange,
             on_fatal=on_fatal,
@@ -255,7 +259,7 @@ class QuorumSide:
                 SnapshotAdapter(self.controller, self.arm),
                 self.loader,
                 listeners,
-                self._timers,
+                self._background,
                 leader_high_watermark=lambda: self.raft.leader_high_watermark,
                 on_fatal=self._on_fatal,
             )

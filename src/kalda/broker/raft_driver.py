@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, ParamSpec
 
+from kalda.base.background import Background
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.pending import Pending
@@ -96,6 +97,7 @@ class RaftDriver:
         clock: Clock,
         timers: Timers,
         jobs: Jobs,
+        background: Background,
         send: SendRpc,
         random_below: Callable[[int], int],
         on_fatal: Callable[[BaseException], None],
@@ -116,7 +118,7 @@ class RaftDriver:
         self.listeners = RaftListeners(
             log,
             config.local.id,
-            timers=timers,
+            background=background,
             leader_high_watermark=lambda: self.machine.leader_high_watermark,
             on_fatal=self._fail,
         )

@@ -5,8 +5,8 @@ batches; and changes of the leader. That this replica leads it receives only onc
 when the leadership began. A listener that raises stops the replica: the state that it makes would lack a record.
 
 The work is cut: a pass delivers at most one step of a snapshot or `MAX_BYTES_PER_PASS` of batches to each listener, and
-where more is due the next pass is a timer's, after whatever else the event loop has to do. A listener that lags far
-behind may be suspended: it receives nothing until `resume`, which says from where on it lacks batches.
+where more is due the next pass is a step of the background. A listener that lags far behind may be suspended: it
+receives nothing until `resume`, which says from where on it lacks batches.
 
 Re-entrancy: `deliver` runs in a `Reentrancy`, and a registration is changed before its listener is called. So a
 listener may call the driver, and what becomes due by that is delivered before the outermost `deliver` returns.
@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from kalda.base.background import Background, Steps
 from kalda.base.reentrancy import Reentrancy
-from kalda.base.scheduling import Timers
 from kalda.raft.batches import CommittedBatch
 from kalda.raft.metadata_log import MetadataLog
 from kalda.raft.snapshots import SnapshotReader
@@ -127,7 +127,7 @@ class RaftListeners:
         log: MetadataLog,
         local_id: int,
         *,
-        timers: Timers,
+        background: Background,
         leader_high_watermark: Callable[[], int | None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -135,13 +135,15 @@ class RaftListeners:
         is called with what a listener, or the reading of the log, has raised."""
         self._log = log
         self._local_id = local_id
-        self._timers = timers
+        self._background = background
         self._leader_high_watermark = leader_high_watermark
         self._on_fatal = on_fatal
         self._registrations: list[Registration] = []
         self._reentrancy = Reentrancy(self._deliver_pass)
-        self._is_pass_scheduled = False
-        """Whether a timer will call `deliver`. At most one does."""
+        self._has_more = False
+        """Whether more was due after the last pass."""
+        self._is_passing = False
+        """Whether `_further_passes` is in the background: always while there is more."""
         self._is_stopped = False
         self.appended = AppendedBatches()
         self.high_watermark = 0
@@ -168,7 +170,7 @@ class RaftListeners:
             registration.suspend_beyond_lag = None
         else:
             registration.next_offset = next_offset
-        self._schedule_pass()
+        self._continue()
 
     # The driver's side.
 
@@ -201,20 +203,25 @@ class RaftListeners:
 
     # A pass.
 
-    def _schedule_pass(self) -> None:
-        if not self._is_pass_scheduled:
-            self._is_pass_scheduled = True
-            self._timers.call_later_ms(0, self._run_scheduled_pass)
+    def _continue(self) -> None:
+        """More is due."""
+        self._has_more = True
+        if not self._is_passing:
+            self._is_passing = True
+            self._background.run(self._further_passes())
 
-    def _run_scheduled_pass(self) -> None:
-        self._is_pass_scheduled = False
+    def _further_passes(self) -> Steps[None]:
         try:
-            self.deliver()
+            while self._has_more and not self._is_stopped:
+                self.deliver()
+                yield
         except Exception as error:
             self._on_fatal(error)
+        finally:
+            self._is_passing = False
 
     def _deliver_pass(self) -> None:
-        has_more = False
+        self._has_more = has_more = False
         batches_by_offset: dict[int, list[CommittedBatch]] = {}
         for registration in list(self._registrations):
             if self._is_stopped:
@@ -227,7 +234,7 @@ class RaftListeners:
         receiving = (r.next_offset for r in self._registrations if not r.is_suspended)
         self.appended.drop_before(min(receiving, default=self.high_watermark))
         if has_more:
-            self._schedule_pass()
+            self._continue()
 
     def _deliver_to(self, registration: Registration, batches_by_offset: dict[int, list[CommittedBatch]]) -> bool:
         """Whether more is due. `batches_by_offset` are the batches of this pass: listeners at the same offset, as all

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from kalda.base.background import Background
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
 from kalda.broker.disk import RealDisk
@@ -137,6 +138,7 @@ class Replica:
             clock=world,
             timers=world,
             jobs=Jobs(world),  # type: ignore[arg-type]
+            background=Background(lambda turn: world.call_later_ms(0, turn), lambda: 0),
             send=send or (lambda destination, request, timeout_ms: Pending()),
             random_below=Random(node_id).randrange,
             on_fatal=self.failures.append,

@@ -125,7 +125,7 @@ def a_delivery_that_fails_in_a_turn(replica: Replica, patch: pytest.MonkeyPatch)
 
 
 def a_delivery_that_fails_in_a_pass(replica: Replica, patch: pytest.MonkeyPatch) -> None:
-    replica.driver.listeners._schedule_pass()
+    replica.driver.listeners._continue()
     patch.setattr(AppendedBatches, "drop_before", raise_bug)
 
 
