@@ -5,8 +5,8 @@ are deleted, new ones are opened, and led or followed; coordinators are called w
 resigned. The first update opens all logs, so it runs when they have been recovered. Before an update, the metadata
 cache has the new image and dynamic configs of this broker have taken effect.
 
-An update may have thousands of partitions: it is applied in turns, with other requests served in between. New logs are
-made by jobs, since the file system may block. Updates are applied one after the other. A partition that is deleted is
+An update may have thousands of partitions: it is applied in the background of the loop. New logs are made by jobs,
+since the file system may block. Updates are applied one after the other. A partition that is deleted is
 not served from the beginning of its update on. Requests for one that this broker is to lead, and that is not open yet,
 wait a while for it (`kalda.broker.opening`).
 
@@ -26,10 +26,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple, Never, Protocol, TypeVar
 
+from kalda.base.background import Background, Steps, run_to_end
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid, uuid_to_text
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.opening import OpeningPartitions
 from kalda.broker.publishing_faults import PublishingFaults
@@ -47,11 +49,8 @@ from kalda.storage.log_manager import LogManager, NewLog
 log = logging.getLogger("kalda.publisher")
 R = TypeVar("R")
 
-_PARTITIONS_A_TURN = 32
-_TURN_MS = 10
+_LOGS_A_JOB = 32
 _OPEN_AGAIN_MS = 10_000
-_CONFIGS_A_PARTITION = 8
-"""Logs whose config is updated in one step: that takes as long as to open one log."""
 
 
 class Coordinators(Protocol):
@@ -99,10 +98,10 @@ class BrokerPublisher:
         logs: LogManager,
         log_config: Callable[[str, MetadataImage], LogConfig],
         coordinators: Coordinators,
-        now_ms: Callable[[], int],
         on_placed: Callable[[Uuid, int, Uuid], None],
         timers: Timers,
         jobs: Jobs,
+        background: Background,
         opening: OpeningPartitions,
         faults: PublishingFaults,
         on_fatal: Callable[[str], None],
@@ -115,21 +114,20 @@ class BrokerPublisher:
         self._logs = logs
         self._log_config = log_config
         self._coordinators = coordinators
-        self._now_ms = now_ms
         self._on_placed = on_placed
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._opening = opening
         self._faults = faults
         self._on_fatal = on_fatal
-        self._busy = False
-        """Whether a job of the update at the head of `_updates` runs; the next step waits for it."""
         self._updates: deque[Update] = deque()
         """Those not applied whole, in order."""
         self._applied_offset = -1
         """The offset of the last image that was applied whole."""
-        self._turn: Timer | None = None
-        """For the next turn; None while no update waits for one."""
+        self._applying: Pending[None] | None = None
+        """Settles at the end of what is applied now: all updates that wait, or those before the next job and that job.
+        None while there is nothing to apply."""
         self._image = EMPTY
         """The newest that this publisher was called with."""
         self._unopened: dict[TopicPartition, None] = {}
@@ -153,11 +151,10 @@ class BrokerPublisher:
         self._updates.append(Update(image.offset, self._steps(delta, changes, image)))
         if not self._started:
             try:
-                while self._updates:
-                    self._take_turn()
+                run_to_end(self._apply_updates())
             finally:
                 self._started = True
-        elif self._turn is None and not self._busy:
+        else:
             self._go_on()
 
     def applied_offset(self, published: int) -> int:
@@ -172,29 +169,32 @@ class BrokerPublisher:
         """Stop applying updates: the logs are about to be closed."""
         self._closed = True
         self._updates.clear()
-        for timer in (self._turn, self._opening_again):
-            if timer is not None:
-                timer.cancel()
-
-    def _schedule(self) -> None:
-        has_next = self._updates and not self._busy and not self._closed
-        self._turn = self._timers.call_later_ms(0, self._go_on) if has_next else None
+        if self._applying is not None:
+            self._applying.abandon()
+        if self._opening_again is not None:
+            self._opening_again.cancel()
 
     def _go_on(self) -> None:
-        try:
-            self._take_turn()
-        except Exception as error:
-            log.exception("an update of the metadata cannot be applied whole")
-            self._on_fatal(f"an update of the metadata cannot be applied whole: {error!r}")
-            return
-        self._schedule()
+        """Apply the updates that wait."""
+        if self._applying is None and self._updates:
+            self._applying = self._background.run(self._apply_updates())
+            self._applying.then(self._on_applied)
 
-    def _take_turn(self) -> None:
-        """Take steps of the waiting updates, for a bounded time."""
-        until_ms = self._now_ms() + _TURN_MS
-        for _ in range(_PARTITIONS_A_TURN):
-            if not self._updates or (self._started and self._now_ms() > until_ms):
-                return
+    def _on_applied(self, _: None, error: ApiError | None) -> None:
+        self._applying = None
+        if self._closed:
+            return
+        if error is None:
+            self._go_on()
+            return
+        cause = error.__cause__ or error
+        log.error("an update of the metadata cannot be applied whole", exc_info=cause)
+        self._on_fatal(f"an update of the metadata cannot be applied whole: {cause!r}")
+
+    def _apply_updates(self) -> Steps[Pending[None] | None]:
+        """Take the steps of the waiting updates, to the end or to the first that is a job. Returns what settles when
+        the job is finished."""
+        while self._updates:
             offset, steps = self._updates[0]
             step = next(steps, None)
             if step is None:
@@ -202,27 +202,26 @@ class BrokerPublisher:
                 self._applied_offset = offset
                 continue
             job = self._contain(step.section, step.take)
-            if job is None:
-                continue
-            if self._started:
-                self._run(job)
-                return
-            job.complete()
+            if job is not None:
+                if self._started:
+                    return self._run(job)
+                job.complete()
+            yield
+        return None
 
     def _contain(self, section: str, apply: Callable[[], R]) -> R | None:
         """The result of `apply`; None where it raised. In the first update, raise what it raises."""
         return self._faults.contain(section, apply) if self._started else apply()
 
-    def _run(self, job: Job[None]) -> None:
-        self._busy = True
+    def _run(self, job: Job[None]) -> Pending[None]:
+        finished: Pending[None] = Pending()
 
         def finish(_: None, error: BaseException | None) -> None:
-            self._busy = False
             self._contain(job.description, job.finish)
-            if not self._closed:
-                self._go_on()
+            finished.complete(None)
 
         self._jobs.run(job.run, finish)
+        return finished
 
     def _steps(self, delta: MetadataDelta, changes: LocalChanges | None, image: MetadataImage) -> Iterator[Step]:
         """How one delta is applied."""
@@ -246,13 +245,9 @@ class BrokerPublisher:
         topics = {resource.name for resource in changed if resource.type == ConfigResourceType.TOPIC}
         if any(resource.type == ConfigResourceType.BROKER for resource in changed):
             topics = {partition.topic_partition.topic for partition in self._replicas}
-        partitions = iter([each for each in self._replicas if each.topic_partition.topic in topics])
-        while some := list(islice(partitions, _CONFIGS_A_PARTITION)):
-            yield Step("update configs of logs", partial(self._update_some_configs, some, image))
-
-    def _update_some_configs(self, partitions: Iterable[Partition], image: MetadataImage) -> None:
-        for each in partitions:
-            self._contain(f"update the config of {each.topic_partition}", partial(self._update_log_config, each, image))
+        for each in [each for each in self._replicas if each.topic_partition.topic in topics]:
+            section = f"update the config of {each.topic_partition}"
+            yield Step(section, partial(self._update_log_config, each, image))
 
     def _update_log_config(self, partition: Partition, image: MetadataImage) -> None:
         partition.log.update_config(self._log_config(partition.topic_partition.topic, image))
@@ -270,7 +265,7 @@ class BrokerPublisher:
     def _contain_one(
         self, section: str, apply: Callable[[TopicPartition], object], topic_partition: TopicPartition
     ) -> None:
-        """`_contain`, of one of thousands of partitions that are changed in one turn."""
+        """`_contain`, of one of thousands of partitions that are changed in one go."""
         try:
             apply(topic_partition)
         except Exception as error:
@@ -291,7 +286,7 @@ class BrokerPublisher:
 
     def _open(self, changes: LocalChanges, image: MetadataImage) -> Iterator[Step]:
         partitions = chain(changes.leaders.items(), changes.followers.items())
-        while some := dict(islice(partitions, _PARTITIONS_A_TURN)):
+        while some := dict(islice(partitions, _LOGS_A_JOB)):
             yield Step("make logs", partial(self._make_logs, some, image))
             for topic_partition, local in some.items():
                 yield Step(
@@ -442,8 +437,7 @@ class BrokerPublisher:
         self._unopened.clear()
         self._note_opening(changes)
         self._updates.append(Update(self._image.offset, self._open(changes, self._image)))
-        if self._turn is None and not self._busy:
-            self._go_on()
+        self._go_on()
 
     def _may_be_offline(
         self, topic_partition: TopicPartition, topic_id: Uuid, registration: PartitionRegistration

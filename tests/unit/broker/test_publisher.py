@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from by_hand import inline_background
+from by_hand import inline_background, one_step_a_turn
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
@@ -38,7 +38,7 @@ OLD, NEW = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
 
 class FakeTimers:
-    """Turns are taken when the test calls `turn`."""
+    """They are over when the test calls `turn`."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
@@ -167,6 +167,7 @@ class World:
         """Partitions and topics for which everything raises."""
         self.fatal: list[str] = []
         self.faults = PublishingFaults()
+        self.turns: list[Callable[[], None]] = []
         self.opening = OpeningPartitions(self.timers, inline_background())
         self.publisher = BrokerPublisher(
             1,
@@ -178,10 +179,10 @@ class World:
                 on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
                 on_topics_deleted=self.deleted.update,
             ),
-            lambda: 0,
             lambda *placed: self.placed.append(placed),
             self.timers,
             self,
+            one_step_a_turn(self.turns.append),
             self.opening,
             self.faults,
             self.fatal.append,
@@ -216,10 +217,15 @@ class World:
 
     def finish(self) -> int:
         turns = 0
-        while self.timers.due:
-            self.timers.turn()
+        while self.turns:
+            self.turns.pop(0)()
             turns += 1
         return turns
+
+    def apply(self, *records: Any) -> None:
+        """`update`, to its end."""
+        self.update(*records)
+        self.finish()
 
 
 @pytest.fixture
@@ -245,15 +251,9 @@ def topic(
         )
 
 
-def test_a_small_topic_is_opened_at_once(world: World) -> None:
-    world.update(*topic(OLD, 3))
-    assert len(world.replicas.served) == 3
-
-
 def test_a_large_topic_is_opened_in_turns(world: World) -> None:
     world.update(*topic(OLD))
-    assert 0 < len(world.replicas.served) < MANY
-    assert world.finish() > 1
+    assert world.finish() >= MANY, "one partition a step"
     assert len(world.replicas.served) == MANY
 
 
@@ -261,17 +261,19 @@ def test_the_first_image_is_applied_whole() -> None:
     world = World()
     world.update(*topic(OLD))
     assert len(world.replicas.served) == MANY
-    assert not world.timers.due
+    assert not world.turns
 
 
 def test_partitions_that_found_no_descriptor_are_opened_again(world: World) -> None:
     world.logs.has_no_descriptor = True
-    world.update(*topic(OLD, 3), *topic(NEW, 1, name="deleted meanwhile"))
+    world.apply(*topic(OLD, 3), *topic(NEW, 1, name="deleted meanwhile"))
     assert not world.replicas.served
     world.timers.turn()
+    world.finish()
     assert not world.replicas.served, "none is left yet"
-    world.update(RemoveTopicRecord(topic_id=NEW))
+    world.apply(RemoveTopicRecord(topic_id=NEW))
     world.logs.has_no_descriptor = False
+    world.timers.turn()
     world.finish()
     assert world.replicas.ids() == {OLD}
     assert sorted(world.led) == [TopicPartition("t", index) for index in range(3)]
@@ -299,11 +301,11 @@ def test_a_topic_deleted_while_it_is_opened_is_not_there_in_the_end(world: World
 
 def test_a_topic_deleted_while_its_logs_are_made_is_not_there_in_the_end(world: World) -> None:
     world.hold_jobs = True
-    world.update(*topic(OLD))
+    world.apply(*topic(OLD))
     assert not world.replicas.served
-    world.update(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
-    assert not world.timers.due, "the first update goes on when its logs are there"
-    while world.held or world.timers.due:
+    world.apply(RemoveTopicRecord(topic_id=OLD), *topic(NEW))
+    assert not world.turns, "the first update goes on when its logs are there"
+    while world.held or world.turns:
         held, world.held = world.held, []
         for finish in held:
             finish()
@@ -315,11 +317,11 @@ def test_a_topic_deleted_while_its_logs_are_made_is_not_there_in_the_end(world: 
 @pytest.mark.parametrize("is_moving", [False, True])
 def test_the_directory_of_a_replica_that_came_back_is_reported_again(world: World, is_moving: bool) -> None:
     """Unless it is being moved to another directory: that one will be reported when the move ends."""
-    world.update(*topic(OLD, 1))
+    world.apply(*topic(OLD, 1))
     world.placed.clear()
     if is_moving:
         world.logs.futures.add(TopicPartition("t", 0))
-    world.update(
+    world.apply(
         PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2], isr=[2], leader=2, directories=[HOME]),
         PartitionChangeRecord(partition_id=0, topic_id=OLD, replicas=[2, 1], directories=[HOME, DIRECTORY_UNASSIGNED]),
     )
@@ -329,7 +331,7 @@ def test_the_directory_of_a_replica_that_came_back_is_reported_again(world: Worl
 def test_a_replica_of_which_only_an_unfinished_copy_is_online_is_reported_as_lost(world: World) -> None:
     world.logs.dirs[1].online = False
     world.logs.futures.alone.add(TopicPartition("t", 0))
-    world.update(*topic(OLD, 1))
+    world.apply(*topic(OLD, 1))
     assert (world.placed, world.replicas.served) == ([(OLD, 0, DIRECTORY_LOST)], {})
 
 
@@ -337,11 +339,11 @@ def test_a_replica_without_reported_directory_is_lost_while_a_directory_is_offli
     """It is in sync, so its log has acknowledged records; its directory was not reported to the controller."""
     world = World()
     world.logs.dirs[1].online = False
-    world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED))
+    world.apply(*topic(OLD, 1, DIRECTORY_UNASSIGNED))
     lost = PartitionChangeRecord(partition_id=0, topic_id=OLD, directories=[DIRECTORY_LOST, HOME])
-    world.update(lost)
+    world.apply(lost)
     assert (world.placed, world.logs.logs) == ([(OLD, 0, DIRECTORY_LOST)], {}), "reported once, and not made anew"
-    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[2], leader=2))
+    world.apply(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[2], leader=2))
     assert world.placed[1:] == [(OLD, 0, HOME)], "out of sync it may be made anew"
     assert world.logs.logs == {TopicPartition("t", 0): OLD}
 
@@ -351,8 +353,8 @@ def test_a_new_replica_without_directory_is_made(online: bool, isr: int, is_firs
     world = World()
     world.logs.dirs[1].online = online
     if not is_first:
-        world.update()
-    world.update(*topic(OLD, 1, DIRECTORY_UNASSIGNED, isr))
+        world.apply()
+    world.apply(*topic(OLD, 1, DIRECTORY_UNASSIGNED, isr))
     assert world.placed == [(OLD, 0, HOME)]
     assert world.logs.logs == {TopicPartition("t", 0): OLD}
 
@@ -371,20 +373,20 @@ def test_a_replica_whose_disk_was_replaced_is_made_anew_where_the_cluster_does_n
     world: World, online: bool, isr: int, fields: dict[str, list[int]], is_made: bool
 ) -> None:
     world.logs.dirs[1].online = online
-    world.update(*topic(OLD, 1, Uuid(b"gone" * 4), isr, **fields))
+    world.apply(*topic(OLD, 1, Uuid(b"gone" * 4), isr, **fields))
     assert world.logs.logs == ({TopicPartition("t", 0): OLD} if is_made else {})
     assert world.placed == ([(OLD, 0, HOME)] if is_made else [])
 
 
 def test_coordinators_are_called_with_every_partition_that_is_led_and_lost(world: World) -> None:
     """Of every topic: which of them have a coordinator is for the table of coordinators."""
-    world.update(*topic(OLD, 3))
+    world.apply(*topic(OLD, 3))
     assert world.led == [TopicPartition("t", index) for index in range(3)]
-    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=2, isr=[2]))
+    world.apply(PartitionChangeRecord(partition_id=0, topic_id=OLD, leader=2, isr=[2]))
     assert world.led == [TopicPartition("t", 1), TopicPartition("t", 2)]
-    world.update(PartitionChangeRecord(partition_id=1, topic_id=OLD, isr=[1, 2]))
+    world.apply(PartitionChangeRecord(partition_id=1, topic_id=OLD, isr=[1, 2]))
     assert len(world.led) == 2, "the leader epoch is the same"
-    world.update(RemoveTopicRecord(topic_id=OLD))
+    world.apply(RemoveTopicRecord(topic_id=OLD))
     assert (world.led, world.deleted) == ([], {"t": OLD})
 
 
@@ -401,7 +403,7 @@ def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_closed(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.broken = {"t", TopicPartition("u", 1)}
-    world.update(*topic(OLD, 2), *topic(NEW, 3, name="u"))
+    world.apply(*topic(OLD, 2), *topic(NEW, 3, name="u"))
     world.finish()
     assert world.replicas.ids() == {NEW}
     assert [each.partition for each in world.led] == [0, 2], "one coordinator failed"
@@ -409,19 +411,19 @@ def test_a_partition_that_cannot_be_opened_does_not_keep_the_others_closed(
     assert "cannot open t-0: t" in caplog.text
     assert "ZeroDivisionError" in caplog.text, "the cause, with its stack"
     world.broken.clear()
-    world.update(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[1, 2]))
+    world.apply(PartitionChangeRecord(partition_id=0, topic_id=OLD, isr=[1, 2]))
     assert world.replicas.ids() == {OLD, NEW}, "the next update is applied"
     assert not world.fatal
 
 
 def test_a_config_that_cannot_be_applied_does_not_keep_others_from_it(world: World) -> None:
-    world.update(*topic(OLD, 2), *topic(NEW, 2, name="u"))
+    world.apply(*topic(OLD, 2), *topic(NEW, 2, name="u"))
     world.broken = {"t"}
     changes = [
         ConfigRecord(resource_type=ConfigResourceType.TOPIC, resource_name=name, name="retention.ms", value="1")
         for name in ("t", "u")
     ]
-    world.update(*changes, PartitionChangeRecord(partition_id=0, topic_id=NEW, leader=2, isr=[2]))
+    world.apply(*changes, PartitionChangeRecord(partition_id=0, topic_id=NEW, leader=2, isr=[2]))
     assert world.replicas.configured == [TopicPartition("u", 0), TopicPartition("u", 1)]
     assert world.led == [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 1)]
     assert world.faults.count == 2
@@ -433,9 +435,9 @@ def test_a_job_that_fails_does_not_end_the_turns(world: World, monkeypatch: pyte
 
     make_logs_job = world.logs.make_logs_job
     monkeypatch.setattr(world.logs, "make_logs_job", lambda _: Job("make logs", list, fail))
-    world.update(*topic(OLD, 3))
+    world.apply(*topic(OLD, 3))
     monkeypatch.setattr(world.logs, "make_logs_job", make_logs_job)
-    world.update(*topic(NEW, 3, name="u"))
+    world.apply(*topic(NEW, 3, name="u"))
     world.finish()
     assert (world.faults.count, world.replicas.ids()) == (1, {OLD, NEW})
 
@@ -445,7 +447,7 @@ def test_a_fault_in_the_first_image_is_raised() -> None:
     world = World()
     world.broken = {"t"}
     with pytest.raises(ZeroDivisionError):
-        world.update(*topic(OLD, 1))
+        world.apply(*topic(OLD, 1))
 
 
 def test_an_update_that_cannot_go_on_stops_the_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,24 +456,25 @@ def test_an_update_that_cannot_go_on_stops_the_node(world: World, monkeypatch: p
         yield
 
     monkeypatch.setattr(world.publisher, "_steps", lambda *_: fail())
-    world.update(*topic(OLD, 1))
+    world.apply(*topic(OLD, 1))
     assert len(world.fatal) == 1
-    assert not world.timers.due
+    assert not world.turns
 
 
 def test_the_applied_offset_is_that_of_the_last_image_whose_partitions_are_open() -> None:
     world = World()
     applied = world.publisher.applied_offset
     assert applied(7) == 7, "nothing is to be applied yet"
-    world.update()
+    world.apply()
     opened = world.image.offset
     world.hold_jobs = True
-    world.update(*topic(OLD, 1))
+    world.apply(*topic(OLD, 1))
     assert applied(world.image.offset) == opened
     while world.held:
         world.held.pop()()
+        world.finish()
     assert applied(world.image.offset) == world.image.offset == opened + 1
-    world.update()
+    world.apply()
     assert applied(world.image.offset) == world.image.offset
 
 
@@ -479,7 +482,7 @@ def test_a_log_without_topic_id_is_not_adopted(world: World) -> None:
     """It may be that of a former topic of that name. Apache Kafka takes it for a stray log."""
     at = TopicPartition("t", 0)
     world.logs.logs[at] = None
-    world.update(*topic(NEW, 1))
+    world.apply(*topic(NEW, 1))
     assert (world.logs.aside, world.logs.logs) == ([(at, "has no topic id")], {at: NEW})
 
 
@@ -490,7 +493,7 @@ def test_synced_records_without_topic_id_are_not_replaced_while_the_cluster_need
     """An empty log in their place would count as in sync."""
     at = TopicPartition("t", 0)
     world.logs.logs[at], world.logs.recovery_point = None, 5
-    world.update(*topic(NEW, 1, isr=isr))
+    world.apply(*topic(NEW, 1, isr=isr))
     if is_kept:
         assert (world.logs.aside, world.logs.logs) == ([], {at: None})
         assert world.replicas.find("t", 0) is None
@@ -503,7 +506,7 @@ def test_synced_records_without_topic_id_are_not_replaced_while_the_cluster_need
 def test_a_log_of_an_unknown_format_is_reported_as_lost_and_not_made_anew(world: World, topic_id: Uuid | None) -> None:
     at = TopicPartition("t", 0)
     world.logs.unreadable[at] = SimpleNamespace(topic_id=topic_id, why="/d/t-0 has version 1")
-    world.update(*topic(NEW, 1))
+    world.apply(*topic(NEW, 1))
     assert (world.logs.aside, world.logs.logs) == ([], {})
     assert world.replicas.find("t", 0) is None
     assert world.placed == [(NEW, 0, DIRECTORY_LOST)]
@@ -512,7 +515,7 @@ def test_a_log_of_an_unknown_format_is_reported_as_lost_and_not_made_anew(world:
 def test_a_log_of_an_unknown_format_of_a_former_topic_is_set_aside(world: World) -> None:
     at = TopicPartition("t", 0)
     world.logs.unreadable[at] = SimpleNamespace(topic_id=OLD, why="/d/t-0 has version 1")
-    world.update(*topic(NEW, 1))
+    world.apply(*topic(NEW, 1))
     assert world.logs.aside == [(at, "is the log of a former topic of that name")]
     assert world.logs.logs == {at: NEW}
 
@@ -528,7 +531,7 @@ def test_partitions_are_marked_as_opening_until_they_are_open(world: World) -> N
     world.update(RemoveTopicRecord(topic_id=OLD), *topic(Uuid(bytes(15) + b"\x03"), 1))
     assert list(world.opening.partitions) == [TopicPartition("t", 0)], "the new topic's"
     world.hold_jobs = False
-    while world.held or world.timers.due:
+    while world.held or world.turns:
         held, world.held = world.held, []
         for finish in held:
             finish()
