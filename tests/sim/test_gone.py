@@ -151,13 +151,13 @@ async def lose_power(detection: Detection) -> float:
     return await detection.time_to_fence(victim, SESSION_S - 2)
 
 
-def cut(outdetection: bool) -> Callable[[Detection], Coroutine[Any, Any, float]]:
+def cut(outwards: bool) -> Callable[[Detection], Coroutine[Any, Any, float]]:
     """The links in one direction pass nothing, and its connections break."""
 
     async def scenario(detection: Detection) -> float:
         victim = detection.victim(False)
         others = [node.name for node in detection.cluster if node is not victim]
-        detection.world.network.cut |= {(victim.name, each) if outdetection else (each, victim.name) for each in others}
+        detection.world.network.cut |= {(victim.name, each) if outwards else (each, victim.name) for each in others}
         for transport in [each for each in detection.world.network.connections if each.local.host in others]:
             if transport.remote.host == victim.name:
                 transport.abort()
@@ -172,8 +172,8 @@ SILENCES = {
     "paused": pause,
     "paused, with a full backlog": pause_and_silence,
     "without power": lose_power,
-    "cut off outdetection": cut(outdetection=True),
-    "cut off indetection": cut(outdetection=False),
+    "cut off outwards": cut(outwards=True),
+    "cut off inwards": cut(outwards=False),
 }
 
 
