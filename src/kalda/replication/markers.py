@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Timers
 from kalda.protocol.messages.transactions import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
@@ -34,8 +34,8 @@ from kalda.storage.opening import opening_job
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 
 _ALL = -1
-_MARKERS_A_TURN = 150
-"""Appends of one request in one turn of the loop: some ten milliseconds."""
+_APPENDED_ON_ARRIVAL = 15
+"""So many markers of a request are appended as it arrives, within about a millisecond: all of most transactions."""
 _NOT_READY = frozenset(
     (
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -103,7 +103,7 @@ class MarkerWriter:
         return answer
 
     def _write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
-        return _Writing(self, request, self.replicas.timers, self._timeout_ms).run()
+        return _Writing(self, request, self._timeout_ms).run()
 
     def append(self, topic: str, index: int, end: TransactionEnd) -> tuple[Partition, int] | Pending[None]:
         """Append one marker: the partition and the offset below which all has to be committed; or what settles when
@@ -120,9 +120,8 @@ class MarkerWriter:
 class _Writing:
     """One request, from its first append until all markers are committed or refused."""
 
-    def __init__(self, writer: MarkerWriter, request: WriteTxnMarkersRequest, timers: Timers, timeout_ms: int) -> None:
+    def __init__(self, writer: MarkerWriter, request: WriteTxnMarkersRequest, timeout_ms: int) -> None:
         self._writer = writer
-        self._timers = timers
         self._timeout_ms = timeout_ms
         self._response = WriteTxnMarkersResponse()
         self._not_appended = deque(self._results(request))
@@ -139,18 +138,27 @@ class _Writing:
         """Where the response has to wait."""
 
     def run(self) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
-        self._append_some()
+        waiting = self._not_appended
+        for _ in range(min(len(waiting), _APPENDED_ON_ARRIVAL)):
+            self._append(*waiting.popleft())
+        if waiting:
+            self._writer.replicas.background.run(self._append_others()).then(self._on_appended)
+        else:
+            self._on_appended(None, None)
         if not self._left:
             return self._response
         self._answer = Pending()
         return self._answer
 
-    def _append_some(self) -> None:
-        waiting = self._not_appended
-        for _ in range(min(len(waiting), _MARKERS_A_TURN)):
-            self._append(*waiting.popleft())
-        if waiting:
-            self._timers.call_later_ms(0, self._append_some)
+    def _append_others(self) -> Steps[None]:
+        while self._not_appended:
+            self._append(*self._not_appended.popleft())
+            yield
+
+    def _on_appended(self, _: None, error: ApiError | None) -> None:
+        if error is not None:
+            assert self._answer is not None, "only what is appended in the background fails here"
+            self._answer.fail(error)
         elif self._required:
             self._wait()
         else:
@@ -227,7 +235,7 @@ class _Writing:
 
         waiter = OffsetWaiter(DelayedOperation.PRODUCE, required, Partition.is_committed, finished)
         if required:
-            waiter.wait(list(required), self._timers, self._timeout_ms)
+            waiter.wait(list(required), self._writer.replicas.timers, self._timeout_ms)
         else:
             finished()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from kalda.base.background import Steps
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import is_topic_name, validate_topic_name
@@ -31,8 +31,6 @@ from kalda.protocol.messages.transactions import (
 )
 from kalda.replication.markers import MarkerWriter, named_partitions
 from kalda.replication.replica_manager import ReplicaManager
-
-_PRODUCERS_A_STEP = 5_000
 
 
 class MarkerHandlers:
@@ -102,7 +100,7 @@ class MarkerHandlers:
                     result.error_message = message_of(error) or f"this broker has no log of {topic.name}-{index}"
                     continue
                 ids = iter([state.producer_id for state in log.producer_states])
-                while batch := list(islice(ids, _PRODUCERS_A_STEP)):
+                while batch := list(islice(ids, ITEMS_A_STEP)):
                     states = (log.producer_states.get(producer_id) for producer_id in batch)
                     result.active_producers += [
                         ProducerState(
@@ -117,7 +115,7 @@ class MarkerHandlers:
                         if state is not None
                     ]
                     in_step += len(batch)
-                    if in_step >= _PRODUCERS_A_STEP:
+                    if in_step >= ITEMS_A_STEP:
                         in_step = 0
                         yield
         return response
