@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, SupportsIndex
+from typing import Any, NamedTuple, Protocol
 
 from kalda.base.configs.producer import ProducerConfig
 from kalda.client.core.cluster_values import Partition
@@ -119,7 +119,7 @@ class Outgoing:
         """Serialize. Raises `SerializationError`, `RecordTooLarge`, and `ValueError` or `TypeError` for what else is no
         part of a record."""
         topic, timestamp_ms = record.topic, record.timestamp_ms
-        if timestamp_ms is not None and not (isinstance(timestamp_ms, SupportsIndex) and 0 <= timestamp_ms < 1 << 63):
+        if timestamp_ms is not None and not (hasattr(timestamp_ms, "__index__") and 0 <= timestamp_ms < 1 << 63):
             raise ValueError(f"timestamp_ms is {timestamp_ms!r}: milliseconds since 1970, not negative, are expected")
         headers: Any = record.headers
         if self._see_headers:
