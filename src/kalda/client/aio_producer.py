@@ -199,14 +199,9 @@ class Producer(ProducerCalls):
         while True:
             now_ms = self._monotonic_ms()
             key, value, tail, _ = prepared
-            appended, buffer = accumulator.append(
-                topic, record.partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer
-            )
-            if appended:
+            if accumulator.append(topic, record.partition, timestamp_ms, key, value, tail, ticket, now_ms, buffer):
                 break
             buffer = await self._wait_for_buffer(io, accumulator.buffer_size(prepared.size_bytes), deadline_ms)
-        if buffer is not None:
-            self._core.pool.give_back(buffer)
         batch: ProducerBatch = ticket.batch
         if ticket.index == 0:
             queue = topic.queues[batch.topic_partition.partition]

@@ -1,7 +1,8 @@
-"""Signal handlers wait while the main thread changes the state of a client.
+"""Signal handlers wait while the main thread runs turns of a client, or changes the state of a consumer.
 
 A handler that raises (Ctrl-C, a SIGTERM that ends the program) may interrupt the main thread between any two steps of
-Python, and so leave a client's machines half-way: such a client could send nothing more, nor close orderly. While the
+Python, and so leave a client's machines half-way: such a client could send nothing more, nor close orderly. A producer
+to which the thread appends needs none of this: the order of an append allows for it (`core/accumulator`). While the
 thread holds the signals, the first one is noted; its handler runs when the change is complete, and raises there. A
 second one is not held back: its handler runs at once, as does every one that comes while the thread waits for sockets.
 

@@ -233,7 +233,9 @@ class Producer(ProducerCalls):
             began_s = time.monotonic()
             partitions = self._wait_for_topic(record.topic, record.partition, began_s)
             prepared = outgoing.prepare(record)
-            record = record._replace(partition=outgoing.partition(record, prepared, partitions))
+            partition = outgoing.partition(record, prepared, partitions)
+            if partition != record.partition:
+                record = record._replace(partition=partition)
             return self._append(record, prepared, callback_for(outgoing, on_delivery), began_s)
         except BaseException as error:
             self._on_failed_send(error, record)
@@ -253,23 +255,12 @@ class Producer(ProducerCalls):
         timestamp_ms = int(time.time() * 1000) if record.timestamp_ms is None else record.timestamp_ms
         future = DeliveryFuture(None, 0, 0, callback)
         key, value, tail, _ = prepared
-        signals, buffer = self._thread.signals, None
+        buffer = None
         while True:
             now_ms = monotonic_ms()  # what was waited for the topic is no part of `delivery.timeout.ms`
-            is_holding = signals.hold()
-            try:
-                appended, buffer = accumulator.append(
-                    topic, record.partition, timestamp_ms, key, value, tail, future, now_ms, buffer
-                )
-            finally:
-                if is_holding:
-                    signals.release()
-            if appended:
+            if accumulator.append(topic, record.partition, timestamp_ms, key, value, tail, future, now_ms, buffer):
                 break
             buffer = self._wait_for_buffer(accumulator.buffer_size(prepared.size_bytes), began_s)
-        if buffer is not None:
-            with accumulator.lock:
-                self._core.pool.give_back(buffer)
         if future.index == 0 and self._thread.sleeps_until_ms:
             batch: ProducerBatch = future.batch
             queue = topic.queues[batch.topic_partition.partition]
@@ -327,22 +318,13 @@ class Producer(ProducerCalls):
         return TableFuture(sent, self._thread)
 
     def _append_rows(self, rows: Rows, topic: TopicState) -> ProducerBatch:
-        """Send the next batch of a table's rows. Where a signal handler raises, its memory is given back, or it is
-        sent."""
-        accumulator, signals = self._core.accumulator, self._thread.signals
-        size, buffer = rows.buffer_bytes(), None
-        while True:
-            is_holding = signals.hold()
-            try:
-                if buffer is None:
-                    with accumulator.lock:
-                        buffer = self._core.pool.take(size)
-                if buffer is not None:
-                    return append_next(rows, buffer, accumulator, topic, monotonic_ms())
-            finally:
-                if is_holding:
-                    signals.release()
+        """Send the next batch of a table's rows."""
+        accumulator, size = self._core.accumulator, rows.buffer_bytes()
+        with accumulator.lock:
+            buffer = self._core.pool.take(size)
+        if buffer is None:
             buffer = self._wait_for_buffer(size, time.monotonic())
+        return append_next(rows, buffer, accumulator, topic, monotonic_ms())
 
     # -- waiting
 

@@ -148,10 +148,9 @@ class World:
         ticket = Ticket()
         ticket.callback = value
         state = self.core.accumulator.topic(topic)
-        appended, left = self.core.accumulator.append(
+        appended = self.core.accumulator.append(
             state, partition, self.now_ms, None, value, b"\0", ticket, self.now_ms, None
         )
-        assert left is None
         return ticket if appended else None
 
     # -- time

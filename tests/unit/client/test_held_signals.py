@@ -232,22 +232,25 @@ def test_a_handler_that_returns_does_not_end_a_wait(producer: Producer, program:
     assert program == [signal.SIGINT]
 
 
-def test_a_signal_while_a_record_is_appended(producer: Producer) -> None:
-    once(producer._core.accumulator, "_new_batch", signal.SIGTERM)
+@pytest.mark.parametrize("name", ["_admit", "_put", "_enqueue"])
+def test_a_signal_while_a_record_is_appended(producer: Producer, name: str) -> None:
+    once(producer._core.accumulator, name, signal.SIGTERM)
     with pytest.raises(Stop):
         producer.send("t", b"v")
     producer.flush(TIMEOUT_S)
+    assert producer.send("t", b"w").result(TIMEOUT_S).topic == "t"
     assert producer.metrics()["record-send-total"] == 2
     assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
 
 
-def test_a_signal_while_rows_are_appended(producer: Producer) -> None:
+@pytest.mark.parametrize("name", ["append_sealed", "_enqueue"])
+def test_a_signal_while_rows_are_appended(producer: Producer, name: str) -> None:
     table = pa.table({"value": [b"v"] * 3})
-    is_done = once(producer._core.accumulator, "append_sealed", signal.SIGTERM)
+    once(producer._core.accumulator, name, signal.SIGTERM)
     with pytest.raises(Stop):
         producer.send_batch("t", table)
-    assert is_done()
     producer.flush(TIMEOUT_S)
+    assert len(producer.send_batch("t", table).result(TIMEOUT_S)) == 1
     assert producer.metrics()["record-send-total"] == 1 + 3
     assert producer.metrics()["buffer-available-bytes"] == producer.metrics()["buffer-total-bytes"]
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from types import FrameType
 
 import pytest
 from model_cluster import TOPIC_ID, World
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.core import accumulator
 from kalda.client.core.producer_batch import FinalState
 from kalda.client.core.producer_errors import DeliveryTimeout, RecordTooLarge
 from kalda.protocol.apis import ApiKey
@@ -104,6 +109,60 @@ def test_what_makes_a_batch_ready_before_linger(why: str) -> None:
             world.core.pool.wait(900, lambda: None)
     world.run(100)
     assert batches(world)[0][1:] == (0, 1, 1)
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Raise `Interrupt` before the step of the accumulator with this number, as a signal handler may."""
+    left = step
+
+    def on_line(frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise Interrupt
+        return on_line
+
+    def on_call(frame: FrameType, _event: str, _argument: object) -> object:
+        return on_line if frame.f_code.co_filename == accumulator.__file__ else None
+
+    sys.settrace(on_call)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("partition", [0, None])
+@pytest.mark.parametrize("value", [b"v", b"v" * 150])
+def test_an_append_that_is_interrupted_at_any_step_leaves_a_producer_that_goes_on(
+    partition: int | None, value: bytes
+) -> None:
+    """Behind another record, in its batch or in the next one."""
+    for step in range(1_000):
+        world = ready_world(**{"linger.ms": 5, "batch.size": 200})
+        world.send(b"before", 0)
+        try:
+            with interrupted_at(step):
+                world.send(value, partition)
+            break
+        except Interrupt:
+            pass
+        world.send(b"after", 0)
+        world.run_until_idle()
+        delivered = [each for each, _ in world.delivered if each != value]
+        assert delivered == [b"before", b"after"], f"interrupted at step {step}"
+        assert world.core.pool.available_bytes == world.core.pool.total_bytes, f"interrupted at step {step}"
+        assert not world.core.accumulator.incomplete
+    else:
+        pytest.fail("the append is never done")
+    assert step > 20
 
 
 def test_records_sent_together_share_a_batch() -> None:

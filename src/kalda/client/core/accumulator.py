@@ -15,14 +15,13 @@ somebody waits for memory, or while the producer flushes, closes, or ends a tran
 Most records do not come here: `TopicState.appender` puts them into open batches, without a lock. `append` is for the
 first record of a batch. It runs on the caller's thread and all else on the I/O thread; `lock` keeps them apart.
 
-Invariants: a queue's batches are in the order of their records, and only the last may be open; `_active` has the queues
-that are not empty; a batch is in `incomplete` from its first record until it is done.
+Invariants: a queue's batches have records and are in the order of these, and only the last may be open; `_active` has
+the queues that are not empty; a batch is in `incomplete` from before it is queued until it is done.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -228,44 +227,48 @@ class Accumulator:
         ticket: Ticket,
         now_ms: int,
         buffer: bytearray | None,
-    ) -> tuple[bool, bytearray | None]:
-        """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used.
+    ) -> bool:
+        """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used. False: a
+        new batch needs a buffer, which the pool has not at this moment. Raises where no record is taken.
 
-        Returns whether it was appended, and the buffer where it was not used. Not appended: a new batch needs a buffer,
-        which the pool has not at this moment. Raises where no record is taken; the buffer is given back then.
+        A signal handler may raise between any two steps (Ctrl-C). So a batch has its first record before it is queued,
+        and a buffer that no queued batch has goes back to the pool.
         """
         size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        made: ProducerBatch | None = None
         with self.lock:
-            sticky: Sticky | None = None
-            if partition is None:
-                sticky, queue = self._sticky_queue(topic)
-            else:
-                queue = self._queue(topic, partition)
             try:
+                sticky: Sticky | None = None
+                if partition is None:
+                    sticky, queue = self._sticky_queue(topic)
+                else:
+                    queue = self._queue(topic, partition)
                 self._admit(queue)
-            except BaseException:
-                if buffer is not None:
-                    self.pool.give_back(buffer)
-                raise
-            last = queue.batches[-1] if queue.batches else None
-            ticket.timestamp = timestamp_ms
-            if last is None or not (
-                self._put(last, timestamp_ms, key, value, tail, ticket)
-                or (self._grow(last, size) and self._put(last, timestamp_ms, key, value, tail, ticket))
-            ):
-                if last is not None:
-                    last.is_open = False
-                if buffer is None:
-                    buffer = self.pool.take(self.buffer_size(size))
+                last = queue.batches[-1] if queue.batches else None
+                ticket.timestamp = timestamp_ms
+                if last is None or not (
+                    self._put(last, timestamp_ms, key, value, tail, ticket)
+                    or (self._grow(last, size) and self._put(last, timestamp_ms, key, value, tail, ticket))
+                ):
+                    if last is not None:
+                        last.is_open = False
                     if buffer is None:
-                        return False, None
-                last = self._new_batch(queue, buffer, now_ms)
-                put = self._put(last, timestamp_ms, key, value, tail, ticket)
-                assert put, "the first record of a batch fits"
-                buffer = None
-            if last.is_open and partition is None and sticky is not None:
-                self._set_sticky(topic, sticky, last)
-            return True, buffer
+                        buffer = self.pool.take(self.buffer_size(size))
+                        if buffer is None:
+                            return False
+                    made = last = ProducerBatch(queue.topic_partition, buffer, self._next_limit(topic), now_ms)
+                    last.io = self.io
+                    put = self._put(last, timestamp_ms, key, value, tail, ticket)
+                    assert put, "the first record of a batch fits"
+                    self._enqueue(queue, last)
+                    if queue.topic_partition.partition < len(topic.appender.open):
+                        topic.appender.open[queue.topic_partition.partition] = last
+                if last.is_open and partition is None and sticky is not None:
+                    self._set_sticky(topic, sticky, last)
+                return True
+            finally:
+                if buffer is not None and (made is None or not made.order):
+                    self.pool.give_back(buffer)
 
     def _admit(self, queue: PartitionQueue) -> None:
         """Raises where no record is taken now."""
@@ -280,10 +283,13 @@ class Accumulator:
         needed = batch.position - HEADER_SIZE + size_bytes
         if not batch.is_open or needed > batch.most_bytes:
             return False
-        buffer = self.pool.take(min(batch.most_bytes, max(needed, 2 * len(batch.data))))
+        former, buffer = batch.data, self.pool.take(min(batch.most_bytes, max(needed, 2 * len(batch.data))))
         if buffer is None:
             return False
-        self.pool.give_back(batch.move_to(buffer))
+        try:
+            batch.move_to(buffer)
+        finally:
+            self.pool.give_back(former if batch.data is buffer else buffer)
         return True
 
     @staticmethod
@@ -299,33 +305,32 @@ class Accumulator:
             queue = topic.queues[partition] = PartitionQueue(topic, TopicPartition(topic.name, partition))
         return queue
 
-    def _new_batch(self, queue: PartitionQueue, buffer: bytearray, now_ms: int) -> ProducerBatch:
-        topic = queue.topic
-        batch = ProducerBatch(queue.topic_partition, buffer, self._next_limit(topic), now_ms)
-        batch.io = self.io
-        self._enqueue(queue, batch)
-        partition = queue.topic_partition.partition
-        if partition < len(topic.appender.open):
-            topic.appender.open[partition] = batch
-        return batch
-
     def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        queue.created += 1
-        batch.order = (queue.created,)
-        queue.batches.append(batch)
-        self._active[queue.topic_partition] = queue
-        self.incomplete[batch] = None
+        """Queue a new batch, whose memory is the accumulator's as soon as it has an `order`: where a signal handler
+        raises then, it is queued, or its memory is free."""
+        try:
+            queue.created += 1
+            batch.order = (queue.created,)
+            self.incomplete[batch] = None
+            self._active[queue.topic_partition] = queue
+            queue.batches.append(batch)
+        except BaseException:
+            if batch.order and batch not in queue.batches:
+                if not queue.batches:
+                    self._active.pop(queue.topic_partition, None)
+                self._release(batch)
+            raise
 
-    def append_sealed(self, batches: Sequence[ProducerBatch], topic: TopicState, partition: int) -> None:
-        """Queue batches that are complete, behind those of the partition."""
+    def append_sealed(self, batch: ProducerBatch, topic: TopicState, partition: int) -> None:
+        """Queue a batch that is complete, behind those of the partition. Where this raises, its memory is the caller's
+        unless it has an `order`."""
         with self.lock:
             queue = self._queue(topic, partition)
             self._admit(queue)
             if queue.batches:
                 queue.batches[-1].is_open = False
-            for batch in batches:
-                batch.is_open = False
-                self._enqueue(queue, batch)
+            batch.is_open = False
+            self._enqueue(queue, batch)
 
     # -- the sticky partition
 
@@ -577,12 +582,15 @@ class Accumulator:
     def release(self, batch: ProducerBatch) -> None:
         """The batch is done. Its memory is free, unless a request still has it: then it is when that has ended."""
         with self.lock:
-            self.incomplete.pop(batch, None)
-            if batch.buffer is not None and not batch.is_in_flight:
-                buffer, batch.buffer = batch.buffer, None
-                batch.data = bytearray()
-                batch.sealed = None
-                self.pool.give_back(buffer)
+            self._release(batch)
+
+    def _release(self, batch: ProducerBatch) -> None:
+        self.incomplete.pop(batch, None)
+        if batch.buffer is not None and not batch.is_in_flight:
+            buffer, batch.buffer = batch.buffer, None
+            batch.data = bytearray()
+            batch.sealed = None
+            self.pool.give_back(buffer)
 
     def take_all(self) -> list[ProducerBatch]:
         """Remove all batches from the queues."""

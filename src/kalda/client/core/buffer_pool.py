@@ -133,5 +133,5 @@ class BufferPool:
         for kept_bytes, free in self._free.items():
             while free and self._unused_bytes < size_bytes:
                 free.pop()
-                self._unused_bytes += kept_bytes
                 self._kept_bytes -= kept_bytes
+                self._unused_bytes += kept_bytes

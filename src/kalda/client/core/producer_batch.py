@@ -157,14 +157,13 @@ class ProducerBatch(appending.Records):
         assert self.sealed is not None, "a batch is compressed when it is sealed"
         return (len(self.sealed) - HEADER_SIZE) / max(1, self.position - HEADER_SIZE)
 
-    def move_to(self, buffer: bytearray) -> bytearray:
-        """Go on in a larger buffer; returns the one that it had. The caller holds the accumulator's lock."""
+    def move_to(self, buffer: bytearray) -> None:
+        """Go on in a larger buffer. The caller holds the accumulator's lock."""
         self.is_open = False  # other threads append without the lock
         buffer[: self.position] = memoryview(self.data)[: self.position]
-        former, self.data, self.buffer = self.data, buffer, buffer
+        self.data, self.buffer = buffer, buffer
         self.limit = min(self.most_bytes, len(buffer))
         self.is_open = True
-        return former
 
     @property
     def has_sequence(self) -> bool:

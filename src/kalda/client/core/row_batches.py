@@ -82,13 +82,15 @@ def append_next(
     rows: Rows, buffer: bytearray, accumulator: Accumulator, topic: TopicState, now_ms: int
 ) -> ProducerBatch:
     """Queue the next batch of rows, in `buffer` of the pool, which has it again where this raises."""
+    batch: ProducerBatch | None = None
     try:
         target = next_sticky(accumulator, topic) if rows.partition is None else rows.partition
         batch = rows.encode(buffer, topic.name, target, now_ms)
-        accumulator.append_sealed([batch], topic, target)
+        accumulator.append_sealed(batch, topic, target)
     except BaseException:
-        with accumulator.lock:
-            accumulator.pool.give_back(buffer)
+        if batch is None or not batch.order:
+            with accumulator.lock:
+                accumulator.pool.give_back(buffer)
         raise
     return batch
 
