@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
@@ -194,7 +195,9 @@ class World:
             high_watermark = self.log.high_watermarks.get(load.partition, 0)
             if self.log.read_failure is not None:
                 load.fail(self.log.read_failure, self.now)
-            elif all(load.replay(batch, high_watermark, self.now) for batch in self.log.read_all(load.partition)):
+            elif all(
+                run_to_end(load.replay(batch, high_watermark, self.now)) for batch in self.log.read_all(load.partition)
+            ):
                 load.finish(high_watermark, self.now)
 
     def replicate(self) -> None:

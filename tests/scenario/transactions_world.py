@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from groups_world import MemoryLog
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.coordinator.transactions.config import TransactionConfig
@@ -116,7 +117,7 @@ class World:
         for load in self.runtime.take_loads():
             high_watermark = self.log.high_watermarks.get(load.partition, 0)
             for batch in self.log.read_all(load.partition):
-                load.replay(batch, high_watermark, self.now)
+                run_to_end(load.replay(batch, high_watermark, self.now))
             load.finish(high_watermark, self.now)
 
     def replicate(self) -> None:

@@ -1,8 +1,8 @@
 """What a coordinator of any kind needs of its broker: a log, a timer, and the partitions that the broker leads.
 
 Records are appended to the internal topic like any producer's, and answers go out when the partition's high watermark
-passes them. A partition that this broker is elected to lead is read by jobs, a slice at a time, with other requests
-served in between.
+passes them. A partition that this broker is elected to lead is read by jobs, a slice at a time, and replayed in the
+background of the loop.
 
 A coordinator, its log and this shell call one another synchronously, so each may be called back before its own call
 returns: an append may move the high watermark, which is reported to the runtime inside that append. The runtime is made
@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from kalda.base.background import Background, Priority, Steps
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
@@ -36,8 +37,7 @@ from kalda.storage.values import AppendOrigin, FetchInfo, TransactionEnd
 log = logging.getLogger("kalda.coordinator")
 
 _LOAD_SLICE_BYTES = 128 * 1024
-"""Read and replayed in one turn of the loop: some 1,000 records, ten milliseconds. The other requests of the broker
-are served between two turns."""
+"""Of a partition that is loaded, so much is in memory: some 1,000 records."""
 _ALL = -1
 
 
@@ -93,6 +93,7 @@ class CoordinatorShell:
         clock: Clock,
         timers: Timers,
         jobs: Jobs,
+        background: Background,
     ) -> None:
         self._topic = topic
         self._runtime = runtime
@@ -100,6 +101,7 @@ class CoordinatorShell:
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._timer: Timer | None = None
         """For the runtime's next deadline, None while it has none."""
         self._timer_at_ms = 0
@@ -188,28 +190,31 @@ class CoordinatorShell:
             return
 
         def finish(results: list[FetchInfo | ApiError]) -> None:
-            (info,) = results
-            if load.has_ended or self._closed:
-                return
-            if isinstance(info, ApiError):
-                load.fail(str(info), self._clock.mono_ms())
-            else:
-                self._take_slice(load, partition, info, end)
-            self.arm()
+            steps = self._take_slice(load, partition, results[0], end)
+            self._background.run(steps, Priority.UPKEEP).then(self._on_slice_taken)
 
         start_reads(self._jobs, [read], finish)
 
-    def _take_slice(self, load: Load[Any], partition: Partition, info: FetchInfo, end: int) -> None:
+    def _on_slice_taken(self, _: None, error: ApiError | None) -> None:
+        if error is not None:
+            log.error("a load of %s stopped", self._topic, exc_info=error.__cause__ or error)
+        self.arm()
+
+    def _take_slice(self, load: Load[Any], partition: Partition, info: FetchInfo | ApiError, end: int) -> Steps[None]:
+        if load.has_ended or self._closed:
+            return
         now_ms, high_watermark = self._clock.mono_ms(), partition.log.high_watermark
-        if info.first_entry_incomplete:
+        if isinstance(info, ApiError):
+            load.fail(str(info), now_ms)
+        elif info.first_entry_incomplete:
             load.fail(f"the batch at offset {info.first_offset} is longer than its segment", now_ms)
         elif not info.size_bytes and partition.log.segments.active.size:
             # The active segment is not compacted: it has batches up to the end, which a damaged one hides.
             load.fail(f"no record from offset {info.first_offset} on can be read, and the log ends at {end}", now_ms)
         elif not info.size_bytes:  # compaction has left nothing between here and the end
             load.finish(high_watermark, now_ms)
-        elif load.replay(info.records, high_watermark, now_ms):
+        elif (yield from load.replay(info.records, high_watermark, now_ms)) and not self._closed:
             if info.next_offset < end:
                 self._read(load, partition, info.next_offset)
             else:
-                load.finish(high_watermark, now_ms)
+                load.finish(partition.log.high_watermark, self._clock.mono_ms())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kalda.base.background import Background
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
@@ -44,6 +45,7 @@ class Coordinators:
         clock: Clock,
         timers: Timers,
         jobs: Jobs,
+        background: Background,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -51,6 +53,7 @@ class Coordinators:
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._topics: dict[str, InternalTopic] = {}
         self._shells: dict[str, CoordinatorShell] = {}
         """By topic, as `_topics`."""
@@ -69,7 +72,9 @@ class Coordinators:
     def add(self, topic: InternalTopic, runtime: CoordinatorRuntime[Any]) -> CoordinatorShell:
         """Serve the coordinator of `topic`; before the first metadata update."""
         assert topic.name not in self._topics, f"{topic.name} has a coordinator"
-        shell = CoordinatorShell(topic.name, runtime, self._replicas, self._clock, self._timers, self._jobs)
+        shell = CoordinatorShell(
+            topic.name, runtime, self._replicas, self._clock, self._timers, self._jobs, self._background
+        )
         self._topics[topic.name] = topic
         self._shells[topic.name] = shell
         return shell

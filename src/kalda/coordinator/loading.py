@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic
 
+from kalda.base.background import Steps
 from kalda.base.errors import CorruptRecord, InvalidRequest
 from kalda.coordinator.partition import NO_PRODUCER, CoordinatorPartition
 from kalda.coordinator.shard import Rec
@@ -60,16 +61,17 @@ class Load(Generic[Rec]):
 
     # -- what the reader of the log calls ------------------------------------------------------------------------
 
-    def replay(self, batches: Buffer, high_watermark: int, now_ms: int) -> bool:
-        """Replay the batches of a slice, which follow those of the slice before it. False where the load has ended,
-        by this slice or before it: nothing more is to be read."""
-        if self.has_ended:
-            return False
+    def replay(self, batches: Buffer, high_watermark: int, now_ms: int) -> Steps[bool]:
+        """Replay the batches of a slice, which follow those of the slice before it; one in each step. False where the
+        load has ended, by this slice or meanwhile: nothing more is to be read."""
         end = 0
         try:
             for position, header in iter_batches(batches):
+                if self.has_ended:
+                    return False
                 self._replay_batch(batches, position, header, high_watermark)
                 end = position + header.size_bytes
+                yield
             if end != len(batches):
                 raise CorruptRecord(f"no whole batch follows offset {self._loaded.load_end - 1}")
         except (CorruptRecord, InvalidRequest) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
+from by_hand import inline_background
 from coordinator_world import CountingShard, counter_batch
 
 from kalda.broker.coordinator_shell import CoordinatorShell, InternalTopicLog
@@ -22,7 +23,7 @@ from kalda.records.compression import Compression
 
 def shell_over(broker: Any) -> tuple[CoordinatorShell, CoordinatorRuntime[CountingShard]]:
     runtime = counters()
-    return CoordinatorShell(COUNTERS.name, runtime, broker, broker, broker, broker), runtime
+    return CoordinatorShell(COUNTERS.name, runtime, broker, broker, broker, broker, inline_background()), runtime
 
 
 @pytest.mark.parametrize("how", ["refused", "failed", "cut off"])

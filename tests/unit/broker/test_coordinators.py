@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
+from by_hand import inline_background
 from coordinator_world import CountingShard, counter_batch
 
 from kalda.base.configs.server import ServerConfig
@@ -32,7 +33,7 @@ def table(broker: Any) -> tuple[Coordinators, CoordinatorRuntime[CountingShard],
     }
     config = ServerConfig(properties)
     cache: Any = SimpleNamespace(topic=lambda name: None)
-    coordinators = Coordinators(config, cache, broker, broker, broker, broker)
+    coordinators = Coordinators(config, cache, broker, broker, broker, broker, inline_background())
     groups, other = counters(GROUPS.name), counters()
     coordinators.add(GROUPS, groups)
     coordinators.add(COUNTERS, other)

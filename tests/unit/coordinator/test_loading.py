@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator_world import KEY, LATER_KEY, LATER_VALUE, CountingShard, FakeLog, batch_of, counter_batch, error_of
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError
 from kalda.coordinator.loading import Load
 from kalda.coordinator.runtime import CoordinatorRuntime
@@ -27,7 +28,7 @@ class World:
     def load(self, *slices: bytes, high_watermark: int = 100) -> bool:
         """Elect and load; whether all slices were taken."""
         load = self.elect()
-        taken = all(load.replay(each, high_watermark, 0) for each in slices)
+        taken = all(run_to_end(load.replay(each, high_watermark, 0)) for each in slices)
         load.finish(high_watermark, 0)
         return taken
 
@@ -70,8 +71,8 @@ def test_slices_are_replayed_in_order_and_the_partition_serves() -> None:
     assert world.error() == "NOT_COORDINATOR"
     load = world.elect()
     assert world.error() == "COORDINATOR_LOAD_IN_PROGRESS"
-    assert load.replay(counter_batch(0, 1, 2) + counter_batch(2, 3), 100, 0)
-    assert load.replay(counter_batch(9, 4), 100, 0)
+    assert run_to_end(load.replay(counter_batch(0, 1, 2) + counter_batch(2, 3), 100, 0))
+    assert run_to_end(load.replay(counter_batch(9, 4), 100, 0))
     load.finish(100, 0)
     assert (world.error(), world.shard.total, world.shard.events) == ("NONE", 10, ["loaded"])
 
@@ -152,13 +153,13 @@ def test_a_failed_load_is_tried_again_after_longer_and_longer_times() -> None:
     load = world.elect()
     for delay_ms in (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000):
         assert world.error() == "COORDINATOR_LOAD_IN_PROGRESS"
-        load.replay(counter_batch(0, 1), 100, world.runtime.now_ms())
+        run_to_end(load.replay(counter_batch(0, 1), 100, world.runtime.now_ms()))
         load.fail("no disk", world.runtime.now_ms())
         assert world.error() == "NOT_COORDINATOR"
         assert world.runtime.next_deadline_ms() == world.runtime.now_ms() + delay_ms
         world.runtime.poll(world.runtime.now_ms() + delay_ms)
         (load,) = world.runtime.take_loads()
-    assert load.replay(counter_batch(0, 1), 1, 0)
+    assert run_to_end(load.replay(counter_batch(0, 1), 1, 0))
     load.finish(1, 0)
     assert world.shard.total == 1, "nothing is left of the attempts before"
     world.log.end = 1
@@ -178,12 +179,24 @@ def test_a_slice_of_a_former_load_changes_nothing() -> None:
     world = World()
     old = world.elect(epoch=1)
     new = world.elect(epoch=2)
-    assert not old.replay(counter_batch(0, 9), 100, 0)
+    assert not run_to_end(old.replay(counter_batch(0, 9), 100, 0))
     old.finish(100, 0)
     assert world.error() == "COORDINATOR_LOAD_IN_PROGRESS"
     old.fail("no disk", 0)
     new.finish(100, 0)
     assert world.shard.total == 0
+
+
+def test_a_load_that_is_over_in_the_middle_of_a_slice_replays_no_more_of_it() -> None:
+    world = World()
+    old = world.elect(epoch=1)
+    steps = old.replay(counter_batch(0, 9) + counter_batch(1, 9) + counter_batch(2, 9), 100, 0)
+    next(steps)
+    new = world.elect(epoch=2)
+    assert not run_to_end(steps)
+    assert run_to_end(new.replay(counter_batch(0, 1), 100, 0))
+    new.finish(100, 0)
+    assert world.shard.total == 1
 
 
 def test_what_is_loaded_beyond_the_high_watermark_may_be_taken_back() -> None:

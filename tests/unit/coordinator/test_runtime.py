@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from coordinator_world import CountingShard, FakeLog, counter_batch, error_of
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.coordinator.routing import coordinator_partition
@@ -32,7 +33,7 @@ class World:
         (load,) = self.runtime.take_loads()
         for batch in batches:
             self.log.end += 1
-            load.replay(batch, self.log.end, 0)
+            run_to_end(load.replay(batch, self.log.end, 0))
         load.finish(self.log.end, 0)
         return next(shard for shard in self.runtime.active_shards() if shard.partition.index == partition)
 
@@ -133,7 +134,7 @@ def test_a_partition_whose_state_lacks_a_record_of_its_log_is_loaded_again(
     monkeypatch.undo()
     world.runtime.poll(2_000)
     (load,) = world.runtime.take_loads()
-    load.replay(counter_batch(0, 1, 2, 3), 3, 2_000)
+    run_to_end(load.replay(counter_batch(0, 1, 2, 3), 3, 2_000))
     load.finish(3, 2_000)
     assert world.shard is not shard
     assert world.shard.total == 6
@@ -148,13 +149,13 @@ def test_a_load_in_which_a_record_cannot_be_applied_is_tried_again(
     world.runtime.on_elected(0, 2, 0)
     for attempt in range(3):
         (load,) = world.runtime.take_loads()
-        assert not load.replay(counter_batch(0, 1, 2), 2, world.runtime.now_ms())
+        assert not run_to_end(load.replay(counter_batch(0, 1, 2), 2, world.runtime.now_ms()))
         assert load.has_ended
         world.runtime.poll(world.runtime.next_deadline_ms() or 0)
         assert "cannot be applied" in caplog.text, attempt
     monkeypatch.undo()
     (load,) = world.runtime.take_loads()
-    load.replay(counter_batch(0, 1, 2), 2, 0)
+    run_to_end(load.replay(counter_batch(0, 1, 2), 2, 0))
     load.finish(2, 0)
     assert world.shard.total == 3
 

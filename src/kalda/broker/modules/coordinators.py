@@ -15,7 +15,13 @@ class CoordinatorsModule(Module):
 
     def __init__(self, context: BrokerContext, replicas: ReplicaManager) -> None:
         self.coordinators = Coordinators(
-            context.config, context.cache, replicas, context.host.clock, context.timers, context.jobs
+            context.config,
+            context.cache,
+            replicas,
+            context.host.clock,
+            context.timers,
+            context.jobs,
+            context.background,
         )
 
     async def close(self) -> None:
