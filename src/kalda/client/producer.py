@@ -137,6 +137,7 @@ class _Driven:
         self.thread.wake()
         if self.thread.is_current:
             return
+        self.thread.begin_waiting()
         try:
             self.thread.join(timeout)
         finally:
@@ -144,6 +145,7 @@ class _Driven:
                 self.is_forced = True
                 self.thread.wake()
                 self.thread.join()
+            self.thread.end_waiting()
         _open.discard(self)
 
     def _begin_closing(self) -> None:
@@ -338,6 +340,7 @@ class Producer(ProducerCalls):
         began_ns = time.perf_counter_ns()
         deadline_s = began_s + self._config.max_block_ms / 1000
         driven, seen_version = self._driven, -1
+        self._thread.begin_waiting()
         try:
             with driven.changed:
                 while True:
@@ -354,6 +357,7 @@ class Producer(ProducerCalls):
                         self._thread.wake()
                     driven.changed.wait(left_s)
         finally:
+            self._thread.end_waiting()
             self._core.metrics.metadata_wait_ns.value += time.perf_counter_ns() - began_ns
 
     def _wait_for_buffer(self, size: int, began_s: float) -> bytearray:
@@ -363,6 +367,7 @@ class Producer(ProducerCalls):
         given = threading.Event()
         with core.accumulator.lock:
             waiter = core.pool.wait(size, given.set)
+        self._thread.begin_waiting()
         self._thread.wake()
         began_ns = time.perf_counter_ns()
         try:
@@ -375,6 +380,7 @@ class Producer(ProducerCalls):
             self._check_open()
             buffer, waiter.buffer = waiter.buffer, None
         finally:
+            self._thread.end_waiting()
             core.metrics.wait_time_ns.value += time.perf_counter_ns() - began_ns
             with core.accumulator.lock:
                 core.pool.cancel(waiter)
@@ -493,6 +499,7 @@ class Producer(ProducerCalls):
     def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
         deadline_s = time.monotonic() + (self._config.max_block_ms / 1000 if timeout is None else timeout)
         driven = self._driven
+        self._thread.begin_waiting()
         with driven.changed:
             driven.waits_for_transaction += 1
             try:
@@ -505,6 +512,7 @@ class Producer(ProducerCalls):
                     driven.changed.wait(left_s)
             finally:
                 driven.waits_for_transaction -= 1
+                self._thread.end_waiting()
         transactions.check()
 
     # -- the end

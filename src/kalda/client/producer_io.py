@@ -2,8 +2,8 @@
 
 A thread that waits for a record runs the turns itself where no other thread does, so that its round trips need no
 other thread. The producer's thread pauses meanwhile, and for `_GRACE_S` behind each such wait: a batch that is sent
-then, by a thread that does not wait for it, leaves that much later at most. Where several threads wait, the producer's
-thread runs all turns.
+then, by a thread that does not wait for it, leaves that much later at most. Any other wait ends the pause: for a topic,
+memory, a transaction or the end. Where several threads wait, the producer's thread runs all turns.
 
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
 records fail, as where the producer's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread

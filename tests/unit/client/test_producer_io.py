@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from scripted_broker import ScriptedBroker
+from scripted_broker import ScriptedBroker, TransactionalBroker
 
 from kalda import Producer
 from kalda.base.errors import ApiError
+from kalda.client import producer_io
 from kalda.client.core.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
@@ -91,6 +92,44 @@ def test_a_batch_that_no_thread_waits_for_is_sent(producer: Producer) -> None:
     producer.send("t", b"waited for").result(TIMEOUT_S)
     producer.send("t", b"v", on_delivery=lambda _metadata, _error: sent.set())
     assert sent.wait(TIMEOUT_S)
+
+
+LONG_GRACE = "_GRACE_S", 10.0 * TIMEOUT_S
+"""Far longer than any of these waits may last."""
+
+
+def test_a_wait_for_a_topic_does_not_wait_for_the_pause_behind_a_record(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.topics["other"] = [1]
+    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    keys = {"linger_ms": 0, "enable_idempotence": False, "max_block_ms": 1_000 * TIMEOUT_S}
+    with Producer(bootstrap_servers=broker.address, **keys) as made:
+        made.send("t", b"v").result(TIMEOUT_S)
+        assert len(made.partitions_for("other")) == 1
+        made.send("t", b"v").result(TIMEOUT_S)
+
+
+def test_a_wait_for_memory_does_not_wait_for_the_pause_behind_a_record(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    keys = {"batch_size": 1_000, "buffer_memory": 2_000, "max_request_size": 2_000, "enable_idempotence": False}
+    with Producer(bootstrap_servers=broker.address, max_block_ms=1_000 * TIMEOUT_S, **keys) as made:
+        made.send("t", b"v").result(TIMEOUT_S)
+        sent = [made.send("t", b"v" * 800) for _ in range(4)]
+        assert all(future.exception(TIMEOUT_S) is None for future in sent)
+
+
+def test_a_commit_does_not_wait_for_the_pause_behind_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_io, *LONG_GRACE)
+    keys = {"transactional_id": "x", "linger_ms": 0, "max_block_ms": 1_000 * TIMEOUT_S}
+    with TransactionalBroker() as broker, Producer(bootstrap_servers=broker.address, **keys) as made:
+        made.init_transactions()
+        made.begin_transaction()
+        made.send("t", b"v").result(TIMEOUT_S)
+        made.commit_transaction()
+        assert broker.outcomes == [True]
 
 
 def test_a_batch_that_lingers_leaves_in_time_while_a_thread_waits_for_another_one(broker: Broker) -> None:
