@@ -6,7 +6,7 @@ import pytest
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches, LonePartition
+from kalda.client.core.one_batch_requests import FIRST_VERSION, Acknowledged, OneBatchRequests, PartitionRequests
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.produce import (
@@ -24,8 +24,8 @@ VERSIONS = range(FIRST_VERSION, 14)
 CORRELATION_ID = 70_000
 
 
-def made(version: int, transactional_id: str | None = None) -> LonePartition:
-    return LoneBatches(transactional_id, -1, 30_000).of(PARTITION, TOPIC_ID, version)
+def made(version: int, transactional_id: str | None = None) -> PartitionRequests:
+    return OneBatchRequests(transactional_id, -1, 30_000).of(PARTITION, TOPIC_ID, version)
 
 
 def response_of(error_code: int = 0) -> ProduceResponse:
@@ -61,21 +61,21 @@ def test_an_acknowledgement_is_read(version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_not_just_an_acknowledgement_is_left_to_the_general_codec(version: int) -> None:
-    lone = made(version)
-    assert lone.read(memoryview(frame_of(response_of(error_code=6), version)), CORRELATION_ID) is None
+    requests = made(version)
+    assert requests.read(memoryview(frame_of(response_of(error_code=6), version)), CORRELATION_ID) is None
     good = frame_of(response_of(), version)
-    assert lone.read(memoryview(good[:-1]), CORRELATION_ID) is None
-    assert lone.read(memoryview(good + b"\0"), CORRELATION_ID) is None
+    assert requests.read(memoryview(good[:-1]), CORRELATION_ID) is None
+    assert requests.read(memoryview(good + b"\0"), CORRELATION_ID) is None
 
 
 @pytest.mark.parametrize("version", [FIRST_VERSION, 13])
 def test_no_damaged_response_is_read_otherwise_than_by_the_general_codec(version: int) -> None:
-    lone, good = made(version), frame_of(response_of(), version)
+    requests, good = made(version), frame_of(response_of(), version)
     for at in range(len(good)):
         for flipped in (1, 0x80, 0xFF):
             frame = bytearray(good)
             frame[at] ^= flipped
-            found = lone.read(memoryview(frame), CORRELATION_ID)
+            found = requests.read(memoryview(frame), CORRELATION_ID)
             if found is None:
                 continue
             try:

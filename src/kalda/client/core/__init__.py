@@ -28,7 +28,7 @@ Of the producer, from `send` to the acknowledgement:
 - `idempotence`: sequence numbers, and their repair
 - `transactions`: sequence numbers under the epochs of transactions, and the requests of those
 - `sender`: requests to leaders, and the outcome of each batch
-- `lone_batches`: requests of one batch, in fewer steps
+- `one_batch_requests`: requests of one batch, in fewer steps
 - `producer_metrics`: a producer's metrics, by Kafka's names
 - `producer_errors`: errors that no broker has sent
 - `producing`: a whole producer, put together

@@ -45,7 +45,7 @@ class Acknowledged(NamedTuple):
     throttle_time_ms: int
 
 
-class LonePartition:
+class PartitionRequests:
     """The requests and responses of one partition, in one version."""
 
     __slots__ = ("_expected", "_request_start", "_response", "topic_id", "version")
@@ -82,16 +82,16 @@ class LonePartition:
         return _new_tuple(Acknowledged, (base_offset, append_ms, throttle_ms))
 
 
-class LoneBatches:
+class OneBatchRequests:
     """The partitions to which requests of one batch were sent."""
 
     def __init__(self, transactional_id: str | None, acks: int, timeout_ms: int) -> None:
         self._transactional_id = transactional_id
         self._acks = acks
         self._timeout_ms = timeout_ms
-        self._partitions: dict[TopicPartition, LonePartition] = {}
+        self._partitions: dict[TopicPartition, PartitionRequests] = {}
 
-    def of(self, partition: TopicPartition, topic_id: Uuid, version: int) -> LonePartition:
+    def of(self, partition: TopicPartition, topic_id: Uuid, version: int) -> PartitionRequests:
         """Of this partition."""
         known = self._partitions.get(partition)
         if known is not None and known.topic_id == topic_id and known.version == version:
@@ -104,5 +104,5 @@ class LoneBatches:
         example = ProduceRequest(
             transactional_id=self._transactional_id, acks=self._acks, timeout_ms=self._timeout_ms, topic_data=[data]
         )
-        made = self._partitions[partition] = LonePartition(example, version)
+        made = self._partitions[partition] = PartitionRequests(example, version)
         return made

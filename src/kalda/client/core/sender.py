@@ -33,8 +33,8 @@ from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Connections
 from kalda.client.core.errors import ADVICE
 from kalda.client.core.idempotence import Idempotence
-from kalda.client.core.lone_batches import FIRST_VERSION, Acknowledged, LoneBatches
 from kalda.client.core.metadata import ClusterMetadata
+from kalda.client.core.one_batch_requests import FIRST_VERSION, Acknowledged, OneBatchRequests
 from kalda.client.core.producer_batch import FinalState, ProducerBatch
 from kalda.client.core.producer_errors import DeliveryAborted, DeliveryTimeout, RecordTooLarge
 from kalda.client.core.producer_metrics import ProducerMetrics
@@ -89,7 +89,7 @@ class Sender:
         self.on_failure: Callable[[ProducerBatch, ApiError], None] = _nothing
         """Called with each batch that has failed: a transaction can only be aborted then."""
         self._next_check_ms: int | None = None
-        self._lone_batches = LoneBatches(config.transactional_id, config.acks, config.request_timeout_ms)
+        self._one_batch_requests = OneBatchRequests(config.transactional_id, config.acks, config.request_timeout_ms)
 
     # -- each turn
 
@@ -149,7 +149,7 @@ class Sender:
         for batch in batches:
             self._on_sending(batch)
         self._metrics.on_request(batches, now_ms)
-        if len(batches) == 1 and self._send_lone(node_id, batches, now_ms):
+        if len(batches) == 1 and self._send_one_batch(node_id, batches, now_ms):
             return
         config = self._config
         by_topic: dict[str, TopicProduceData] = {}
@@ -201,7 +201,7 @@ class Sender:
         if self._config.keeps_order_by_muting:
             self._accumulator.mute(batch.topic_partition, False)
 
-    def _send_lone(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
+    def _send_one_batch(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> bool:
         """Send the only batch of a request in fewer steps. False: `_send` has to do it, as for the first request on a
         connection, which chooses the version."""
         batch = batches[0]
@@ -212,7 +212,7 @@ class Sender:
         version = self._connections.chosen_version(node_id, ApiKey.PRODUCE, max_version)
         if version is None or version < FIRST_VERSION:
             return False
-        requests = self._lone_batches.of(batch.topic_partition, topic.topic_id, version)
+        requests = self._one_batch_requests.of(batch.topic_partition, topic.topic_id, version)
         assert batch.sealed is not None, "drained batches are sealed"
 
         def on_done(response: Acknowledged | ProduceResponse | None, error: ApiError | None) -> None:
