@@ -25,6 +25,7 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `sim.py` over `workers.py`: seeds of the simulator, in several processes
 - `completion.py`: completion in shells
 - `session.py`, `profiles.py`: the options for the cluster's address, the clients' configuration and the timeout
+- `command_admin.py`: the admin client that commands get, and what they ask of it beside the calls of `Admin`
 - `failures.py`: one line on stderr and an exit code
 - `output.py`, `formats.py`, `times.py`: tables, JSON and progress; records; times and durations
 """

@@ -48,12 +48,15 @@ def blocking(plan_of: Callable[Concatenate[Operations, P], Plan[T]]) -> Callable
 class Admin(AdminCalls):
     """Administration of a cluster; a context manager that closes it."""
 
+    _first_contact_ms: int | None = None
+    """For how long calls wait for the first connection of all; None: as long as for anything else."""
+
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
         self._operations = Operations(settings)
-        self._driven = AdminDriven(settings, random.random, monotonic_ms())
+        self._driven = AdminDriven(settings, random.random, monotonic_ms(), self._first_contact_ms)
         self._driven.push_metrics(lambda: int(time.time() * 1000))
         self._io = IoThread(
             f"kafka-admin-client-thread | {self._driven.client_id}",
@@ -62,9 +65,9 @@ class Admin(AdminCalls):
             settings.send_buffer_bytes,
             settings.receive_buffer_bytes,
         )
+        self._starting = threading.Lock()
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._driven, self._io)
-        self._io.start()
 
     def __enter__(self) -> Admin:
         return self
@@ -77,7 +80,7 @@ class Admin(AdminCalls):
     def close(self) -> None:
         """Close the connections; calls that run fail. May be called more than once."""
         self._finalizer()
-        if self._pid == os.getpid():
+        if self._pid == os.getpid() and self._io.ident is not None:
             self._io.join()
 
     def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
@@ -87,10 +90,17 @@ class Admin(AdminCalls):
         from kalda.client.instance_ids import wait_for_id
 
         limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return wait_for_id(self._driven.own_metrics, self._io.wake, limit_s)
+        return wait_for_id(self._driven.own_metrics, self._started().wake, limit_s)
 
     def _now_ms(self) -> int:
         return monotonic_ms()
+
+    def _started(self) -> IoThread:
+        """The thread. It is started by the first call: a client without calls connects to nothing."""
+        with self._starting:
+            if self._io.ident is None and not self._driven.is_ending:
+                self._io.start()
+        return self._io
 
     def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         if self._pid != os.getpid():
@@ -99,7 +109,7 @@ class Admin(AdminCalls):
         done = threading.Event()
         operation.on_done = lambda _operation: done.set()
         self._driven.submit(plan, operation)
-        self._io.wake()
+        self._started().wake()
         done.wait()
         if operation.error is not None:
             raise operation.error
@@ -155,4 +165,7 @@ class Admin(AdminCalls):
 
 def _end(driven: AdminDriven, io: IoThread) -> None:
     driven.is_ending = True
-    io.wake()
+    if io.ident is None:
+        io.end_unstarted()
+    else:
+        io.wake()

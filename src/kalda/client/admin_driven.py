@@ -29,7 +29,7 @@ _MAX_IN_FLIGHT = 100
 class AdminDriven:
     """A core, with the operations of threads or tasks that are to be started."""
 
-    def __init__(self, config: AdminConfig, random: Random, now_ms: int) -> None:
+    def __init__(self, config: AdminConfig, random: Random, now_ms: int, first_contact_ms: int | None = None) -> None:
         self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
         self.metrics = ClientMetrics(
             "admin-client", self.client_id, metric_config(config.values), version=__version__, lock=threading.Lock()
@@ -58,6 +58,7 @@ class AdminDriven:
             ),
             retry,
             now_ms,
+            first_contact_ms,
         )
         self._config = config
         self._random = random

@@ -112,6 +112,10 @@ class IoThread(threading.Thread):
         while not self._driven.is_over():
             self._turn()
 
+    def end_unstarted(self) -> None:
+        """The end of a thread that was never started."""
+        self._end(None)
+
     def _end(self, failure: ApiError | None) -> None:
         try:
             self._driven.on_end(failure)

@@ -1,4 +1,4 @@
-"""A broker with scripted responses, and a client of its cluster."""
+"""A broker with scripted responses, and the client that commands have of its cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from scripted_broker import ScriptedBroker
 
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 
 
 @pytest.fixture
@@ -18,6 +18,6 @@ def broker() -> Iterator[ScriptedBroker]:
 
 
 @pytest.fixture
-def cluster(broker: ScriptedBroker) -> Iterator[ClusterClient]:
-    with ClusterClient(broker.address, timeout_ms=5_000) as client:
+def admin(broker: ScriptedBroker) -> Iterator[CommandAdmin]:
+    with CommandAdmin(broker.address, timeout_ms=5_000) as client:
         yield client

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kalda import __version__
-from kalda.base.configs.resources import ConfigResourceType
-from kalda.base.errors import ApiError
+from kalda.base.configs.resources import ConfigResourceType, ConfigSource
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.client.admin.acls import Acl, AclFilter
 from kalda.client.admin.configs import Alteration, ConfigEntry, Resource, entry_of
@@ -15,8 +15,8 @@ from kalda.client.admin.features import Feature, Features
 from kalda.client.admin.nodes import ClusterDescription, LogDir, Node
 from kalda.client.admin.quorum import Quorum, VoterListener, quorum_of
 from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
-from kalda.client.core.errors import refused
-from kalda.protocol.calls import api_versions_request
+from kalda.client.core.errors import UnknownTopic, refused
+from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
@@ -26,6 +26,7 @@ from kalda.protocol.messages.admin import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
     ComponentData,
+    DescribableLogDirTopic,
     DescribeClientQuotasRequest,
     DescribeLogDirsRequest,
     FeatureUpdateKey,
@@ -82,6 +83,11 @@ class ScramUpsertion(NamedTuple):
     iterations: int
     salt: bytes
     salted_password: bytes
+
+
+_SHOWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
+_TOPICS_A_REQUEST = 100
+"""A response lists every config of each topic: some 4 KB."""
 
 
 def _error_of(what: str) -> Any:
@@ -160,11 +166,36 @@ def alter_configs(
     return per_item(alterations, _resource_target, build, read)
 
 
-def list_config_resources(types: Collection[ConfigResourceType]) -> Plan[list[Resource]]:
+def topic_overrides(topics: Sequence[str]) -> Plan[dict[str, dict[str, str | None]]]:
+    """DescribeConfigs in few requests: the configs that are set on each topic, or dynamically on the brokers. A topic
+    whose configs this user has no right to see has none. Raises `ApiError`."""
+    overrides: dict[str, dict[str, str | None]] = {}
+
+    def check(answer: Any) -> ApiError | None:
+        for result in answer.results:
+            if result.error_code and result.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                error = refused(result.error_code, f"topic {result.resource_name}", result.error_message)
+                is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return UnknownTopic(error.message) if is_unknown else error
+        return None
+
+    for start in range(0, len(topics), _TOPICS_A_REQUEST):
+        resources = [
+            DescribeConfigsResource(resource_type=ConfigResourceType.TOPIC, resource_name=name, configuration_keys=None)
+            for name in topics[start : start + _TOPICS_A_REQUEST]
+        ]
+        answer = yield from single(Ask(ANY, DescribeConfigsRequest(resources=resources)), check)
+        for result in answer.results:
+            entries = sorted(map(entry_of, result.configs))
+            overrides[result.resource_name] = {each.name: each.value for each in entries if each.source in _SHOWN}
+    return overrides
+
+
+def list_config_resources(
+    types: Collection[ConfigResourceType], what: str = "the config resources"
+) -> Plan[list[Resource]]:
     """ListConfigResources."""
-    answer = yield from single(
-        Ask(ANY, ListConfigResourcesRequest(resource_types=list(types))), _error_of("the config resources")
-    )
+    answer = yield from single(Ask(ANY, ListConfigResourcesRequest(resource_types=list(types))), _error_of(what))
     return sorted(Resource(ConfigResourceType(r.resource_type), r.resource_name) for r in answer.config_resources)
 
 
@@ -188,8 +219,14 @@ def unregister_broker(broker_id: int) -> Plan[None]:
     yield from single(Ask(ANY, UnregisterBrokerRequest(broker_id=broker_id)), _error_of(f"broker {broker_id}"))
 
 
-def describe_log_dirs(broker_ids: Collection[int]) -> Plan[Outcomes[int, list[LogDir]]]:
-    """DescribeLogDirs."""
+def describe_log_dirs(
+    broker_ids: Collection[int], partitions: Collection[TopicPartition] | None = None
+) -> Plan[Outcomes[int, list[LogDir]]]:
+    """DescribeLogDirs: each directory with those of `partitions`, or with None all, that are in it."""
+    topics: dict[str, DescribableLogDirTopic] = {}
+    for name, index in partitions or ():
+        topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(index)
+    request = DescribeLogDirsRequest(topics=None if partitions is None else list(topics.values()))
 
     def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[LogDir] | ApiError]]:
         (broker_id,) = group
@@ -219,7 +256,7 @@ def describe_log_dirs(broker_ids: Collection[int]) -> Plan[Outcomes[int, list[Lo
     return per_item(
         broker_ids,
         lambda broker_id: Target(Kind.BROKER, broker_id),
-        lambda _: DescribeLogDirsRequest(topics=None),
+        lambda _: request,
         read,
     )
 
@@ -301,6 +338,11 @@ def describe_features() -> Plan[Features]:
     )
 
 
+def supported_apis(broker_id: int) -> Plan[PeerVersions]:
+    """ApiVersions of one broker. Raises `ApiError`."""
+    return peer_versions((yield from single(Ask(Target(Kind.BROKER, broker_id), api_versions_request(__version__)))))
+
+
 def update_features(
     levels: Mapping[str, int], upgrade_type: UpgradeType, *, timeout_ms: int, validate_only: bool
 ) -> Plan[None]:
@@ -342,7 +384,7 @@ def describe_client_quotas(
     for each in data:
         each.match = each.match if each.match_type == 0 else None
     request = DescribeClientQuotasRequest(components=data, strict=strict)
-    answer = yield from single(Ask(ANY, request), _error_of("the quotas"))
+    answer = yield from single(Ask(ANY, request), _error_of("quotas"))
     return {
         tuple(sorted((part.entity_type, part.entity_name) for part in entry.entity)): {
             value.key: value.value for value in entry.values
@@ -377,8 +419,7 @@ def alter_client_quotas(
             parts = tuple(sorted(((part.entity_type, part.entity_name) for part in each.entity), key=str))
             entity = by_parts.get(parts)
             if entity is not None:
-                what = f"the quota of {entity}"
-                yield entity, refused(each.error_code, what, each.error_message) if each.error_code else None
+                yield entity, refused(each.error_code, "quota", each.error_message) if each.error_code else None
 
     return per_item(quotas, lambda _: ANY, build, read)
 
@@ -394,7 +435,7 @@ def describe_acls(acl_filter: AclFilter) -> Plan[list[Acl]]:
         operation=acl_filter.operation,
         permission_type=acl_filter.permission,
     )
-    answer = yield from single(Ask(ANY, request), _error_of("the ACLs"))
+    answer = yield from single(Ask(ANY, request), _error_of("ACLs"))
     return sorted(
         Acl(
             resource.resource_type,
@@ -431,7 +472,8 @@ def create_acls(acls: Collection[Acl]) -> Plan[Outcomes[Acl, None]]:
 
     def read(answer: Any, group: list[Acl]) -> Iterator[tuple[Acl, ApiError | None]]:
         for acl, each in zip(group, answer.results, strict=False):
-            yield acl, refused(each.error_code, f"{acl}", each.error_message) if each.error_code else None
+            what = f"ACL of {acl.principal} on {acl.resource_name}"
+            yield acl, refused(each.error_code, what, each.error_message) if each.error_code else None
 
     return per_item(acls, lambda _: ANY, build, read)
 
@@ -458,7 +500,7 @@ def delete_acls(filters: Collection[AclFilter]) -> Plan[Outcomes[AclFilter, list
     def read(answer: Any, group: list[AclFilter]) -> Iterator[tuple[AclFilter, list[Acl] | ApiError]]:
         for each, result in zip(group, answer.filter_results, strict=False):
             if result.error_code:
-                yield each, refused(result.error_code, f"{each}", result.error_message)
+                yield each, refused(result.error_code, "ACLs", result.error_message)
                 continue
             yield (
                 each,
@@ -483,9 +525,7 @@ def delete_acls(filters: Collection[AclFilter]) -> Plan[Outcomes[AclFilter, list
 def describe_scram_credentials(users: Collection[str] | None) -> Plan[Outcomes[str, list[ScramCredential]]]:
     """DescribeUserScramCredentials; None: of all users."""
     names = None if users is None else [UserName(name=user) for user in users]
-    answer = yield from single(
-        Ask(ANY, DescribeUserScramCredentialsRequest(users=names)), _error_of("the SCRAM credentials")
-    )
+    answer = yield from single(Ask(ANY, DescribeUserScramCredentialsRequest(users=names)), _error_of("users"))
     outcomes: Outcomes[str, list[ScramCredential]] = Outcomes()
     for each in answer.results:
         if each.error_code:

@@ -8,9 +8,9 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.groups import Group, ListedGroup, Member
-from kalda.client.admin.topic_plans import by_topic, leader_of, producers_request
+from kalda.client.admin.topic_plans import by_topic, leader_of
 from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
-from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
+from kalda.client.core.administration import ANY, PAUSE, Ask, Kind, Outcomes, Plan, Target, per_item, single
 from kalda.client.core.cluster_values import read_metadata
 from kalda.client.core.commits import (
     MAX_OFFSET_COMMIT,
@@ -34,6 +34,8 @@ from kalda.protocol.messages.groups import (
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.offsets import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
 from kalda.protocol.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
     DescribeTransactionsRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
@@ -95,7 +97,15 @@ def describe_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, Group]]:
         modern.update(
             (yield from per_item(classic, _group, lambda ids: DescribeGroupsRequest(groups=ids), _read_classic))
         )
+    for group_id, group in modern.succeeded.items():
+        modern[group_id] = group._replace(coordinator=(yield from _coordinator(_group(group_id))))
     return modern
+
+
+def _coordinator(target: Target) -> Plan[int]:
+    """The node id of the coordinator, which has just answered; -1 where it is unknown by now."""
+    (node_id,) = yield [Ask(target, None)]
+    return -1 if isinstance(node_id, ApiError) else node_id
 
 
 def _read_modern(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
@@ -156,13 +166,17 @@ def delete_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, None]]:
 def list_group_offsets(
     group_id: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
 ) -> Plan[Outcomes[TopicPartition, OffsetAndEpoch]]:
-    """OffsetFetch of one group; partitions without an offset are left out."""
+    """OffsetFetch of one group; partitions without an offset are left out. With `require_stable` it waits while a
+    transaction that has written offsets is open (KIP-447)."""
     request = committed_request(group_id, partitions, require_stable=require_stable)
-    answer = yield from single(
-        Ask(_group(group_id), request, MAX_OFFSET_FETCH),
-        lambda found: refused(found.error_code, f"group {group_id!r}") if found.error_code else None,
-    )
-    found, failed = read_committed(answer)
+    while True:
+        answer = yield from single(
+            Ask(_group(group_id), request, MAX_OFFSET_FETCH),
+            lambda found: refused(found.error_code, f"group {group_id!r}") if found.error_code else None,
+        )
+        found, failed = read_committed(answer)
+        if not any(ErrorCode(code).retriable for code in failed.values()) or (yield PAUSE):
+            break
     outcomes: Outcomes[TopicPartition, OffsetAndEpoch] = Outcomes(found)
     for partition, code in failed.items():
         outcomes[partition] = refused(code, f"group {group_id!r}, partition {partition}")
@@ -228,15 +242,26 @@ def remove_members(group_id: str, instance_ids: Collection[str], reason: str) ->
     return per_item(instance_ids, lambda _: _group(group_id), build, read)
 
 
-def list_transactions(*, states: Collection[str], producer_ids: Collection[int]) -> Plan[dict[str, ListedTransaction]]:
-    """ListTransactions of every broker."""
+def list_transactions(
+    *, states: Collection[str], producer_ids: Collection[int], duration_ms: int, pattern: str | None
+) -> Plan[dict[str, ListedTransaction]]:
+    """ListTransactions of every broker; with `duration_ms` >= 0 those that have run longer."""
     nodes = yield from _all_brokers()
 
     def build(_nodes: list[int]) -> ListTransactionsRequest:
-        return ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
+        return ListTransactionsRequest(
+            state_filters=list(states),
+            producer_id_filters=list(producer_ids),
+            duration_filter=duration_ms,
+            transactional_id_pattern=pattern,
+        )
 
     def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[ListedTransaction] | ApiError]]:
         (node_id,) = group
+        if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
+            what = f"pattern {pattern!r}"
+            yield node_id, refused(answer.error_code, what, "it is not a regular expression of RE2")
+            return
         if answer.error_code:
             yield node_id, refused(answer.error_code, f"broker {node_id}")
             return
@@ -277,18 +302,24 @@ def describe_transactions(transactional_ids: Collection[str]) -> Plan[Outcomes[s
                 ),
             )
 
-    return per_item(
-        transactional_ids,
-        lambda transactional_id: Target(Kind.TRANSACTION, transactional_id),
-        lambda ids: DescribeTransactionsRequest(transactional_ids=ids),
-        read,
+    found = yield from per_item(
+        transactional_ids, _transaction, lambda ids: DescribeTransactionsRequest(transactional_ids=ids), read
     )
+    for transactional_id, each in found.succeeded.items():
+        coordinator = yield from _coordinator(_transaction(transactional_id))
+        found[transactional_id] = each._replace(coordinator=coordinator)
+    return found
+
+
+def _transaction(transactional_id: str) -> Target:
+    return Target(Kind.TRANSACTION, transactional_id)
 
 
 def describe_producers(
-    partitions: Collection[TopicPartition],
+    partitions: Collection[TopicPartition], *, broker_id: int | None = None
 ) -> Plan[Outcomes[TopicPartition, tuple[ActiveProducer, ...]]]:
-    """DescribeProducers at the partitions' leaders."""
+    """DescribeProducers at the partitions' leaders, or at a broker that has to have a replica."""
+    where = "" if broker_id is None else f" on broker {broker_id}"
 
     def read(
         answer: Any, _partitions: list[TopicPartition]
@@ -297,7 +328,7 @@ def describe_producers(
             for each in topic.partitions:
                 partition = TopicPartition(topic.name, each.partition_index)
                 if each.error_code:
-                    yield partition, refused(each.error_code, f"partition {partition}", each.error_message)
+                    yield partition, refused(each.error_code, f"partition {partition}{where}", each.error_message)
                     continue
                 yield (
                     partition,
@@ -314,7 +345,20 @@ def describe_producers(
                     ),
                 )
 
-    return per_item(partitions, leader_of, producers_request, read)
+    def target_of(partition: TopicPartition) -> Target:
+        return leader_of(partition) if broker_id is None else Target(Kind.BROKER, broker_id)
+
+    return per_item(partitions, target_of, _producers_request, read)
+
+
+def _producers_request(partitions: Collection[TopicPartition]) -> DescribeProducersRequest:
+    """DescribeProducers of these partitions."""
+    return DescribeProducersRequest(
+        topics=[
+            DescribeProducersRequestTopicRequest(name=name, partition_indexes=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ]
+    )
 
 
 def abort_transaction(
@@ -360,7 +404,7 @@ def fence_producers(transactional_ids: Collection[str]) -> Plan[Outcomes[str, Fe
 
     return per_item(
         transactional_ids,
-        lambda transactional_id: Target(Kind.TRANSACTION, transactional_id),
+        _transaction,
         build,
         read,
         max_version=_MAX_INIT,

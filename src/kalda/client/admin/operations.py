@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from kalda.client.core.cluster_values import Topic
     from kalda.client.core.subscription import OffsetAndEpoch
 
-Partition = TopicPartition | tuple[str, int]
+Partition = TypeVar("Partition", bound=tuple[str, int])
+"""A `TopicPartition`, or a pair."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -167,12 +168,20 @@ class Operations:
 
     @operation("reassigning partitions")
     def alter_reassignments(
-        self, targets: Mapping[Partition, Sequence[int] | None], *, timeout: float | None = None
+        self,
+        targets: Mapping[Partition, Sequence[int] | None],
+        *,
+        allow_replication_factor_change: bool = True,
+        timeout: float | None = None,
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Move partitions to these replicas; None cancels a reassignment."""
         from kalda.client.admin import topic_plans
 
-        return topic_plans.alter_reassignments(partitions_by(targets), timeout_ms=self.request_ms(timeout))
+        return topic_plans.alter_reassignments(
+            partitions_by(targets),
+            timeout_ms=self.request_ms(timeout),
+            allow_replication_factor_change=allow_replication_factor_change,
+        )
 
     @operation("listing reassignments")
     def list_reassignments(
@@ -230,12 +239,16 @@ class Operations:
 
     @operation("describing log directories")
     def describe_log_dirs(
-        self, broker_ids: Collection[int], *, timeout: float | None = None
+        self,
+        broker_ids: Collection[int],
+        *,
+        partitions: Iterable[Partition] | None = None,
+        timeout: float | None = None,
     ) -> Plan[Outcomes[int, list[LogDir]]]:
-        """The log directories of brokers, with the sizes of their partitions."""
+        """The log directories of brokers, with the sizes of these partitions that are in them; None: of all."""
         from kalda.client.admin import cluster_plans
 
-        return cluster_plans.describe_log_dirs(broker_ids)
+        return cluster_plans.describe_log_dirs(broker_ids, partitions_of(partitions))
 
     @operation("moving replicas")
     def alter_replica_log_dirs(
@@ -365,30 +378,39 @@ class Operations:
 
     @operation("listing transactions")
     def list_transactions(
-        self, *, states: Collection[str] = (), producer_ids: Collection[int] = (), timeout: float | None = None
+        self,
+        *,
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        duration_ms: int = -1,
+        pattern: str | None = None,
+        timeout: float | None = None,
     ) -> Plan[dict[str, ListedTransaction]]:
-        """The transactional ids of all coordinators, sorted."""
+        """The transactional ids of all coordinators, sorted; with `duration_ms` >= 0 those that have run longer, with
+        `pattern` those that the regular expression (of RE2) matches."""
         from kalda.client.admin import group_plans
 
-        return group_plans.list_transactions(states=states, producer_ids=producer_ids)
+        return group_plans.list_transactions(
+            states=states, producer_ids=producer_ids, duration_ms=duration_ms, pattern=pattern
+        )
 
     @operation("describing transactions")
     def describe_transactions(
         self, transactional_ids: Collection[str], *, timeout: float | None = None
     ) -> Plan[Outcomes[str, Transaction]]:
-        """The state of transactional ids; `coordinator` is -1."""
+        """The state of transactional ids."""
         from kalda.client.admin import group_plans
 
         return group_plans.describe_transactions(transactional_ids)
 
     @operation("describing producers")
     def describe_producers(
-        self, partitions: Iterable[Partition], *, timeout: float | None = None
+        self, partitions: Iterable[Partition], *, broker_id: int | None = None, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, tuple[ActiveProducer, ...]]]:
-        """The active producers of partitions, at their leaders."""
+        """The active producers of partitions, at their leaders, or at a broker that has to have their replicas."""
         from kalda.client.admin import group_plans
 
-        return group_plans.describe_producers(partitions_of(partitions) or [])
+        return group_plans.describe_producers(partitions_of(partitions) or [], broker_id=broker_id)
 
     @operation("aborting a transaction")
     def abort_transaction(
@@ -519,7 +541,7 @@ class Operations:
         return token_plans.expire_token(hmac, period_ms)
 
 
-def partitions_of(partitions: Iterable[Partition] | None) -> list[TopicPartition] | None:
+def partitions_of(partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition] | None:
     """The partitions, with pairs as partitions."""
     return None if partitions is None else [TopicPartition(*partition) for partition in partitions]
 

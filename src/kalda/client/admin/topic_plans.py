@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import FoundOffset
 from kalda.client.admin.reassignments import Reassignment
-from kalda.client.admin.topics import CreatedTopic, NewTopic, creatable
-from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, per_item, single
-from kalda.client.core.cluster_values import Topic, read_metadata
-from kalda.client.core.errors import refused
+from kalda.client.admin.topics import CreatedTopic, EligibleReplicas, NewTopic, creatable
+from kalda.client.core.administration import ANY, PAUSE, Ask, Kind, Outcomes, Plan, Target, per_item, single
+from kalda.client.core.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
+from kalda.client.core.errors import UnknownTopic, refused
 from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
@@ -21,8 +21,15 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    OffsetSpec,
 )
-from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from kalda.protocol.messages.metadata import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsRequestCursor,
+    DescribeTopicPartitionsRequestTopicRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsAssignment,
@@ -37,11 +44,12 @@ from kalda.protocol.messages.topics import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from kalda.protocol.messages.transactions import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 
 _MAX_DELETE_BY_NAME = 5
 """The last version of DeleteTopics with a plain list of names."""
 _CONSUMER = -1
+_NO_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
+"""What passes elsewhere, but is final where a topic is deleted or grown: these do not wait for a topic to appear."""
 
 
 def any_broker(_item: object) -> Target:
@@ -93,7 +101,7 @@ def delete_topics(names: Collection[str], *, timeout_ms: int) -> Plan[Outcomes[s
             error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
             yield each.name, error
 
-    return per_item(names, any_broker, build, read, max_version=_MAX_DELETE_BY_NAME)
+    return per_item(names, any_broker, build, read, max_version=_MAX_DELETE_BY_NAME, final=_NO_TOPIC)
 
 
 def create_partitions(
@@ -118,7 +126,7 @@ def create_partitions(
             error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
             yield each.name, error
 
-    return per_item(counts, any_broker, build, read)
+    return per_item(counts, any_broker, build, read, final=_NO_TOPIC)
 
 
 def list_topics(*, internal: bool) -> Plan[dict[str, Topic]]:
@@ -128,19 +136,87 @@ def list_topics(*, internal: bool) -> Plan[dict[str, Topic]]:
     return {name: topic for name, topic in sorted(topics.items()) if internal or not topic.is_internal}
 
 
-def describe_topics(names: Collection[str]) -> Plan[Outcomes[str, Topic]]:
-    """Metadata of these topics."""
+def _metadata_request(names: Iterable[str]) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=False)
 
-    def build(left: list[str]) -> MetadataRequest:
-        return MetadataRequest(
-            topics=[MetadataRequestTopic(name=name) for name in left], allow_auto_topic_creation=False
-        )
+
+def describe_topics(names: Collection[str], *, final: Collection[ErrorCode] = ()) -> Plan[Outcomes[str, Topic]]:
+    """Metadata of these topics."""
 
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, Topic | ApiError]]:
         for name, topic in read_metadata(answer).topics.items():
             yield name, refused(topic.error_code, f"topic {name}") if topic.error_code else topic
 
-    return per_item(names, any_broker, build, read)
+    return per_item(names, any_broker, _metadata_request, read, final=final)
+
+
+def existing_topics(names: Collection[str]) -> Plan[Metadata]:
+    """Metadata of topics that all exist: one that is unknown may be new, and is requested again for a moment. Raises
+    `ApiError`."""
+
+    def check(answer: Any) -> ApiError | None:
+        topics = read_metadata(answer).topics
+        return next(filter(None, (_missing(name, topics.get(name, UNKNOWN_TOPIC)) for name in names)), None)
+
+    return read_metadata((yield from single(Ask(ANY, _metadata_request(names)), check)))
+
+
+def _missing(name: str, topic: Topic) -> ApiError | None:
+    if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
+    return refused(topic.error_code, f"topic {name}") if topic.error_code else None
+
+
+def wait_for_leaders(partitions: Collection[TopicPartition]) -> Plan[None]:
+    """Wait until each partition has a leader. Raises `ApiError`."""
+    names = list(dict.fromkeys(each.topic for each in partitions))
+    while True:
+        found = yield from existing_topics(names)
+        failure: ApiError | None = None
+        for each in partitions:
+            known = found.topics[each.topic].partitions
+            partition = next((p for p in known if p.partition == each.partition), None)
+            if partition is None:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"topic {each.topic} has no partition {each.partition}; it has {len(known)}, numbered from 0",
+                )
+            if partition.leader < 0 or partition.leader not in found.brokers:
+                failure = refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {each}")
+        if failure is None:
+            return
+        if not failure.code.retriable or (yield PAUSE):
+            raise failure
+
+
+def eligible_replicas(names: Collection[str]) -> Plan[dict[TopicPartition, EligibleReplicas]]:
+    """DescribeTopicPartitions, page by page: the eligible replicas of all partitions of the topics; empty where the
+    brokers do not support KIP-966. Raises `ApiError`."""
+    found: dict[TopicPartition, EligibleReplicas] = {}
+    request = DescribeTopicPartitionsRequest(
+        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in sorted(names)]
+    )
+    while True:
+        try:
+            answer = yield from single(Ask(ANY, request))
+        except ApiError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                return {}
+            raise
+        before = len(found)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                elr, last = partition.eligible_leader_replicas, partition.last_known_elr
+                if topic.name is not None and elr is not None:
+                    found[TopicPartition(topic.name, partition.partition_index)] = EligibleReplicas(
+                        tuple(elr), tuple(last or ())
+                    )
+        cursor = answer.next_cursor
+        if cursor is None or len(found) == before:
+            return found
+        request.cursor = DescribeTopicPartitionsRequestCursor(
+            topic_name=cursor.topic_name, partition_index=cursor.partition_index
+        )
 
 
 def list_offsets(
@@ -184,6 +260,23 @@ def list_offsets(
     return found
 
 
+def offsets_at(
+    partitions: Collection[TopicPartition], mark: int, *, read_committed: bool, timeout_ms: int
+) -> Plan[dict[TopicPartition, int]]:
+    """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
+    record that a consumer may see is older. Raises `ApiError`."""
+
+    def listed(which: Iterable[TopicPartition], at: int) -> Plan[dict[TopicPartition, int]]:
+        found = yield from list_offsets(dict.fromkeys(which, at), read_committed=read_committed, timeout_ms=timeout_ms)
+        return {partition: each.offset for partition, each in found.check().succeeded.items()}
+
+    offsets = yield from listed(partitions, mark)
+    missing = [partition for partition, offset in offsets.items() if offset < 0]
+    if missing:
+        offsets |= yield from listed(missing, int(OffsetSpec.LATEST))
+    return offsets
+
+
 def delete_records(before: Mapping[TopicPartition, int], *, timeout_ms: int) -> Plan[Outcomes[TopicPartition, int]]:
     """DeleteRecords: the new log start offsets."""
 
@@ -221,7 +314,8 @@ def elect_leaders(
         ]
     request = ElectLeadersRequest(election_type=election, topic_partitions=topics, timeout_ms=timeout_ms)
     answer = yield from single(
-        Ask(ANY, request), lambda found: refused(found.error_code, "the election") if found.error_code else None
+        Ask(ANY, request),
+        lambda found: refused(found.error_code, f"{election.name.lower()} elections") if found.error_code else None,
     )
     outcomes: Outcomes[TopicPartition, None] = Outcomes()
     for topic in answer.replica_election_results:
@@ -234,7 +328,10 @@ def elect_leaders(
 
 
 def alter_reassignments(
-    targets: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: int
+    targets: Mapping[TopicPartition, Sequence[int] | None],
+    *,
+    timeout_ms: int,
+    allow_replication_factor_change: bool = True,
 ) -> Plan[Outcomes[TopicPartition, None]]:
     """AlterPartitionReassignments; None cancels a partition's reassignment."""
 
@@ -245,7 +342,10 @@ def alter_reassignments(
             replicas = targets[partition]
             chosen = None if replicas is None else list(replicas)
             topic.partitions.append(ReassignablePartition(partition_index=partition.partition, replicas=chosen))
-        return AlterPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=list(topics.values()))
+        request = AlterPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=list(topics.values()))
+        if not allow_replication_factor_change:
+            request.allow_replication_factor_change = False
+        return request
 
     def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
         if answer.error_code:
@@ -281,13 +381,3 @@ def list_reassignments(
         for topic in answer.topics
         for each in topic.partitions
     }
-
-
-def producers_request(partitions: Iterable[TopicPartition]) -> DescribeProducersRequest:
-    """DescribeProducers of these partitions."""
-    return DescribeProducersRequest(
-        topics=[
-            DescribeProducersRequestTopicRequest(name=name, partition_indexes=indexes)
-            for name, indexes in by_topic(partitions).items()
-        ]
-    )

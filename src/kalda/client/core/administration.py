@@ -6,12 +6,15 @@
 A plan yields a list of `Ask`s and gets, in the same order, the response or the error of each. `AdminCore` finds the
 node of each target: any broker, one broker, the leader of a partition, the coordinator of a group or of a transactional
 id. A plan that yields `PAUSE` goes on after a backoff, until the operation's deadline; then it gets `True`, and gives
-up.
+up. One that yields `ELAPSED_MS` gets the time since it was started.
+
+With `first_contact_ms`, an operation of a client that never had a connection fails with `Unreachable` after that time:
+a node may be starting, but a wrong address has to fail soon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +24,7 @@ from kalda.client.core.backoff import Backoff
 from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer_errors import Operation
-from kalda.client.core.errors import refused
+from kalda.client.core.errors import UnknownTopic, Unreachable, refused
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
@@ -33,8 +36,8 @@ _MAX_FIND_COORDINATOR = 3
 """The last version with a single key in its request and response."""
 
 
-_UNKNOWN_TOPIC_ROUNDS = 4
-"""How often an unknown topic is requested: it may be new, but the name may also be wrong."""
+NEW_TOPIC_MS = 1_500
+"""For how long an unknown topic is requested again: it may be new, but the name may also be wrong."""
 
 
 class Kind(Enum):
@@ -60,18 +63,27 @@ ANY = Target(Kind.ANY)
 PAUSE = None
 
 
+class _Question(Enum):
+    """What a plan may ask the core itself."""
+
+    ELAPSED_MS = "elapsed"
+
+
+ELAPSED_MS = _Question.ELAPSED_MS
+
+
 class Ask(NamedTuple):
     """A request, and who answers it."""
 
     target: Target
     request: Request | None
-    """None: the reply is the node id of the partition's leader."""
+    """None: the reply is the node id of the partition's leader, or of the coordinator."""
     max_version: int | None = None
 
 
 Reply = Any
 """A response, or an `ApiError`."""
-Plan = Generator[list[Ask] | None, Any, V]
+Plan = Generator[list[Ask] | _Question | None, Any, V]
 
 
 class Outcomes(dict[K, V | ApiError]):
@@ -109,18 +121,18 @@ def per_item(
     *,
     max_version: int | None = None,
     retries: bool = True,
+    final: Collection[ErrorCode] = (),
 ) -> Plan[Outcomes[K, V]]:
     """One result for each item. `build` makes the request for items with the same target, `read` yields (item, value or
     error) from its response. Partitions with the same leader have the same target. Items with errors that pass are
-    requested again, unless `retries` is False. Raises `TypeError` for one name in place of several: its letters would
-    be the items."""
+    requested again, unless `retries` is False or the code is in `final`; those with an unknown topic for
+    `NEW_TOPIC_MS` only. Raises `TypeError` for one name in place of several: its letters would be the items."""
     if isinstance(items, str | bytes):
         raise TypeError(f"{items!r} is one name: a list of names is expected")
     outcomes: Outcomes[K, V] = Outcomes()
     left = list(dict.fromkeys(items))
     for item in left:
         outcomes[item] = ApiError(ErrorCode.REQUEST_TIMED_OUT, f"there was no answer about {item} in time")
-    rounds = 0
     while left:
         targets = yield from _with_leaders({item: target_of(item) for item in left})
         groups: dict[Target | ApiError, list[K]] = {}
@@ -137,11 +149,12 @@ def per_item(
                 if item not in outcomes:
                     continue
                 outcomes[item] = outcome
-                if retries and isinstance(outcome, ApiError) and outcome.code.retriable:
+                code = _code(outcome)
+                if retries and code is not None and code.retriable and code not in final:
                     again.append(item)
-        rounds += 1
-        if rounds >= _UNKNOWN_TOPIC_ROUNDS:
-            again = [item for item in again if _code(outcomes[item]) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        unknown = {item for item in again if _code(outcomes[item]) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        if unknown and (yield ELAPSED_MS) >= NEW_TOPIC_MS:
+            again = [item for item in again if item not in unknown]
         left = again
         if left and (yield PAUSE):
             break
@@ -166,12 +179,15 @@ def _code(outcome: object) -> ErrorCode | None:
 def single(
     ask: Ask, check: Callable[[Any], ApiError | None] = lambda _response: None, *, retries: bool = True
 ) -> Plan[Any]:
-    """The response of one request. `check` returns the error that is in it. Raises `ApiError`."""
+    """The response of one request. `check` returns the error that is in it: what passes is requested again, an
+    `UnknownTopic` for `NEW_TOPIC_MS` only. Raises `ApiError`."""
     while True:
         (reply,) = yield [ask]
         error = reply if isinstance(reply, ApiError) else check(reply)
         if error is None:
             return reply
+        if isinstance(error, UnknownTopic) and (yield ELAPSED_MS) >= NEW_TOPIC_MS:
+            raise error
         if not (retries and error.code.retriable) or (yield PAUSE):
             raise error
 
@@ -179,11 +195,12 @@ def single(
 class _Run:
     """A plan that is being run."""
 
-    __slots__ = ("asks", "left", "operation", "pauses", "plan", "replies", "resume_at_ms")
+    __slots__ = ("asks", "began_ms", "left", "operation", "pauses", "plan", "replies", "resume_at_ms")
 
-    def __init__(self, plan: Plan[Any], operation: Operation) -> None:
+    def __init__(self, plan: Plan[Any], operation: Operation, began_ms: int) -> None:
         self.plan = plan
         self.operation = operation
+        self.began_ms = began_ms
         self.asks: list[Ask] = []
         self.replies: list[Reply] = []
         self.left: set[int] = set()
@@ -199,8 +216,16 @@ _UNANSWERED = object()
 class AdminCore:
     """The machines of one administrative client."""
 
-    def __init__(self, metadata: ClusterMetadata, connections: Connections, retry: Backoff, now_ms: int) -> None:
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        connections: Connections,
+        retry: Backoff,
+        now_ms: int,
+        first_contact_ms: int | None = None,
+    ) -> None:
         self.metadata = metadata
+        self._first_contact_ms = first_contact_ms
         self.connections = connections
         self.requests = Requests(metadata, connections, retry, None)
         self.requests.now_ms = now_ms
@@ -233,6 +258,8 @@ class AdminCore:
             return now_ms
         times = [requests_ms]
         times += [time for run in self._runs for time in (run.resume_at_ms, run.operation.deadline_ms)]
+        if self._first_contact_ms is not None and not self.connections.was_connected:
+            times += [run.began_ms + self._first_contact_ms for run in self._runs]
         return self.requests.earliest(times)
 
     def take_actions(self) -> list[Action]:
@@ -243,7 +270,7 @@ class AdminCore:
 
     def start(self, plan: Plan[Any], operation: Operation) -> None:
         """Run a plan."""
-        run = _Run(plan, operation)
+        run = _Run(plan, operation, self.requests.now_ms)
         self._runs.append(run)
         self._go_on(run, None)
 
@@ -251,6 +278,8 @@ class AdminCore:
         """Hand the plan what it waits for, up to its next request or its end."""
         try:
             asks = run.plan.send(sent)
+            while asks is ELAPSED_MS:
+                asks = run.plan.send(self.requests.now_ms - run.began_ms)
         except StopIteration as end:
             self._runs.remove(run)
             run.operation.succeed(end.value)
@@ -259,7 +288,7 @@ class AdminCore:
             self._runs.remove(run)
             run.operation.fail(error)
             return
-        if asks is None:
+        if not isinstance(asks, list):
             run.pauses += 1
             run.resume_at_ms = self.requests.now_ms + max(1, self._retry.pause_ms(run.pauses))
             self.metadata.request_update()
@@ -271,6 +300,11 @@ class AdminCore:
 
     def _run(self, run: _Run) -> None:
         now_ms = self.requests.now_ms
+        if self._is_unreached(run):
+            self._runs.remove(run)
+            run.plan.close()
+            run.operation.fail(self._unreached(run))
+            return
         is_late = self.refused is not None or now_ms >= run.operation.deadline_ms
         if run.resume_at_ms is not None:
             if is_late or now_ms >= run.resume_at_ms:
@@ -287,9 +321,23 @@ class AdminCore:
             if index in run.left:
                 self._try_to_send(run, index)
 
+    def _is_unreached(self, run: _Run) -> bool:
+        """Whether the run has waited long enough for the first connection of all."""
+        if self._first_contact_ms is None or self.connections.was_connected or self.refused is not None:
+            return False
+        return self.requests.now_ms >= min(run.operation.deadline_ms, run.began_ms + self._first_contact_ms)
+
+    def _unreached(self, run: _Run) -> Unreachable:
+        servers = ",".join(map(str, self.metadata.bootstrap))
+        reason = self.connections.last_failure or str(run.operation.late(""))
+        return Unreachable(
+            f"cannot connect to the cluster at {servers}: {reason}. Check the address, and whether the cluster is "
+            "running"
+        )
+
     def _try_to_send(self, run: _Run, index: int) -> None:
         ask = run.asks[index]
-        node_id = self._leader(ask.target.key) if ask.request is None else self._node_of(ask.target)
+        node_id = self._named(ask.target) if ask.request is None else self._node_of(ask.target)
         if isinstance(node_id, ApiError) or (node_id is not None and ask.request is None):
             run.left.discard(index)
             self._reply(run, index, node_id)
@@ -344,6 +392,13 @@ class AdminCore:
             return self._find(target)
         return coordinator.node_id if self.requests.is_ready(coordinator.node_id) else self._unreachable(target)
 
+    def _named(self, target: Target) -> int | ApiError | None:
+        """The node id of a leader or a coordinator that need not be ready."""
+        if target.kind is Kind.LEADER:
+            return self._leader(target.key)
+        coordinator = self._coordinators.get(target)
+        return self._find(target) if coordinator is None else COORDINATOR_BASE - coordinator.node_id
+
     def _active_controller(self) -> int | ApiError | None:
         node_id = self.metadata.controller_id
         if node_id < 0:
@@ -394,7 +449,7 @@ class AdminCore:
                 f"topic {partition.topic} has no partition {partition.partition}; it has {count}, numbered from 0",
             )
         self.metadata.request_update()
-        return ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} has no leader")
+        return refused(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition}")
 
     def _find(self, target: Target) -> ApiError | None:
         if target in self._finding:

@@ -64,7 +64,7 @@ class ClusterMetadata:
         """Increases with every change of what is cached."""
         self.fatal_error: ErrorCode | None = None
         """Why the cluster refuses Metadata to this client altogether, by its last response."""
-        self._bootstrap = tuple(bootstrap)
+        self.bootstrap = tuple(bootstrap)
         self._backoff = backoff
         self._max_age_ms = max_age_ms
         self._max_idle_ms = max_idle_ms
@@ -96,7 +96,7 @@ class ClusterMetadata:
     def _use_bootstrap(self) -> None:
         self.brokers = {
             -1 - index: Broker(-1 - index, address.host, address.port, None)
-            for index, address in enumerate(self._bootstrap)
+            for index, address in enumerate(self.bootstrap)
         }
 
     @property
