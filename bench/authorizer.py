@@ -23,9 +23,8 @@ from typing import Any
 from harness.client import Raw, fetch_request, produce_request
 
 from kalda.broker.pipeline import RequestPipeline
-from kalda.client.admin.access import create_acls
+from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.acls import Acl
-from kalda.client.cluster import ClusterClient
 from kalda.testing.cluster import Cluster
 
 _REQUESTS = 1_000
@@ -84,11 +83,11 @@ class Toggled:
 
 def load_acls(bootstrap: str, count: int) -> None:
     """Those by which the client may write and read, and others: for topics and prefixes, of 500 users."""
-    with ClusterClient(bootstrap) as cluster:
-        create_acls(cluster, [Acl(2, "t", 3, "User:ANONYMOUS", "*", operation, 3) for operation in (3, 4)])
+    with CommandAdmin(bootstrap) as cluster:
+        cluster.create_acls([Acl(2, "t", 3, "User:ANONYMOUS", "*", operation, 3) for operation in (3, 4)]).check()
         for start in range(0, count, 1_000):
             names = [(f"topic-{each}", 3 + each % 2, f"User:user-{each % 500}") for each in range(start, start + 1_000)]
-            create_acls(cluster, [Acl(2, name, pattern, user, "*", 3, 3) for name, pattern, user in names])
+            cluster.create_acls([Acl(2, name, pattern, user, "*", 3, 3) for name, pattern, user in names]).check()
 
 
 def measure(node: Toggled, orders: Any, kind: str, rounds: int) -> str:

@@ -23,7 +23,8 @@ from harness.client import Raw, fetch_request, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA
 
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.core.administration import ANY, Ask, single
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,
@@ -50,7 +51,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], list[Entity]]] = {
 }
 
 
-def alter(cluster: ClusterClient, keys: tuple[str, ...], entities: list[Entity], *, remove: bool) -> None:
+def alter(cluster: CommandAdmin, keys: tuple[str, ...], entities: list[Entity], *, remove: bool) -> None:
     """Set or remove the limits of entities, some thousand in a request."""
     ops = [OpData(key=key, value=_LIMIT, remove=remove) for key in keys]
     entries = [
@@ -63,7 +64,9 @@ def alter(cluster: ClusterClient, keys: tuple[str, ...], entities: list[Entity],
         for each in entities
     ]
     for at in range(0, len(entries), _AT_ONCE):
-        answer = cluster.any_broker(AlterClientQuotasRequest(entries=entries[at : at + _AT_ONCE]))
+        answer = cluster.run(
+            "the quotas", single(Ask(ANY, AlterClientQuotasRequest(entries=entries[at : at + _AT_ONCE])))
+        )
         if failed := [entry for entry in answer.entries if entry.error_code]:
             raise SystemExit(f"quotas were refused: {failed[0].error_message}")
 
@@ -91,7 +94,7 @@ def measure(node: Node, levels: str, rounds: int, requests: int) -> None:
         "Fetch": Raw(node.port, fetch_request(_TOPIC), 11),
     }
     costs: dict[tuple[str, bool], list[float]] = {(name, is_on): [] for name in clients for is_on in (False, True)}
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+    with CommandAdmin(f"127.0.0.1:{node.port}") as cluster:
         if levels == "beside":
             alter(cluster, ("controller_mutation_rate",), others, remove=False)
             settle(node)

@@ -31,8 +31,7 @@ from harness.client import produce_request
 from harness.nodes import Node
 from harness.systems import KALDA, apache_kafka, java_command
 
-from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.notation import Request
@@ -349,11 +348,11 @@ def measure(nodes: list[Node], names: list[str], rates: list[float], seconds: fl
 
 def prepare(node: Node, name: str, direction: int, key: str, rates: list[float]) -> None:
     """Limit the clients of one kind on a node, and make the topics that they produce to."""
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+    with CommandAdmin(f"127.0.0.1:{node.port}") as cluster:
         for rate in rates:
             client_id = f"{name}-{rate:g}-{direction}"
             if rate:
-                alter_quotas(cluster, {"client-id": client_id}, {key: rate * 1e6})
+                cluster.alter_client_quotas({(("client-id", client_id),): {key: rate * 1e6}}).check()
             if not direction:
                 node.create_topics([client_id])
 

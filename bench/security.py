@@ -30,15 +30,14 @@ from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.systems import KALDA, System, systems
 
-from kalda.client.admin.access import alter_users
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.cluster_plans import ScramUpsertion
 from kalda.metadata.scram import ScramMechanism
 from kalda.metadata.scram_arguments import salted_password
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest
-from kalda.protocol.messages.security import ScramCredentialUpsertion
 from kalda.security.certificates import Authority
 from kalda.security.jaas import SCRAM_MODULE
 
@@ -122,13 +121,12 @@ def handshakes(node: SecureNode, figures: Figures, seconds: int = 3) -> None:
 
 
 def logins(node: SecureNode, figures: Figures, count: int = 200) -> None:
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+    with CommandAdmin(f"127.0.0.1:{node.port}") as admin:
         mechanism = ScramMechanism.SCRAM_SHA_256
         salted = salted_password(mechanism, "secret", b"salt-of-bench", 4096)
-        upsertion = ScramCredentialUpsertion(
-            name="bench", mechanism=mechanism.value, iterations=4096, salt=b"salt-of-bench", salted_password=salted
-        )
-        alter_users(cluster, [upsertion])
+        admin.alter_scram_credentials(
+            [ScramUpsertion("bench", mechanism.value, 4096, b"salt-of-bench", salted)]
+        ).check()
     line = f'{SCRAM_MODULE} required username="bench" password="secret";'
     security = ClientSecurity.of(
         {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": line}

@@ -37,9 +37,8 @@ from harness.nodes import Node
 from harness.systems import KALDA, System, systems
 
 from kalda.base.configs.resources import ConfigResourceType
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import MetadataRequest
@@ -180,10 +179,10 @@ def measure(system: System, kind: str, seconds: float) -> Noticed:
     try:
         node.start()
         node.create_topics(["calm", "storm"])
-        with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
-            alter_quotas(cluster, {"client-id": "storm"}, _QUOTAS)
+        with CommandAdmin(f"127.0.0.1:{node.port}") as cluster:
+            cluster.alter_client_quotas({(("client-id", "storm"),): _QUOTAS}).check()
             if kind == "telemetry":
-                set_configs(cluster, Resource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
+                cluster.set_configs(Resource(ConfigResourceType.CLIENT_METRICS, "all"), {"metrics": "*"})
             raw = Raw(node.port, produce_request("calm", 100), 9)
             raw.round_trips(_WARM_UP)
             before = raw.round_trips(10 * _ROUND_TRIPS)
@@ -194,7 +193,7 @@ def measure(system: System, kind: str, seconds: float) -> Noticed:
                 while time.monotonic() < until:
                     taken += raw.durations_us(_ROUND_TRIPS)
                 process.wait()
-            topics = len(cluster.metadata().topics)
+            topics = len(cluster.list_topics(internal=True))
         longest_ms, during = max(taken) / 1000, percentiles(taken)
         p99, p99_before = during["p99_us"], before["p99_us"]
         medians = before["p50_us"], during["p50_us"]

@@ -23,8 +23,7 @@ from typing import Any
 from harness.nodes import Node
 from harness.systems import systems
 
-from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -96,10 +95,10 @@ def prepare(node: Node, clients: int) -> None:
         topics = [TopicProduceData(name="full", partition_data=partitions)]
         connection.request(ProduceRequest(acks=1, timeout_ms=10_000, topic_data=topics), 9)
     connection.close()
-    with ClusterClient(f"127.0.0.1:{node.port}") as cluster:
+    with CommandAdmin(f"127.0.0.1:{node.port}") as cluster:
         for number in range(clients):
-            alter_quotas(cluster, {"client-id": f"produce-{number}"}, {"producer_byte_rate": _RATE})
-            alter_quotas(cluster, {"client-id": f"fetch-{number}"}, {"consumer_byte_rate": _RATE})
+            cluster.alter_client_quotas({(("client-id", f"produce-{number}"),): {"producer_byte_rate": _RATE}}).check()
+            cluster.alter_client_quotas({(("client-id", f"fetch-{number}"),): {"consumer_byte_rate": _RATE}}).check()
     time.sleep(1.0)  # both have applied the quotas
 
 

@@ -17,9 +17,8 @@ import pytest
 from lone_node import CLUSTER_ID, LoneNode
 
 import kalda
-from kalda.client.admin.groups import describe_group, list_groups
-from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.topics import NewTopic
 
 pytestmark = pytest.mark.compat
 
@@ -244,12 +243,12 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
 
 def wait_for_members(node: LoneNode, group_id: str, count: int) -> None:
     """Wait until the group is stable with this many members."""
-    with ClusterClient(node.address) as cluster:
+    with CommandAdmin(node.address) as admin:
         until_s = time.monotonic() + 60
         found = "not there"
         while time.monotonic() < until_s:
-            if group_id in [group.group_id for group in list_groups(cluster)]:
-                group = describe_group(cluster, group_id)
+            if group_id in admin.list_groups():
+                group = admin.describe_groups([group_id]).value(group_id)
                 found = f"{group.state} with {len(group.members)} members"
                 if group.state == "Stable" and len(group.members) == count:
                     return
@@ -359,8 +358,8 @@ def test_topics_complete(shell: Shell) -> None:
 
 
 def test_consume_ends_when_its_pipe_is_closed(shell: Shell, node: LoneNode) -> None:
-    with ClusterClient(node.address) as cluster:
-        create_topics(cluster, [NewTopic("long", 1, 1)])
+    with CommandAdmin(node.address) as admin:
+        admin.create_topics([NewTopic("long", 1, 1)]).check()
     with kalda.Producer(bootstrap_servers=node.address) as producer:
         for _ in range(4_000):
             producer.send("long", b"x" * 1000)

@@ -18,8 +18,8 @@ from lone_node import LoneNode
 
 from kalda import Producer
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.topics import NewTopic
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
@@ -364,8 +364,8 @@ def test_a_flood_leaves_descriptors_to_new_topics(tmp_path: Path) -> None:
                 peer = held.enter_context(socket.socket())
                 peer.setblocking(False)
                 peer.connect_ex(("127.0.0.1", node.port))
-            with ClusterClient(node.address) as client:
-                create_topics(client, [NewTopic("t", 8, 1)])
+            with CommandAdmin(node.address) as client:
+                client.create_topics([NewTopic("t", 8, 1)]).check()
                 producer = held.enter_context(Producer(bootstrap_servers=node.address))
                 for partition in range(8):
                     producer.send("t", b"x", partition=partition).result(60)

@@ -15,8 +15,8 @@ import pytest
 from lone_node import LoneNode
 
 from kalda.base.errors import ErrorCode
-from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.topics import NewTopic
 from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.groups import (
@@ -77,8 +77,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneNode]:
     with LoneNode(tmp_path_factory.mktemp("stalls"), settings) as node:
         node.format()
         node.start()
-        with ClusterClient(node.address) as client:
-            create_topics(client, [NewTopic("t", 1, 1)])
+        with CommandAdmin(node.address) as client:
+            client.create_topics([NewTopic("t", 1, 1)]).check()
         node.wait_led("t")
         yield node
 

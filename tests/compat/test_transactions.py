@@ -28,8 +28,7 @@ from transactional_clients import (
 )
 
 import kalda
-from kalda.client.admin.features import describe_features, update_features
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 from kalda.coordinator.routing import coordinator_partition
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.transactions import DescribeTransactionsRequest
@@ -241,7 +240,7 @@ def test_the_feature_changes_while_transactions_are_open(trio: NodeCluster, fres
                 committed.extend(values)
 
     thread = threading.Thread(target=run)
-    with Committers(trio.addresses, topic, 2) as committers, ClusterClient(trio.addresses) as cluster:
+    with Committers(trio.addresses, topic, 2) as committers, CommandAdmin(trio.addresses) as cluster:
         thread.start()
         for level in (1, 0, 2, 0, 1, 2):
             finalize(cluster, level)
@@ -254,11 +253,11 @@ def test_the_feature_changes_while_transactions_are_open(trio: NodeCluster, fres
     assert set(committed) <= set(visible(trio.addresses, topic))
 
 
-def finalize(cluster: ClusterClient, level: int) -> None:
+def finalize(admin: CommandAdmin, level: int) -> None:
     """Change transaction.version, whichever way that is."""
-    (now,) = (each.finalized for each in describe_features(cluster).features if each.name == "transaction.version")
+    (now,) = (each.finalized for each in admin.describe_features().features if each.name == "transaction.version")
     way = UpgradeType.UPGRADE if level > now else UpgradeType.SAFE_DOWNGRADE
-    update_features(cluster, {"transaction.version": level}, upgrade_type=way)
+    admin.update_features({"transaction.version": level}, upgrade_type=way)
 
 
 # -- aiokafka

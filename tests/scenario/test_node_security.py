@@ -27,10 +27,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
-from kalda.client.admin.access import create_token
-from kalda.client.admin.configs import Resource, describe_configs
-from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
 from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.listener_counts import SOCKET_SERVER
@@ -268,8 +266,8 @@ def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Clus
     quotas = cluster.nodes[1]._quotas
     assert quotas is not None
     times = quotas.managers.request
-    with cluster._client() as client:
-        alter_quotas(client, {"user": None}, {"request_percentage": 1e9})
+    with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
+        client.alter_client_quotas({(("user", None),): {"request_percentage": 1e9}}).check()
         give_up_at = time.monotonic() + 60
         while not times.is_enabled and time.monotonic() < give_up_at:
             PAUSE.wait(0.01)
@@ -278,7 +276,7 @@ def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Clus
                 connection.negotiate()
             requests = {dict(each.tags)["user"]: each.requests for each in times.each_sensors()}
         finally:
-            alter_quotas(client, {"user": None}, {"request_percentage": None})
+            client.alter_client_quotas({(("user", None),): {"request_percentage": None}}).check()
     assert requests.get("alice", 0) >= 1, requests
 
 
@@ -762,17 +760,17 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
             with contextlib.suppress(ApiError):
                 connection.request(SaslAuthenticateRequest(auth_bytes=b"Pl4nted-malformed"), 1)
         node: Node = cluster.nodes[1]
-        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
-            described = repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
-            hmac = create_token(client).hmac
+        with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
+            described = repr(client.describe_configs([Resource(ConfigResourceType.BROKER, "1")]).check())
+            hmac = client.create_delegation_token().hmac
         # The metadata log has these, and nothing else: no line of the log, no answer.
         line = f"{SASL_LISTENER}scram-sha-512.sasl.jaas.config"
         alter_config(cluster, line, f'{SCRAM_MODULE} required password="Alt3red";')
         alter_config(cluster, line, "Alt3red required;")
         alter_config(cluster, f"{SASL_LISTENER}unknown", "Alt3red")
         wait_for(lambda: "a login module, package.Class, is expected first" in caplog.text)
-        with ClusterClient(cluster.bootstrap_servers, config=cluster.client_config()) as client:
-            described += repr(describe_configs(client, Resource(ConfigResourceType.BROKER, "1")))
+        with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
+            described += repr(client.describe_configs([Resource(ConfigResourceType.BROKER, "1")]).check())
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
     assert "Alt3red" not in written

@@ -12,10 +12,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.disk import absolute_dir
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.admin.nodes import describe_log_dirs
-from kalda.client.admin.reassignments import alter_replica_log_dirs
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
 from kalda.testing import Cluster
 
 AT = TopicPartition("t", 0)
@@ -31,22 +29,22 @@ def test_directories_are_named_absolutely(tmp_path: Path, monkeypatch: pytest.Mo
     """As by Apache Kafka: in what DescribeLogDirs answers, and in what AlterReplicaLogDirs takes."""
     monkeypatch.chdir(tmp_path)
     first, second = f"{tmp_path}/a", f"{tmp_path}/./b"
-    with Cluster(config={"log.dirs": "a,./b/"}) as cluster, ClusterClient(cluster.bootstrap_servers) as client:
+    with Cluster(config={"log.dirs": "a,./b/"}) as cluster, CommandAdmin(cluster.bootstrap_servers) as client:
         cluster.create_topic("t")
-        assert {each.path for each in describe_log_dirs(client, 1)} == {first, second}
+        assert {each.path for each in client.describe_log_dirs([1]).value(1)} == {first, second}
 
         def home() -> str:
-            return next(each.path for each in describe_log_dirs(client, 1) if AT in each.partitions)
+            return next(each.path for each in client.describe_log_dirs([1]).value(1) if AT in each.partitions)
 
         other = second if home() == first else first
         with pytest.raises(ApiError) as refused:
-            alter_replica_log_dirs(client, 1, {AT: Path(other).name})
+            client.alter_replica_log_dirs(1, {AT: Path(other).name}).check()
         assert refused.value.code is ErrorCode.LOG_DIR_NOT_FOUND
-        alter_replica_log_dirs(client, 1, {AT: other})
+        client.alter_replica_log_dirs(1, {AT: other}).check()
         wait_until(lambda: home() == other)
-        set_configs(client, Resource(ConfigResourceType.BROKER, "1"), {"cordoned.log.dirs": "./b/"})
-        wait_until(lambda: any(each.is_cordoned for each in describe_log_dirs(client, 1)))
-        assert [each.path for each in describe_log_dirs(client, 1) if each.is_cordoned] == [second]
+        client.set_configs(Resource(ConfigResourceType.BROKER, "1"), {"cordoned.log.dirs": "./b/"})
+        wait_until(lambda: any(each.is_cordoned for each in client.describe_log_dirs([1]).value(1)))
+        assert [each.path for each in client.describe_log_dirs([1]).value(1) if each.is_cordoned] == [second]
 
 
 @pytest.mark.parametrize(

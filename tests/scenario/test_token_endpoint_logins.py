@@ -17,9 +17,8 @@ from form_server import Form, FormServer
 import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.admin.access import create_acls
+from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.acls import Acl
-from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.security import AclOperation
 from kalda.security.jaas import OAUTHBEARER_MODULE
 from kalda.testing import Cluster
@@ -92,8 +91,8 @@ def cluster(endpoint: TokenEndpoint, tmp_path_factory: pytest.TempPathFactory) -
         )
     with Cluster(2, security="SASL_PLAINTEXT", config=config) as made:
         made.create_topic("t", replication_factor=2, configs={"min.insync.replicas": 2})
-        with ClusterClient(made.bootstrap_servers, config=made.client_config()) as admin:
-            create_acls(admin, [Acl(2, "t", 3, "User:alice", "*", AclOperation.WRITE, 3)])
+        with CommandAdmin(made.bootstrap_servers, config=made.client_config()) as admin:
+            admin.create_acls([Acl(2, "t", 3, "User:alice", "*", AclOperation.WRITE, 3)]).check()
         yield made
 
 

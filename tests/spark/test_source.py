@@ -13,8 +13,9 @@ from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
+from kalda.client.core.administration import ANY, Ask, single
 from kalda.client.producer import Producer
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import LoadSettings, load
@@ -236,9 +237,9 @@ def test_ten_thousand_partitions(world: World, spark: Any, tmp_path: Path) -> No
 
 
 def _is_announced(servers: str) -> bool:
-    with ClusterClient(servers) as client:
+    with CommandAdmin(servers) as client:
         try:
-            client.any_broker(GetTelemetrySubscriptionsRequest(), check=lambda _: None)
+            client.run("the subscriptions", single(Ask(ANY, GetTelemetrySubscriptionsRequest())))
         except ApiError:
             return False
         return True
@@ -247,18 +248,18 @@ def _is_announced(servers: str) -> bool:
 @pytest.mark.skipif("KALDA_SPARK_SERVERS" in os.environ, reason="Apache Kafka has no topic of client metrics")
 def test_what_clients_push_is_a_table(world: World, spark: Any) -> None:
     servers, found = world.servers, []
-    with ClusterClient(servers) as client:
+    with CommandAdmin(servers) as client:
         subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
-        set_configs(client, subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
+        client.set_configs(subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
         while not _is_announced(servers):
             pass  # the broker applies the subscription a moment after the controller's answer
         with Producer({"bootstrap.servers": servers, "client.id": "measured"}) as producer:
             producer.send("numbers", value=b"1").result(30)
-            client.topic("__client_metrics", timeout_ms=60_000)
+            client.topic("__client_metrics")
             while not found:
                 table = client_metrics(spark, servers).where("client_id = 'measured' and is_monotonic")
                 found = table.where("name = 'org.apache.kafka.producer.record.send.total'").limit(1).collect()
-        set_configs(client, subscription, {})
+        client.set_configs(subscription, {})
     ((row,), types) = (found, dict(table.dtypes))
     assert (row.kind, row.temporality, row.broker_id) == ("sum", "delta", 1)
     assert row.value in (0.0, 1.0)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kalda import Admin, Producer
+from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
-from kalda.client.cluster import ClusterClient
+from kalda.client.core.administration import ANY, Ask, single
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster
@@ -21,11 +22,12 @@ BASE_MS = 1_704_067_200_000
 
 def append(servers: str, topic: str, records: Sequence[NewRecord]) -> None:
     """One batch to partition 0 of a cluster of one node: a producer refuses times before 1970."""
-    with Admin({"bootstrap.servers": servers}) as admin, ClusterClient(servers) as client:
+    with Admin({"bootstrap.servers": servers}) as admin, CommandAdmin(servers) as client:
         topic_id = admin.describe_topics([topic]).value(topic).topic_id
         partition = PartitionProduceData(index=0, records=build_batch(records))
         data = TopicProduceData(name=topic, topic_id=topic_id, partition_data=[partition])
-        response = client.any_broker(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[data]))
+        request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[data])
+        response = client.run("producing", single(Ask(ANY, request)))
     assert response.responses[0].partition_responses[0].error_code == 0
 
 

@@ -11,8 +11,8 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.acls import Acl, AclFilter
-    from kalda.client.cluster import ClusterClient
 
 _RESOURCES = {
     "topic": 2, "group": 3, "transactional_id": 5, "delegation_token": 6, "user_principal": 7,
@@ -133,16 +133,14 @@ def _entries(options: dict[str, Any], of_cluster: bool) -> list[Acl]:
 @_resource_options
 @_entry_options
 @with_cluster
-def add_command(cluster: ClusterClient, /, of_cluster: bool, **options: Any) -> None:
+def add_command(admin: CommandAdmin, /, of_cluster: bool, **options: Any) -> None:
     """Add entries: one for each resource, principal, host and operation."""
-    from kalda.client.admin.access import create_acls
-
     if options["resource_pattern_type"].lower() not in ("literal", "prefixed"):
         raise click.UsageError("an entry has the pattern type literal or prefixed")
     wanted = _entries(options, of_cluster)
     if not wanted:
         raise click.UsageError("name whom the entries are for: --allow-principal or --deny-principal")
-    create_acls(cluster, wanted)
+    admin.create_acls(wanted).check()
     _print(wanted, False)
 
 
@@ -151,9 +149,8 @@ def add_command(cluster: ClusterClient, /, of_cluster: bool, **options: Any) -> 
 @_entry_options
 @click.option("--force", is_flag=True, help="Do not ask.")
 @with_cluster
-def remove_command(cluster: ClusterClient, /, of_cluster: bool, force: bool, **options: Any) -> None:
+def remove_command(admin: CommandAdmin, /, of_cluster: bool, force: bool, **options: Any) -> None:
     """Remove entries: those that are named, or all of a resource."""
-    from kalda.client.admin.access import delete_acls, describe_acls
     from kalda.client.admin.acls import AclFilter
 
     filters: list[AclFilter] = [AclFilter(*acl) for acl in _entries(options, of_cluster)]
@@ -162,9 +159,10 @@ def remove_command(cluster: ClusterClient, /, of_cluster: bool, force: bool, **o
         if filters == [AclFilter()]:
             raise click.UsageError("name at least one resource, or the entries")
     if not force:
-        _print([acl for each in filters for acl in describe_acls(cluster, each)], False)
+        _print([acl for each in filters for acl in admin.describe_acls(each)], False)
         click.confirm("Remove these entries?", abort=True)
-    _print(delete_acls(cluster, filters), False)
+    deleted = admin.delete_acls(filters).check().succeeded
+    _print(list(dict.fromkeys(acl for each in deleted.values() for acl in each)), False)
 
 
 @acls.command("list")
@@ -173,12 +171,10 @@ def remove_command(cluster: ClusterClient, /, of_cluster: bool, force: bool, **o
 @json_option
 @with_cluster
 def list_command(
-    cluster: ClusterClient, /, of_cluster: bool, principal: tuple[str, ...], as_json: bool, **options: Any
+    admin: CommandAdmin, /, of_cluster: bool, principal: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """List the entries of some resources, or all."""
-    from kalda.client.admin.access import describe_acls
-
-    found = [acl for each in _filters(options, of_cluster, principal) for acl in describe_acls(cluster, each)]
+    found = [acl for each in _filters(options, of_cluster, principal) for acl in admin.describe_acls(each)]
     _print(list(dict.fromkeys(found)), as_json)
 
 

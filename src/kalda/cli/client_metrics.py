@@ -12,7 +12,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _KEYS = ("interval.ms", "match", "metrics")
 
@@ -38,9 +38,9 @@ def client_metrics() -> None:
 @client_metrics.command("list")
 @json_option
 @with_cluster
-def list_command(cluster: ClusterClient, as_json: bool) -> None:
+def list_command(admin: CommandAdmin, as_json: bool) -> None:
     """List the names of all subscriptions."""
-    names = _names(cluster)
+    names = _names(admin)
     if as_json:
         print_json(names)
     else:
@@ -51,15 +51,15 @@ def list_command(cluster: ClusterClient, as_json: bool) -> None:
 @click.option("--name", metavar="NAME", help="Only this subscription.")
 @json_option
 @with_cluster
-def describe_command(cluster: ClusterClient, name: str | None, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, name: str | None, as_json: bool) -> None:
     """Describe all subscriptions, or one: interval, patterns that clients must match, prefixes of metrics."""
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.admin.configs import Resource, describe_configs
+    from kalda.client.admin.configs import Resource
 
     rows = []
-    for each in [name] if name is not None else _names(cluster):
-        entries = describe_configs(cluster, Resource(ConfigResourceType.CLIENT_METRICS, each))
-        values = {entry.name: entry.value or "" for entry in entries}
+    for each in [name] if name is not None else _names(admin):
+        resource = Resource(ConfigResourceType.CLIENT_METRICS, each)
+        values = {key: entry.value or "" for key, entry in admin.describe_configs([resource]).value(resource).items()}
         rows.append({"name": each, **{key: values.get(key, "") for key in _KEYS}})
     if as_json:
         print_json(rows)
@@ -81,7 +81,7 @@ def describe_command(cluster: ClusterClient, name: str | None, as_json: bool) ->
 @click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
 @with_cluster
 def alter_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     name: str,
     metrics: str | None,
     interval_ms: str | None,
@@ -103,7 +103,7 @@ def alter_command(
       kalda client-metrics alter --name slow --delete
     """
     from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
-    from kalda.client.admin.configs import Alteration, Resource, alter_configs
+    from kalda.client.admin.configs import Alteration, Resource
 
     values = {"metrics": metrics, "interval.ms": interval_ms, "match": match}
     given = {key: value for key, value in values.items() if value is not None}
@@ -114,7 +114,7 @@ def alter_command(
     else:
         alterations = [Alteration(key, ConfigOperation.SET, value) for key, value in given.items()]
     resource = Resource(ConfigResourceType.CLIENT_METRICS, name)
-    alter_configs(cluster, resource, alterations, validate_only=dry_run)
+    admin.alter_configs({resource: alterations}, validate_only=dry_run).check()
     done = "deleted" if delete else "altered"
     click.echo(f"Client-metrics subscription {name} {f'can be {done}' if dry_run else f'was {done}'}.")
 
@@ -128,7 +128,7 @@ def alter_command(
 @json_option
 @with_cluster
 def tail_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     client_id: str | None,
     metric: str,
     from_beginning: bool,
@@ -150,9 +150,9 @@ def tail_command(
 
     left = max_messages
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    partitions = [(each.topic, each.partition) for each in cluster.partitions(CLIENT_METRICS_TOPIC)]
+    partitions = [(each.topic, each.partition) for each in admin.partitions(CLIENT_METRICS_TOPIC)]
     settings = {"auto.offset.reset": "earliest" if from_beginning else "latest", "enable.metrics.push": False}
-    with Consumer({**keys_of(CONSUMER, cluster.config), **settings}) as consumer:
+    with Consumer({**keys_of(CONSUMER, admin.config), **settings}) as consumer:
         consumer.assign(partitions)
         while (deadline_s is None or time.monotonic() < deadline_s) and left != 0:
             for record in consumer.poll(0.5, left):
@@ -190,15 +190,10 @@ def _row(key: object, value: object) -> dict[str, Any]:
     }
 
 
-def _names(cluster: ClusterClient) -> list[str]:
+def _names(admin: CommandAdmin) -> list[str]:
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.core.errors import refused
-    from kalda.protocol.messages.configs import ListConfigResourcesRequest, ListConfigResourcesResponse
+    from kalda.client.admin.cluster_plans import list_config_resources
 
-    def check(answer: ListConfigResourcesResponse) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, "the names of client-metrics subscriptions")
-
-    request = ListConfigResourcesRequest(resource_types=[ConfigResourceType.CLIENT_METRICS])
-    answer = cluster.any_broker(request, check=check)
-    return sorted(each.resource_name for each in answer.config_resources)
+    what = "the names of client-metrics subscriptions"
+    plan = list_config_resources([ConfigResourceType.CLIENT_METRICS], what)
+    return [resource.name for resource in admin.run("listing config resources", plan)]

@@ -14,7 +14,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT32, json_option, with_cluster, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 
 @click.group()
@@ -29,16 +29,14 @@ for _command in (up_command, status_command, logs_command, down_command):
 @cluster.command("id")
 @json_option
 @with_cluster_or_controllers
-def id_command(cluster: ClusterClient, as_json: bool) -> None:
+def id_command(admin: CommandAdmin, as_json: bool) -> None:
     """Print the cluster's id.
 
     \b
     Example:
       kalda cluster id
     """
-    from kalda.client.admin.nodes import describe_cluster
-
-    cluster_id = describe_cluster(cluster).cluster_id
+    cluster_id = admin.describe_cluster().cluster_id
     if as_json:
         print_json({"cluster_id": cluster_id})
     else:
@@ -49,7 +47,7 @@ def id_command(cluster: ClusterClient, as_json: bool) -> None:
 @click.option("--include-fenced-brokers", is_flag=True, help="Show brokers too that are registered but fenced.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, include_fenced_brokers: bool, as_json: bool) -> None:
     """Describe the cluster's brokers; with --bootstrap-controller, its controllers.
 
     \b
@@ -58,9 +56,7 @@ def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_js
       kalda cluster describe --include-fenced-brokers --json
       kalda cluster describe --bootstrap-controller localhost:9093
     """
-    from kalda.client.admin.nodes import describe_cluster
-
-    found = describe_cluster(cluster, fenced=include_fenced_brokers)
+    found = admin.describe_cluster(fenced=include_fenced_brokers)
     if as_json:
         print_json({**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
         return
@@ -82,7 +78,7 @@ def describe_command(cluster: ClusterClient, include_fenced_brokers: bool, as_js
     help="The id of the broker.",
 )
 @with_cluster_or_controllers
-def unregister_command(cluster: ClusterClient, broker_id: int) -> None:
+def unregister_command(admin: CommandAdmin, broker_id: int) -> None:
     """Remove the registration of a broker that was taken out of service for good.
 
     Move its replicas away before, with kalda reassign: partitions with replicas on it keep these, and lack them. A
@@ -93,10 +89,8 @@ def unregister_command(cluster: ClusterClient, broker_id: int) -> None:
       kalda cluster unregister --id 3
       kalda cluster unregister --id 3 --bootstrap-controller localhost:9093
     """
-    from kalda.client.admin.nodes import unregister_broker
-
     try:
-        unregister_broker(cluster, broker_id)
+        admin.unregister_broker(broker_id)
     except ApiError as error:
         if error.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
             note = "kalda cluster describe --include-fenced-brokers lists the brokers that are registered"
@@ -112,7 +106,7 @@ def unregister_command(cluster: ClusterClient, broker_id: int) -> None:
 @click.option("--partitions", "show_partitions", is_flag=True, help="Print a row for each partition in a directory.")
 @json_option
 @with_cluster
-def log_dirs_command(cluster: ClusterClient, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
+def log_dirs_command(admin: CommandAdmin, broker_ids: tuple[int, ...], show_partitions: bool, as_json: bool) -> None:
     """Describe the brokers' log directories and the partitions in them.
 
     \b
@@ -120,11 +114,9 @@ def log_dirs_command(cluster: ClusterClient, broker_ids: tuple[int, ...], show_p
       kalda cluster log-dirs
       kalda cluster log-dirs --broker 1 --partitions
     """
-    from kalda.client.admin.nodes import describe_log_dirs
-
-    found = []
-    for broker_id in broker_ids or sorted(cluster.metadata(()).brokers):
-        found += describe_log_dirs(cluster, broker_id)
+    chosen = list(broker_ids or admin.live_brokers())
+    described = admin.describe_log_dirs(chosen)
+    found = [log_dir for broker_id in chosen for log_dir in described.value(broker_id)]
     if as_json:
         print_json(
             [

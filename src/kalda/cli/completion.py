@@ -15,18 +15,18 @@ from kalda.base.errors import ApiError
 from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _TIMEOUT_MS = 700
 
 
-def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClient], Iterable[str]]) -> list[str]:
-    from kalda.client.cluster import ClusterClient
+def _complete(ctx: click.Context, incomplete: str, names: Callable[[CommandAdmin], Iterable[str]]) -> list[str]:
+    from kalda.cli.command_admin import CommandAdmin
 
     servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:
-        with ClusterClient(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
-            return [name for name in names(cluster) if name.startswith(incomplete)]
+        with CommandAdmin(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as admin:
+            return [name for name in names(admin) if name.startswith(incomplete)]
     except (ApiError, ValueError):
         return []
 
@@ -34,7 +34,7 @@ def _complete(ctx: click.Context, incomplete: str, names: Callable[[ClusterClien
 def complete_topic(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Topics of the cluster that the command line or the environment names."""
     del parameter
-    return _complete(ctx, incomplete, lambda cluster: sorted(cluster.metadata().topics))
+    return _complete(ctx, incomplete, lambda admin: admin.list_topics(internal=True))
 
 
 def complete_group(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -43,10 +43,8 @@ def complete_group(ctx: click.Context, parameter: click.Parameter, incomplete: s
     return _complete(ctx, incomplete, _groups)
 
 
-def _groups(cluster: ClusterClient) -> list[str]:
-    from kalda.client.admin.groups import list_groups
-
-    return [group.group_id for group in list_groups(cluster)]
+def _groups(admin: CommandAdmin) -> list[str]:
+    return list(admin.list_groups())
 
 
 def complete_transactional_id(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -55,10 +53,8 @@ def complete_transactional_id(ctx: click.Context, parameter: click.Parameter, in
     return _complete(ctx, incomplete, _transactional_ids)
 
 
-def _transactional_ids(cluster: ClusterClient) -> list[str]:
-    from kalda.client.admin.transactions import list_transactions
-
-    return [each.transactional_id for each in list_transactions(cluster)]
+def _transactional_ids(admin: CommandAdmin) -> list[str]:
+    return list(admin.list_transactions())
 
 
 @click.command()

@@ -13,8 +13,8 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.configs import ConfigEntry, Resource
-    from kalda.client.cluster import ClusterClient
 
 P = ParamSpec("P")
 
@@ -24,7 +24,7 @@ def configs() -> None:
     """Describe and alter configs of topics, brokers and groups."""
 
 
-def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None]) -> Callable[..., None]:
+def _of_resource(command: Callable[Concatenate[CommandAdmin, Resource, P], None]) -> Callable[..., None]:
     """Add the options that name a resource, of which exactly one must be given, and pass the resource."""
 
     @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Configs of this topic.")
@@ -35,7 +35,7 @@ def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None
     @click.option("--client-metrics", metavar="NAME", help="Configs of this client-metrics subscription.")
     @wraps(command)
     def run(
-        cluster: ClusterClient,
+        admin: CommandAdmin,
         topic: str | None,
         broker: int | None,
         broker_defaults: bool,
@@ -65,7 +65,7 @@ def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None
                 "give exactly one of --topic, --broker, --broker-defaults, --broker-logger, --group, "
                 f"--client-metrics; {len(chosen)} are given"
             )
-        command(cluster, chosen[0], *args, **options)
+        command(admin, chosen[0], *args, **options)
 
     return run
 
@@ -78,7 +78,7 @@ def _of_resource(command: Callable[Concatenate[ClusterClient, Resource, P], None
 @with_cluster
 @_of_resource
 def describe_command(
-    cluster: ClusterClient, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
+    admin: CommandAdmin, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
 ) -> None:
     """Describe configs: those with a value that was set, or the named KEYs.
 
@@ -88,9 +88,8 @@ def describe_command(
       kalda configs describe --topic orders --all
       kalda configs describe --broker 1 log.retention.ms
     """
-    from kalda.client.admin.configs import describe_configs
-
-    entries = describe_configs(cluster, resource, names or None)
+    described = admin.describe_configs([resource]).value(resource)
+    entries = sorted(entry for entry in described.values() if not names or entry.name in names)
     if not show_all and not names:
         entries = [entry for entry in entries if _is_set(entry)]
     if as_json:
@@ -136,7 +135,7 @@ def _as_json(entry: ConfigEntry) -> dict[str, object]:
 @with_cluster
 @_of_resource
 def alter_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     resource: Resource,
     add_config: tuple[str, ...],
     delete_config: tuple[str, ...],
@@ -153,7 +152,7 @@ def alter_command(
       kalda configs alter --broker-defaults --add-config log.cleaner.backoff.ms=5000
     """
     from kalda.base.configs.resources import ConfigOperation
-    from kalda.client.admin.configs import Alteration, alter_configs
+    from kalda.client.admin.configs import Alteration
 
     changes = [
         *(Alteration(k, ConfigOperation.SET, v) for k, v in parse_pairs("--add-config", add_config).items()),
@@ -166,5 +165,5 @@ def alter_command(
     ]
     if not changes:
         raise click.UsageError("nothing to alter: give --add-config KEY=VALUE or --delete-config KEY")
-    alter_configs(cluster, resource, changes, validate_only=validate_only)
+    admin.alter_configs({resource: changes}, validate_only=validate_only).check()
     click.echo(f"{'Could alter' if validate_only else 'Altered'} {len(changes)} config(s) of {resource}.")

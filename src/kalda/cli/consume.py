@@ -23,7 +23,7 @@ from kalda.cli.places import Kind, Place, offsets_of, parse_place
 from kalda.cli.session import unescape, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.consumer import Consumer
     from kalda.client.core.cluster_values import Topic
     from kalda.records.consuming import Record
@@ -87,7 +87,7 @@ _NEW_TOPICS_TIMEOUT_MS = 2_000
 )  # fmt: skip
 @with_cluster
 def consume(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     /,
     topics: tuple[str, ...],
     start: str,
@@ -146,15 +146,15 @@ def consume(
     settings: dict[str, object] = {} if isolation_level is None else {"isolation.level": isolation_level}
     with _ending_normally():
         if group_id is None:
-            chosen = _partitions(cluster, topics, partitions)
-            later = _LaterTopics(cluster, topics, partitions)
-            _consume_alone(reading, cluster, settings, chosen, begin, end, later)
+            chosen = _partitions(admin, topics, partitions)
+            later = _LaterTopics(admin, topics, partitions)
+            _consume_alone(reading, admin, settings, chosen, begin, end, later)
         else:
             if partitions or end is not None:
                 raise click.UsageError(
                     "--partition, --until and --exit-at-end cannot be used with --group: the group assigns partitions"
                 )
-            _consume_in_group(reading, cluster, settings, topics, group_id, begin)
+            _consume_in_group(reading, admin, settings, topics, group_id, begin)
     click.echo(f"Processed a total of {writer.count} messages", err=True)
 
 
@@ -235,21 +235,21 @@ class _Reading:
         self.restart_timeout()
 
 
-def _consumer(cluster: ClusterClient, settings: dict[str, object]) -> Consumer:
+def _consumer(admin: CommandAdmin, settings: dict[str, object]) -> Consumer:
     """Raises `click.UsageError` for a configuration that is wrong."""
     from kalda.base.configs.consumer import CONSUMER
     from kalda.base.configs.definition import InvalidConfig
     from kalda.client.config_files import keys_of
     from kalda.client.consumer import Consumer
 
-    defaults = {"allow.auto.create.topics": False, "default.api.timeout.ms": cluster.timeout_ms}
+    defaults = {"allow.auto.create.topics": False, "default.api.timeout.ms": admin.timeout_ms}
     try:
-        return Consumer({**defaults, **keys_of(CONSUMER, cluster.config), **settings})
+        return Consumer({**defaults, **keys_of(CONSUMER, admin.config), **settings})
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
 
 
-def _matching(cluster: ClusterClient, topics: tuple[str, ...]) -> list[str]:
+def _matching(admin: CommandAdmin, topics: tuple[str, ...]) -> list[str]:
     """The topics that are named, and those that match a regular expression. Raises `Failure`."""
     names: list[str] = []
     for topic in topics:
@@ -257,7 +257,7 @@ def _matching(cluster: ClusterClient, topics: tuple[str, ...]) -> list[str]:
             names.append(topic)
             continue
         pattern = _expression(topic)
-        found = sorted(each.name for each in cluster.metadata().topics.values() if pattern.fullmatch(each.name))
+        found = [name for name in admin.list_topics(internal=True) if pattern.fullmatch(name)]
         if not found:
             raise Failure(f"no topic matches {topic}")
         names += found
@@ -274,22 +274,22 @@ def _expression(text: str) -> re.Pattern[str]:
 # -- without a group
 
 
-def _partitions(cluster: ClusterClient, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
+def _partitions(admin: CommandAdmin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
     """What is read, all with a leader. Raises `ApiError`."""
     chosen = [
         partition
-        for topic in _matching(cluster, topics)
-        for partition in ([TopicPartition(topic, p) for p in partitions] or cluster.partitions(topic))
+        for topic in _matching(admin, topics)
+        for partition in ([TopicPartition(topic, p) for p in partitions] or admin.partitions(topic))
     ]
-    cluster.leaders(chosen)
+    admin.wait_for_leaders(chosen)
     return chosen
 
 
 class _LaterTopics:
     """Partitions that match the command's regular expressions, and that appear while it reads."""
 
-    def __init__(self, cluster: ClusterClient, topics: tuple[str, ...], partitions: tuple[int, ...]) -> None:
-        self._cluster = cluster
+    def __init__(self, admin: CommandAdmin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> None:
+        self._admin = admin
         self._patterns = [_expression(topic) for topic in topics if topic.startswith("^")]
         self._partitions = partitions
         self._due_s = time.monotonic() + _NEW_TOPICS_S
@@ -302,7 +302,7 @@ class _LaterTopics:
         found: list[TopicPartition] = []
         topics: list[Topic] = []
         with suppress(ApiError):
-            topics += self._cluster.metadata(timeout_ms=_NEW_TOPICS_TIMEOUT_MS).topics.values()
+            topics += self._admin.list_topics(internal=True, timeout=_NEW_TOPICS_TIMEOUT_MS / 1000).values()
         for topic in topics:
             if any(pattern.fullmatch(topic.name) for pattern in self._patterns):
                 for each in topic.partitions:
@@ -316,7 +316,7 @@ class _LaterTopics:
 
 def _consume_alone(
     reading: _Reading,
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     settings: dict[str, object],
     chosen: list[TopicPartition],
     begin: Place,
@@ -325,14 +325,14 @@ def _consume_alone(
 ) -> None:
     from kalda.client.core.consumer_errors import LogTruncated, OffsetOutOfRange
 
-    with _consumer(cluster, {"auto.offset.reset": "none", **settings}) as consumer:
-        isolation = {**cluster.config, **settings}.get("isolation.level")
+    with _consumer(admin, {"auto.offset.reset": "none", **settings}) as consumer:
+        isolation = {**admin.config, **settings}.get("isolation.level")
         read_committed = str(isolation).lower() == "read_committed"
         # A time may be behind the last stable offset: reading begins there when the transaction has ended.
         is_time = begin.kind is Kind.TIME
-        positions = offsets_of(cluster, chosen, begin, read_committed=read_committed and not is_time)
+        positions = offsets_of(admin, chosen, begin, read_committed=read_committed and not is_time)
         is_later = end is not None and end.kind is Kind.TIME and end.number > time.time_ns() // 1_000_000
-        ends = {} if end is None or is_later else offsets_of(cluster, chosen, end, read_committed=read_committed)
+        ends = {} if end is None or is_later else offsets_of(admin, chosen, end, read_committed=read_committed)
         left = [each for each in chosen if each not in ends or positions[each] < ends[each]]
         consumer.assign(left)
         for partition in left:
@@ -380,7 +380,7 @@ def _start_anew(consumer: Consumer, lost: list[tuple[TopicPartition, int]]) -> N
 
 def _consume_in_group(
     reading: _Reading,
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     settings: dict[str, object],
     topics: tuple[str, ...],
     group_id: str,
@@ -398,9 +398,9 @@ def _consume_in_group(
     if patterns and len(topics) > 1:
         raise click.UsageError("with --group, give names of topics, or one regular expression")
     for topic in topics if not patterns else ():
-        cluster.topic(topic)
+        admin.topic(topic)
     in_group = {"group.id": group_id, "enable.auto.commit": False, "auto.offset.reset": reset}
-    with _consumer(cluster, {**in_group, **settings}) as consumer:
+    with _consumer(admin, {**in_group, **settings}) as consumer:
         consumer.subscribe(
             _expression(patterns[0]) if patterns else topics,
             on_assigned=lambda _: reading.restart_timeout(),

@@ -21,7 +21,7 @@ from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.base.errors import ApiError
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 
 @click.command("elect")
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @json_option
 @with_cluster
 def elect(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     kind: str,
     of_all: bool,
     topics: tuple[str, ...],
@@ -61,7 +61,6 @@ def elect(
       kalda elect unclean --topic orders --partition 0
       kalda elect preferred --file partitions.json
     """
-    from kalda.client.admin.elections import elect_leaders
     from kalda.protocol.kinds import ElectionType
 
     if sum((of_all, bool(topics), path is not None)) != 1:
@@ -72,8 +71,8 @@ def elect(
     if path is not None:
         chosen = read_partitions(path)
     elif topics:
-        chosen = _of_topics(cluster, topics, partition_ids)
-    results = elect_leaders(cluster, ElectionType[kind.upper()], chosen)
+        chosen = _of_topics(admin, topics, partition_ids)
+    results = admin.elect_leaders(chosen, ElectionType[kind.upper()])
     if as_json:
         print_json([_as_json(at, error) for at, error in sorted(results.items())])
     else:
@@ -82,10 +81,10 @@ def elect(
         sys.exit(FAILED)
 
 
-def _of_topics(cluster: ClusterClient, topics: tuple[str, ...], partition_ids: tuple[int, ...]) -> list[TopicPartition]:
+def _of_topics(admin: CommandAdmin, topics: tuple[str, ...], partition_ids: tuple[int, ...]) -> list[TopicPartition]:
     if partition_ids:
         return [TopicPartition(topics[0], partition) for partition in dict.fromkeys(partition_ids)]
-    return [at for name in dict.fromkeys(topics) for at in cluster.partitions(name)]
+    return [at for name in dict.fromkeys(topics) for at in admin.partitions(name)]
 
 
 def read_partitions(path: str) -> list[TopicPartition]:

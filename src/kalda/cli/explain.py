@@ -13,7 +13,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _SHOWN_DECISIONS = 10
 
@@ -29,7 +29,7 @@ def explain() -> None:
 @node_option
 @json_option
 @with_cluster
-def throttle_command(cluster: ClusterClient, client_id: str, user: str, node_id: int | None, as_json: bool) -> None:
+def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: int | None, as_json: bool) -> None:
     """Explain why a client is throttled, or not: whose quota applies, what was used, the last decisions.
 
     The pause X of a client whose rate is O, under a quota of T, measured over W, is (O - T) / T * W. With --json, all
@@ -39,7 +39,7 @@ def throttle_command(cluster: ClusterClient, client_id: str, user: str, node_id:
     Example:
       kalda explain throttle --client loader --user alice
     """
-    found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(cluster, node_id)]
+    found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(admin, node_id)]
     if as_json:
         print_json(found)
         return
@@ -60,7 +60,7 @@ def throttle_command(cluster: ClusterClient, client_id: str, user: str, node_id:
 @json_option
 @with_cluster
 def access_command(
-    cluster: ClusterClient, principal: str, operation: str, resource: str, host: str, node_id: int | None, as_json: bool
+    admin: CommandAdmin, principal: str, operation: str, resource: str, host: str, node_id: int | None, as_json: bool
 ) -> None:
     """Explain what allows or denies an operation: which entry decides, and in which order entries are read.
 
@@ -79,7 +79,7 @@ def access_command(
         "resource": name or "kafka-cluster",
         "host": host,
     }
-    found = [read(each, "/explain/access", **query) for each in addresses(cluster, node_id)]
+    found = [read(each, "/explain/access", **query) for each in addresses(admin, node_id)]
     if as_json:
         print_json(found)
         return

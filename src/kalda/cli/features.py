@@ -10,7 +10,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 METADATA_VERSION = "metadata.version"
 
@@ -31,16 +31,14 @@ def features() -> None:
 @features.command("describe")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: ClusterClient, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, as_json: bool) -> None:
     """Describe the levels that the brokers support, and those that the cluster has finalized.
 
     \b
     Example:
       kalda features describe
     """
-    from kalda.client.admin.features import describe_features
-
-    found = describe_features(cluster)
+    found = admin.describe_features()
     if as_json:
         print_json({"epoch": found.epoch, "features": [feature._asdict() for feature in found.features]})
         return
@@ -70,9 +68,7 @@ def _level(feature: str, level: int) -> str:
 @_release_option
 @_dry_run_option
 @with_cluster_or_controllers
-def upgrade_command(
-    cluster: ClusterClient, levels: tuple[str, ...], release_version: str | None, dry_run: bool
-) -> None:
+def upgrade_command(admin: CommandAdmin, levels: tuple[str, ...], release_version: str | None, dry_run: bool) -> None:
     """Raise feature levels: all that are named, or none.
 
     \b
@@ -82,7 +78,7 @@ def upgrade_command(
     """
     from kalda.protocol.kinds import UpgradeType
 
-    _update(cluster, levels, release_version, UpgradeType.UPGRADE, dry_run, "Upgraded")
+    _update(admin, levels, release_version, UpgradeType.UPGRADE, dry_run, "Upgraded")
 
 
 @features.command("downgrade")
@@ -94,7 +90,7 @@ def upgrade_command(
 @_dry_run_option
 @with_cluster_or_controllers
 def downgrade_command(
-    cluster: ClusterClient, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
+    admin: CommandAdmin, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
 ) -> None:
     """Lower feature levels; level 0 turns a feature off.
 
@@ -105,7 +101,7 @@ def downgrade_command(
     from kalda.protocol.kinds import UpgradeType
 
     kind = UpgradeType.UNSAFE_DOWNGRADE if unsafe else UpgradeType.SAFE_DOWNGRADE
-    _update(cluster, levels, release_version, kind, dry_run, "Downgraded")
+    _update(admin, levels, release_version, kind, dry_run, "Downgraded")
 
 
 def _levels_of_release(release: str) -> dict[str, int]:
@@ -131,16 +127,15 @@ def _named_levels(texts: tuple[str, ...]) -> dict[str, int]:
 
 
 def _update(
-    cluster: ClusterClient, texts: tuple[str, ...], release: str | None, kind: int, dry_run: bool, done: str
+    admin: CommandAdmin, texts: tuple[str, ...], release: str | None, kind: int, dry_run: bool, done: str
 ) -> None:
     """Finalize the levels of a release, as far as the cluster supports them, and those that are named."""
-    from kalda.client.admin.features import describe_features, update_features
     from kalda.protocol.kinds import UpgradeType
 
     levels, named = {} if release is None else _levels_of_release(release), _named_levels(texts)
     if not levels and not named:
         raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")
-    described = {feature.name: feature for feature in describe_features(cluster).features}
+    described = {feature.name: feature for feature in admin.describe_features().features}
     for name in [name for name, level in levels.items() if level and name not in named]:
         if name not in described or not described[name].supported_max:
             del levels[name]
@@ -150,7 +145,7 @@ def _update(
     if not changes:
         click.echo("Nothing to do: all these levels are finalized already.")
         return
-    update_features(cluster, changes, upgrade_type=UpgradeType(kind), validate_only=dry_run)
+    admin.update_features(changes, UpgradeType(kind), validate_only=dry_run)
     for name, level in changes.items():
         word = f"Could have {done.lower()}" if dry_run else done
         click.echo(f"{word} {name} from {finalized.get(name, 0)} to {level}.")

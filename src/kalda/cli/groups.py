@@ -17,8 +17,8 @@ from kalda.cli.session import json_option, with_cluster
 from kalda.cli.times import moment_ago_ms, parse_time_ms
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.groups import Group, Member
-    from kalda.client.cluster import ClusterClient
 
 
 @click.group()
@@ -33,7 +33,7 @@ def groups() -> None:
 @json_option
 @with_cluster
 def list_command(
-    cluster: ClusterClient, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
+    admin: CommandAdmin, states: tuple[str, ...], types: tuple[str, ...], is_long: bool, as_json: bool
 ) -> None:
     """List groups, one on each line.
 
@@ -42,9 +42,7 @@ def list_command(
       kalda groups list
       kalda groups list --long --state Empty
     """
-    from kalda.client.admin.groups import list_groups
-
-    found = list_groups(cluster, states=states, types=types)
+    found = admin.list_groups(states=states, types=types).values()
     if as_json:
         print_json([group._asdict() for group in found])
     elif is_long:
@@ -65,7 +63,7 @@ def list_command(
 @json_option
 @with_cluster
 def describe_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     names: tuple[str, ...],
     all_groups: bool,
     show_members: bool,
@@ -80,16 +78,16 @@ def describe_command(
       kalda groups describe billing --members
       kalda groups describe --all-groups --state
     """
-    from kalda.client.admin.groups import describe_group, list_groups
-
     if all_groups == bool(names):
         raise click.UsageError("name groups, or give --all-groups")
     if all_groups:
-        names = tuple(each.group_id for each in list_groups(cluster) if each.type.lower() in ("classic", "consumer"))
+        names = tuple(
+            each.group_id for each in admin.list_groups().values() if each.type.lower() in ("classic", "consumer")
+        )
     documents = []
     for name in names:
-        group = describe_group(cluster, name)
-        rows = [] if show_members or show_state else _lag_rows(cluster, group)
+        group = admin.describe_groups([name]).value(name)
+        rows = [] if show_members or show_state else _lag_rows(admin, group)
         if as_json:
             documents.append(
                 {**_group_as_json(group), "offsets": [dict(zip(_LAG_KEYS, row, strict=True)) for row in rows]}
@@ -114,13 +112,11 @@ def describe_command(
 _LAG_KEYS = ("topic", "partition", "current_offset", "log_end_offset", "lag", "member", "host", "client")
 
 
-def _lag_rows(cluster: ClusterClient, group: Group) -> list[tuple[object, ...]]:
+def _lag_rows(admin: CommandAdmin, group: Group) -> list[tuple[object, ...]]:
     """A row for each partition with a committed offset or a member. The lag is None where the topic was deleted."""
-    from kalda.client.admin.groups import committed_offsets
-
-    committed = committed_offsets(cluster, group.group_id)
+    committed = admin.list_group_offsets(group.group_id).check().succeeded
     readers: dict[TopicPartition, Member] = {p: member for member in group.members for p in member.partitions}
-    ends = _ends(cluster, {*committed, *readers})
+    ends = _ends(admin, {*committed, *readers})
     rows: list[tuple[object, ...]] = []
     for partition in sorted({*committed, *readers}):
         member, end = readers.get(partition), ends.get(partition)
@@ -131,15 +127,14 @@ def _lag_rows(cluster: ClusterClient, group: Group) -> list[tuple[object, ...]]:
     return rows
 
 
-def _ends(cluster: ClusterClient, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
-    from kalda.client.admin.offsets import offsets_at
+def _ends(admin: CommandAdmin, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
     from kalda.protocol.messages.fetch import OffsetSpec
 
-    topics = cluster.metadata(sorted({partition.topic for partition in partitions})).topics if partitions else {}
+    topics = admin.topics(sorted({partition.topic for partition in partitions})).succeeded
     with_leader = {
         TopicPartition(topic.name, p.partition) for topic in topics.values() for p in topic.partitions if p.leader >= 0
     }
-    return offsets_at(cluster, sorted(partitions & with_leader), OffsetSpec.LATEST)
+    return admin.offsets_at(sorted(partitions & with_leader), OffsetSpec.LATEST)
 
 
 def _group_as_json(group: Group) -> dict[str, object]:
@@ -160,18 +155,16 @@ def _group_as_json(group: Group) -> dict[str, object]:
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
 @click.option("--if-exists", is_flag=True, help="Ignore a group that does not exist.")
 @with_cluster
-def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete groups without members, with their offsets.
 
     \b
     Example:
       kalda groups delete billing-test
     """
-    from kalda.client.admin.groups import delete_group
-
     for name in names:
         try:
-            delete_group(cluster, name)
+            admin.delete_groups([name]).check()
         except ApiError as error:
             if not (if_exists and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
                 raise
@@ -179,13 +172,13 @@ def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bo
             click.echo(f"Deleted group {name}.")
 
 
-def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[TopicPartition]:
+def _read_partitions(admin: CommandAdmin, texts: tuple[str, ...]) -> list[TopicPartition]:
     """The partitions of `orders` (all of the topic) or `orders:0,3` (these two)."""
     found: list[TopicPartition] = []
     for text in texts:
         topic, colon, numbers = text.partition(":")
         if not colon:
-            found += cluster.partitions(topic)
+            found += admin.partitions(topic)
             continue
         try:
             found += [TopicPartition(topic, int(number)) for number in numbers.split(",")]
@@ -218,7 +211,7 @@ def _read_partitions(cluster: ClusterClient, texts: tuple[str, ...]) -> list[Top
 @json_option
 @with_cluster
 def reset_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     /,
     name: str,
     topics: tuple[str, ...],
@@ -237,8 +230,6 @@ def reset_command(
       kalda groups reset-offsets billing --topic orders:0,1 --shift-by -100 --execute
       kalda groups reset-offsets billing --all-topics --by-duration PT1H --execute
     """
-    from kalda.client.admin.groups import commit_offsets, committed_offsets, describe_group
-
     chosen = {key: value for key, value in where.items() if value is not None and value is not False}
     if len(chosen) != 1:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in where)
@@ -246,14 +237,14 @@ def reset_command(
     if bool(topics) == all_topics:
         raise click.UsageError("give either --topic TOPIC[:PARTITION,...] or --all-topics")
     how, value = next(iter(chosen.items()))
-    committed = {partition: at.offset for partition, at in committed_offsets(cluster, name).items()}
-    partitions = sorted(committed) if all_topics else _read_partitions(cluster, topics)
+    committed = {partition: at.offset for partition, at in admin.list_group_offsets(name).check().succeeded.items()}
+    partitions = sorted(committed) if all_topics else _read_partitions(admin, topics)
     if not partitions:
         raise Failure(f"group {name!r} has no offsets; name topics with --topic")
-    new = _new_offsets(cluster, partitions, committed, how, value)
+    new = _new_offsets(admin, partitions, committed, how, value)
     if execute:
         try:
-            group = describe_group(cluster, name)
+            group = admin.describe_groups([name]).value(name)
         except ApiError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise
@@ -262,7 +253,7 @@ def reset_command(
                 raise Failure(
                     f"group {name!r} has {len(group.members)} member(s) and is {group.state}; stop them first"
                 )
-        commit_offsets(cluster, name, new)
+        admin.alter_group_offsets(name, new).check()
     rows = [(*partition, committed.get(partition), offset) for partition, offset in new.items()]
     if as_json:
         keys = ("topic", "partition", "old_offset", "new_offset")
@@ -274,27 +265,26 @@ def reset_command(
 
 
 def _new_offsets(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     partitions: list[TopicPartition],
     committed: dict[TopicPartition, int],
     how: str,
     value: object,
 ) -> dict[TopicPartition, int]:
     """The new offset of each partition, within its log. `how` is the option's name, `value` its value."""
-    from kalda.client.admin.offsets import offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
-    first = offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
-    last = offsets_at(cluster, partitions, OffsetSpec.LATEST)
+    first = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
+    last = admin.offsets_at(partitions, OffsetSpec.LATEST)
     if how == "to_earliest":
         return first
     if how == "to_latest":
         return last
     if how == "to_datetime":
-        return offsets_at(cluster, partitions, parse_time_ms("--to-datetime", str(value)))
+        return admin.offsets_at(partitions, parse_time_ms("--to-datetime", str(value)))
     if how == "by_duration":
         moment_ms = moment_ago_ms("--by-duration", str(value), time.time_ns() // 1_000_000)
-        return offsets_at(cluster, partitions, moment_ms)
+        return admin.offsets_at(partitions, moment_ms)
     if how == "to_offset":
         assert isinstance(value, int)
         offsets = dict.fromkeys(partitions, value)
@@ -316,15 +306,13 @@ def _new_offsets(
     help="This topic, or these partitions of it. May be repeated.",
 )  # fmt: skip
 @with_cluster
-def delete_offsets_command(cluster: ClusterClient, name: str, topics: tuple[str, ...]) -> None:
+def delete_offsets_command(admin: CommandAdmin, name: str, topics: tuple[str, ...]) -> None:
     """Delete a group's offsets of topics to which none of its members subscribes.
 
     \b
     Example:
       kalda groups delete-offsets billing --topic orders:0
     """
-    from kalda.client.admin.groups import delete_offsets
-
-    partitions = _read_partitions(cluster, topics)
-    delete_offsets(cluster, name, partitions)
+    partitions = _read_partitions(admin, topics)
+    admin.delete_group_offsets(name, partitions).check()
     click.echo(f"Deleted the offsets of {len(partitions)} partition(s) from group {name}.")

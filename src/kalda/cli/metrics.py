@@ -13,7 +13,7 @@ from kalda.cli.output import print_json, print_table, shortened
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 Key = tuple[int, str]
 
@@ -25,7 +25,7 @@ Key = tuple[int, str]
 @json_option
 @with_cluster
 def metrics(
-    cluster: ClusterClient, pattern: str | None, node_id: int | None, watch_s: float | None, as_json: bool
+    admin: CommandAdmin, pattern: str | None, node_id: int | None, watch_s: float | None, as_json: bool
 ) -> None:
     """Show what the brokers measure, under Kafka's names; with --watch, counters also a second.
 
@@ -40,7 +40,7 @@ def metrics(
         wanted = re.compile(pattern or "", re.IGNORECASE)
     except re.error as error:
         raise click.UsageError(f"PATTERN {pattern}: {error}") from error
-    found = addresses(cluster, node_id)
+    found = addresses(admin, node_id)
     before: dict[Key, float] = {}
     while True:
         began = time.monotonic()

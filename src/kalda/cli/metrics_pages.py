@@ -12,7 +12,7 @@ import click
 from kalda.cli.failures import Failure
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 LISTENER = "kalda.metrics.listener"
 _ANY_HOST = ("", "0.0.0.0", "::")
@@ -27,19 +27,18 @@ class Address(NamedTuple):
     port: int
 
 
-def addresses(cluster: ClusterClient, node_id: int | None = None) -> list[Address]:
+def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[Address]:
     """The metrics listeners of all brokers, or of one. Raises `Failure` where there is none, and `ApiError`."""
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.admin.configs import Resource, describe_configs
-    from kalda.client.admin.nodes import describe_cluster
+    from kalda.client.admin.configs import Resource
 
     found = []
-    for node in describe_cluster(cluster).nodes:
+    for node in admin.describe_cluster().nodes:
         if node_id is not None and node.node_id != node_id:
             continue
         resource = Resource(ConfigResourceType.BROKER, str(node.node_id))
-        configs = describe_configs(cluster, resource, [LISTENER])
-        text = next((entry.value for entry in configs if entry.name == LISTENER), None)
+        configs = admin.describe_configs([resource]).value(resource)
+        text = configs[LISTENER].value if LISTENER in configs else None
         if text:
             host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
             host = host.strip("[]")

@@ -17,7 +17,7 @@ from kalda.cli.output import print_json
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.consumer import Consumer
     from kalda.client.core.producer_batch import RecordMetadata
 
@@ -104,7 +104,7 @@ def total_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
 @json_option
 @with_cluster
 def produce_command(
-    cluster: ClusterClient, topic: str, num_records: int, record_size: int, throughput: float, as_json: bool
+    admin: CommandAdmin, topic: str, num_records: int, record_size: int, throughput: float, as_json: bool
 ) -> None:
     """Send records of random bytes to TOPIC. Keys of the producer are given by -X.
 
@@ -117,10 +117,10 @@ def produce_command(
     from kalda.client.config_files import keys_of
     from kalda.client.producer import Producer
 
-    cluster.topic(topic)
+    admin.topic(topic)
     value = os.urandom(record_size)
     latencies = _Latencies()
-    with Producer(keys_of(PRODUCER, cluster.config)) as producer:
+    with Producer(keys_of(PRODUCER, admin.config)) as producer:
         began_s = window_s = time.perf_counter()
         for sent in range(1, num_records + 1):
             producer.send(topic, value, on_delivery=latencies.callback())
@@ -201,7 +201,7 @@ def _moment(seconds: float) -> str:
 @json_option
 @with_cluster
 def consume_command(
-    cluster: ClusterClient, topic: str, num_records: int, group_id: str | None, timeout_ms: int, as_json: bool
+    admin: CommandAdmin, topic: str, num_records: int, group_id: str | None, timeout_ms: int, as_json: bool
 ) -> None:
     """Read TOPIC from its beginning. Keys of the consumer are given by -X.
 
@@ -214,8 +214,8 @@ def consume_command(
     from kalda.client.config_files import keys_of
     from kalda.client.consumer import Consumer
 
-    partitions = cluster.partitions(topic)
-    keys: dict[str, object] = {"auto.offset.reset": "earliest", **keys_of(CONSUMER, cluster.config)}
+    partitions = admin.partitions(topic)
+    keys: dict[str, object] = {"auto.offset.reset": "earliest", **keys_of(CONSUMER, admin.config)}
     if group_id is not None:
         keys["group.id"] = group_id
     with Consumer(keys) as consumer:
@@ -262,7 +262,7 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> Consumed:
 @click.option("-s", "--record-size", type=click.IntRange(1, _MAX_RECORD_BYTES), default=100, show_default=True)
 @json_option
 @with_cluster
-def e2e_command(cluster: ClusterClient, topic: str, num_records: int, record_size: int, as_json: bool) -> None:
+def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: int, as_json: bool) -> None:
     """The time from sending a record until a consumer has it, one record after the other.
 
     \b
@@ -276,11 +276,11 @@ def e2e_command(cluster: ClusterClient, topic: str, num_records: int, record_siz
     from kalda.client.consumer import Consumer
     from kalda.client.producer import Producer
 
-    partitions = cluster.partitions(topic)
+    partitions = admin.partitions(topic)
     latencies_ms: list[float] = []
     with (
-        Consumer({"fetch.max.wait.ms": 100, **keys_of(CONSUMER, cluster.config)}) as consumer,
-        Producer({"linger.ms": 0, **keys_of(PRODUCER, cluster.config)}) as producer,
+        Consumer({"fetch.max.wait.ms": 100, **keys_of(CONSUMER, admin.config)}) as consumer,
+        Producer({"linger.ms": 0, **keys_of(PRODUCER, admin.config)}) as producer,
     ):
         consumer.assign(partitions)
         consumer.seek_to_end()

@@ -23,7 +23,7 @@ from kalda.cli.session import MAX_INT64
 from kalda.cli.times import parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _SPAN = re.compile(r"(?:\d+(?:ms|[smhdw]))+")
 _LONGEST = 100
@@ -84,25 +84,24 @@ def _before(option: str, text: str, now_ms: int) -> Place:
 
 
 def offsets_of(
-    cluster: ClusterClient, partitions: Collection[TopicPartition], place: Place, *, read_committed: bool = False
+    admin: CommandAdmin, partitions: Collection[TopicPartition], place: Place, *, read_committed: bool = False
 ) -> dict[TopicPartition, int]:
     """The offset of the place in each partition; the end where all records are older. With `read_committed`, none is
     behind the last stable offset: what is behind it cannot be read yet. Raises `ApiError`."""
-    from kalda.client.admin.offsets import list_offsets, offsets_at
     from kalda.protocol.messages.fetch import OffsetSpec
 
     match place.kind:
         case Kind.OFFSET:
             return dict.fromkeys(partitions, place.number)
         case Kind.BEGINNING:
-            return offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
+            return admin.offsets_at(partitions, OffsetSpec.EARLIEST)
         case Kind.TIME:
-            return offsets_at(cluster, partitions, place.number, read_committed=read_committed)
+            return admin.offsets_at(partitions, place.number, read_committed=read_committed)
         case Kind.END | Kind.LAST:
             latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
-            found = list_offsets(cluster, latest, read_committed=read_committed)
-            ends = {partition: at.offset for partition, at in found.items()}
+            found = admin.list_offsets(latest, read_committed=read_committed).check()
+            ends = {partition: at.offset for partition, at in found.succeeded.items()}
     if place.kind is Kind.END:
         return ends
-    first = offsets_at(cluster, partitions, OffsetSpec.EARLIEST)
+    first = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
     return {partition: max(first[partition], end - place.number) for partition, end in ends.items()}

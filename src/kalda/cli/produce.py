@@ -22,7 +22,7 @@ from kalda.cli.session import json_option, unescape, with_cluster
 from kalda.cli.times import parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.core.producer_batch import RecordMetadata
     from kalda.client.producer import Producer
     from kalda.registry import RegistrySerializer
@@ -111,7 +111,7 @@ def _printable(text: str) -> str:
 @json_option
 @with_cluster
 def produce(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     topic: str,
     files: tuple[str, ...],
     more_files: tuple[str, ...],
@@ -160,9 +160,9 @@ def produce(
     separator = unescape("--key-separator", key_separator) if key_separator else None
     lines = LineFormat(separator, parse_headers, null, fixed, fixed_key)
     timestamp_ms = None if timestamp is None else parse_time_ms("--timestamp", timestamp)
-    settings = _settings(cluster, compression, compression_level, acks, idempotent, batch_size)
+    settings = _settings(admin, compression, compression_level, acks, idempotent, batch_size)
     settings |= _serializers(registry_url, key_schema, value_schema)
-    count = _partitions(cluster, topic, partition)
+    count = _partitions(admin, topic, partition)
     report = _Report(topic)
     with _producer(settings) as producer:
         run = _Run(producer, topic, count, partition, timestamp_ms, report)
@@ -182,16 +182,16 @@ def produce(
         click.echo(report.line(report.progress.seconds), err=True)
 
 
-def _partitions(cluster: ClusterClient, topic: str, partition: int | None) -> int:
+def _partitions(admin: CommandAdmin, topic: str, partition: int | None) -> int:
     """The number of the topic's partitions. Raises `Failure` where it does not have the one that was chosen."""
-    count = len(cluster.topic(topic).partitions)
+    count = len(admin.topic(topic).partitions)
     if partition is not None and partition >= count:
         raise Failure(f"topic {topic} has no partition {partition}; it has {count}, numbered from 0")
     return count
 
 
 def _settings(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     compression: str | None,
     compression_level: int | None,
     acks: str | None,
@@ -202,7 +202,7 @@ def _settings(
     from kalda.base.configs.producer import PRODUCER
     from kalda.client.config_files import keys_of
 
-    linger_ms = _LINGER_MS if cluster.timeout_ms >= _SHORTEST_WITH_LINGER_MS else 0
+    linger_ms = _LINGER_MS if admin.timeout_ms >= _SHORTEST_WITH_LINGER_MS else 0
     options: dict[str, object] = {}
     if compression is not None:
         options["compression.type"] = compression
@@ -221,10 +221,10 @@ def _settings(
         "linger.ms": linger_ms,
         "max.request.size": _MAX_REQUEST_BYTES,
         "buffer.memory": 2 * _MAX_REQUEST_BYTES,
-        "request.timeout.ms": max(1, min(30_000, cluster.timeout_ms - linger_ms)),
-        "delivery.timeout.ms": cluster.timeout_ms,
-        "max.block.ms": cluster.timeout_ms,
-        **keys_of(PRODUCER, cluster.config),
+        "request.timeout.ms": max(1, min(30_000, admin.timeout_ms - linger_ms)),
+        "delivery.timeout.ms": admin.timeout_ms,
+        "max.block.ms": admin.timeout_ms,
+        **keys_of(PRODUCER, admin.config),
         **options,
     }
 

@@ -14,8 +14,8 @@ from kalda.cli.session import json_option, with_cluster_or_controllers
 from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
-    from kalda.client.cluster import ClusterClient
 
 
 @click.group()
@@ -31,7 +31,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Check the change
 @click.option("--replication", "show_replication", is_flag=True, help="Show only the replicas and their offsets.")
 @json_option
 @with_cluster_or_controllers
-def describe_command(cluster: ClusterClient, show_status: bool, show_replication: bool, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, show_status: bool, show_replication: bool, as_json: bool) -> None:
     """Describe the quorum's status and its replicas.
 
     \b
@@ -40,11 +40,8 @@ def describe_command(cluster: ClusterClient, show_status: bool, show_replication
       kalda quorum describe --replication
       kalda quorum describe --bootstrap-controller localhost:9093
     """
-    from kalda.client.admin.nodes import describe_cluster
-    from kalda.client.admin.quorum import describe_quorum
-
-    cluster_id = describe_cluster(cluster).cluster_id
-    found = describe_quorum(cluster)
+    cluster_id = admin.describe_cluster().cluster_id
+    found = admin.describe_quorum()
     if as_json:
         print_json(
             {
@@ -117,7 +114,7 @@ def _as_json(replica: QuorumReplica, found: Quorum) -> dict[str, object]:
 @_dry_run_option
 @json_option
 @with_cluster_or_controllers
-def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bool, as_json: bool) -> None:
+def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool, as_json: bool) -> None:
     """Make a controller a voter. It must be running, formatted with --no-initial-controllers, and have caught up.
 
     Its id and listeners are read from FILE, its directory id from the metadata directory that FILE names; so run this
@@ -128,11 +125,9 @@ def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bo
       kalda quorum add-controller --config controller4.properties --dry-run
       kalda quorum add-controller --config controller4.properties
     """
-    from kalda.client.admin.quorum import add_voter
-
     node_id, directory_id, listeners = _controller_of(config_file)
     if not dry_run:
-        add_voter(cluster, node_id, directory_id, listeners)
+        admin.add_voter(node_id, directory_id, listeners)
     endpoints = [str(listener) for listener in listeners]
     if as_json:
         _print_change(node_id, directory_id, dry_run, endpoints=endpoints)
@@ -156,7 +151,7 @@ def add_controller_command(cluster: ClusterClient, config_file: str, dry_run: bo
 @json_option
 @with_cluster_or_controllers
 def remove_controller_command(
-    cluster: ClusterClient, node_id: int, directory: str | None, dry_run: bool, as_json: bool
+    admin: CommandAdmin, node_id: int, directory: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Remove a controller from the voters. It becomes an observer, and can be stopped.
 
@@ -166,22 +161,20 @@ def remove_controller_command(
     Example:
       kalda quorum remove-controller --controller-id 3 --dry-run
     """
-    from kalda.client.admin.quorum import describe_quorum, remove_voter
-
     if directory is not None:
         try:
             directory_id = uuid_from_text(directory)
         except ValueError as error:
             raise click.UsageError(f"--controller-directory-id: {error}") from error
     else:
-        voters = describe_quorum(cluster).voters
+        voters = admin.describe_quorum().voters
         found = [voter.directory_id for voter in voters if voter.node_id == node_id]
         if not found:
             voter_ids = ", ".join(str(voter.node_id) for voter in voters)
             raise Failure(f"node {node_id} is not a voter; the voters are {voter_ids}")
         directory_id = found[0]
     if not dry_run:
-        remove_voter(cluster, node_id, directory_id)
+        admin.remove_voter(node_id, directory_id)
     if as_json:
         _print_change(node_id, directory_id, dry_run)
         return

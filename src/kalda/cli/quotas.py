@@ -13,8 +13,7 @@ from kalda.cli.output import print_json, print_table, shortened
 from kalda.cli.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.admin.quotas import Filter
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _TYPES = {"user": "user", "client_id": "client-id", "ip": "ip"}
 _PLAIN = re.compile(r"[^<'\",\s][^,\s]*")
@@ -67,7 +66,7 @@ def _show(entity: dict[str, str | None]) -> str:
 @click.option("--strict", is_flag=True, help="Only entities that have no other type.")
 @json_option
 @with_cluster
-def describe_command(cluster: ClusterClient, /, strict: bool, as_json: bool, **options: Any) -> None:
+def describe_command(admin: CommandAdmin, /, strict: bool, as_json: bool, **options: Any) -> None:
     """Describe the quotas of all entities, or of those that match.
 
     \b
@@ -75,20 +74,15 @@ def describe_command(cluster: ClusterClient, /, strict: bool, as_json: bool, **o
       kalda quotas describe
       kalda quotas describe --user alice
     """
-    from kalda.client.admin.quotas import Filter, Match, describe_quotas
-
-    filters: list[Filter] = [
-        Filter(kind, Match.DEFAULT) if name is None else Filter(kind, Match.EXACT, name)
-        for kind, name in _entity(options).items()
-    ]
-    found = describe_quotas(cluster, filters, strict=strict)
+    described = admin.describe_client_quotas(_entity(options), strict=strict)
+    found = [(dict(entity), described[entity]) for entity in sorted(described, key=repr)]
     if as_json:
-        print_json([each._asdict() for each in found])
+        print_json([{"entity": entity, "quotas": values} for entity, values in found])
     elif not found:
         click.echo("There are no quotas.")
     else:
         rows = [
-            (_show(each.entity), key, f"{value:.15g}") for each in found for key, value in sorted(each.quotas.items())
+            (_show(entity), key, f"{value:.15g}") for entity, values in found for key, value in sorted(values.items())
         ]
         print_table(("ENTITY", "QUOTA", "VALUE"), rows)
 
@@ -100,7 +94,7 @@ def describe_command(cluster: ClusterClient, /, strict: bool, as_json: bool, **o
 @click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
 @with_cluster
 def alter_command(
-    cluster: ClusterClient, /, values: tuple[str, ...], removed: tuple[str, ...], dry_run: bool, **options: Any
+    admin: CommandAdmin, /, values: tuple[str, ...], removed: tuple[str, ...], dry_run: bool, **options: Any
 ) -> None:
     """Set and remove quotas of one entity. They take effect at once, also on open connections.
 
@@ -116,8 +110,6 @@ def alter_command(
       kalda quotas alter --client-id-default --set request_percentage=20
       kalda quotas alter --ip-default --remove connection_creation_rate
     """
-    from kalda.client.admin.quotas import alter_quotas
-
     entity = _entity(options)
     if not entity:
         raise click.UsageError("name an entity, by --user, --client-id or --ip, or the default of one of them")
@@ -131,7 +123,7 @@ def alter_command(
             raise click.UsageError(f"--set {key}={text}: a number is expected") from error
     if not changes:
         raise click.UsageError("nothing to change: give --set or --remove")
-    alter_quotas(cluster, entity, changes, validate_only=dry_run)
+    admin.alter_client_quotas({tuple(sorted(entity.items())): changes}, validate_only=dry_run).check()
     click.echo(f"Quotas of {_show(entity)} {'can be' if dry_run else 'were'} altered.")
 
 
@@ -141,7 +133,7 @@ def alter_command(
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows to print.")
 @json_option
 @with_cluster
-def top_command(cluster: ClusterClient, node_id: int | None, watch_s: float | None, limit: int, as_json: bool) -> None:
+def top_command(admin: CommandAdmin, node_id: int | None, watch_s: float | None, limit: int, as_json: bool) -> None:
     """Show who uses how much of which quota now, the one nearest to its limit first.
 
     A quota holds on each broker by itself, so each is a row. The brokers need `kalda.metrics.listener`.
@@ -150,7 +142,7 @@ def top_command(cluster: ClusterClient, node_id: int | None, watch_s: float | No
     Example:
       kalda quotas top --watch 2
     """
-    found = addresses(cluster, node_id)
+    found = addresses(admin, node_id)
     while True:
         rows = [{"node": each.node_id, **row} for each in found for row in read(each, "/quotas")["usage"]]
         rows.sort(key=lambda row: -_share(row))

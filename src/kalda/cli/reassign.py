@@ -19,9 +19,9 @@ from kalda.cli.session import json_option, with_cluster
 from kalda.cli.times import Seconds
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
-    from kalda.client.cluster import ClusterClient
     from kalda.client.core.cluster_values import Partition
 
 Targets = Mapping[TopicPartition, "Target"]
@@ -69,7 +69,7 @@ def _failing() -> Iterator[None]:
 @json_option
 @with_cluster
 def plan_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     topics: str | None,
     topics_file: str | None,
     all_topics: bool,
@@ -97,7 +97,7 @@ def plan_command(
 
     if sum((topics is not None, topics_file is not None, all_topics)) != 1:
         raise click.UsageError("choose topics with exactly one of --topics, --topics-file, --all-topics")
-    everything = partitions_of(cluster, cluster.metadata().topics)
+    everything = partitions_of(admin, admin.list_topics(internal=True))
     if all_topics:
         names = {at.topic for at in everything}
     else:
@@ -106,9 +106,9 @@ def plan_command(
     missing = sorted(names - {at.topic for at in everything})
     if missing:
         raise Failure(f"there is no topic {', '.join(missing)}; check the names")
-    chosen = _brokers(cluster, brokers, without_brokers)
+    chosen = _brokers(admin, brokers, without_brokers)
     current = {at: partition.replicas for at, partition in everything.items() if at.topic in names}
-    sizes = _sizes(cluster, everything, current)
+    sizes = _sizes(admin, everything, current)
     try:
         planned = planner.plan(
             current,
@@ -143,13 +143,12 @@ def _ids(option: str, text: str) -> set[int]:
     return set(map(int, words))
 
 
-def _brokers(cluster: ClusterClient, included: str | None, excluded: str | None) -> list[Broker]:
+def _brokers(admin: CommandAdmin, included: str | None, excluded: str | None) -> list[Broker]:
     from kalda.cli.reassignment.planner import Broker
-    from kalda.client.admin.nodes import describe_cluster
 
     if included is not None and excluded is not None:
         raise click.UsageError("--brokers and --without-brokers exclude each other: give one of them")
-    alive = {node.node_id: node for node in describe_cluster(cluster).nodes}
+    alive = {node.node_id: node for node in admin.describe_cluster().nodes}
     ids = set(alive)
     if included is not None:
         ids = _ids("--brokers", included)
@@ -175,7 +174,7 @@ def _counts(lists: Iterator[tuple[int, ...]] | Collection[tuple[int, ...]]) -> d
 
 
 def _sizes(
-    cluster: ClusterClient, partitions: Mapping[TopicPartition, Partition], chosen: Collection[TopicPartition]
+    admin: CommandAdmin, partitions: Mapping[TopicPartition, Partition], chosen: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Size in bytes of each partition on its leader; partitions whose leader does not answer are left out."""
     from kalda.cli.reassignment.progress import sizes_on
@@ -187,7 +186,7 @@ def _sizes(
         at: size
         for node_id, each in by_leader.items()
         if node_id >= 0
-        for at, size in sizes_on(cluster, node_id, each).items()
+        for at, size in sizes_on(admin, node_id, each).items()
     }
 
 
@@ -256,7 +255,7 @@ def show_bytes(count: float) -> str:
 @json_option
 @with_cluster
 def run_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     path: str,
     throttle: int | None,
     log_dir_throttle: int | None,
@@ -280,7 +279,7 @@ def run_command(
 
     with _failing():
         targets = documents.read_plan(path)
-        current = execution.check(cluster, targets, additional=additional)
+        current = execution.check(admin, targets, additional=additional)
     before = documents.to_document({at: current[at].replicas for at in targets})
     if rollback is not None:
         Path(rollback).write_text(documents.to_text(before) + "\n", encoding="utf-8")
@@ -288,7 +287,7 @@ def run_command(
         click.echo(f"Current partition replica assignment\n\n{documents.to_text(before)}\n")
         click.echo("Save this as a plan for the way back, for kalda reassign run.")
     refusals = execution.start(
-        cluster,
+        admin,
         targets,
         current,
         rate=throttle,
@@ -304,9 +303,9 @@ def run_command(
     done = False
     throttled = throttle is not None or log_dir_throttle is not None
     if begun and not no_wait:
-        done = _watch(cluster, path, targets, begun, timeout)
+        done = _watch(admin, path, targets, begun, timeout)
         if done and throttled:
-            _unthrottle(cluster, targets)
+            _unthrottle(admin, targets)
     if as_json:
         print_json({"rollback": before, "started": _names(begun), "refused": _names(refusals), "completed": done})
     elif done:
@@ -326,10 +325,10 @@ def _warn_of_missing_throttles(brokers: list[int]) -> None:
         )
 
 
-def _unthrottle(cluster: ClusterClient, targets: Targets) -> None:
+def _unthrottle(admin: CommandAdmin, targets: Targets) -> None:
     from kalda.cli.reassignment import execution
 
-    silent = execution.unthrottle(cluster, targets)
+    silent = execution.unthrottle(admin, targets)
     if silent:
         click.echo(
             f"kalda: broker {', '.join(map(str, silent))} does not answer; a throttle that it has stays until "
@@ -343,13 +342,13 @@ def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
 
 
 def _watch(
-    cluster: ClusterClient, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
+    admin: CommandAdmin, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
     """Wait, with a bar on a terminal. True when all are complete, False after the timeout."""
     from kalda.cli.reassignment.bar import wait_with_bar
 
     try:
-        return wait_with_bar(cluster, {at: targets[at].replicas for at in begun}, timeout)
+        return wait_with_bar(admin, {at: targets[at].replicas for at in begun}, timeout)
     except KeyboardInterrupt:
         click.echo(
             f"kalda: the reassignment continues. `kalda reassign status {path}` shows its progress, and removes "
@@ -367,7 +366,7 @@ def _watch(
 @click.option("--preserve-throttles", is_flag=True, help="Do not remove throttles, even when all is complete.")
 @json_option
 @with_cluster
-def status_command(cluster: ClusterClient, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
+def status_command(admin: CommandAdmin, path: str | None, preserve_throttles: bool, as_json: bool) -> None:
     """Show the reassignments in progress; with FILE, the state of each partition of the plan.
 
     When all of a plan is complete, its throttles are removed. With FILE, exits with 1 unless all is complete.
@@ -380,7 +379,7 @@ def status_command(cluster: ClusterClient, path: str | None, preserve_throttles:
     from kalda.cli.reassignment.progress import read_progress
 
     if path is None:
-        progress = read_progress(cluster)
+        progress = read_progress(admin)
         rows = [
             (*at, each.target, each.adding, each.removing, progress.remaining.get(at))
             for at, each in sorted(progress.ongoing.items())
@@ -393,17 +392,17 @@ def status_command(cluster: ClusterClient, path: str | None, preserve_throttles:
         else:
             click.echo("No reassignment is in progress.")
         return
-    _status_of_plan(cluster, path, preserve_throttles, as_json)
+    _status_of_plan(admin, path, preserve_throttles, as_json)
 
 
-def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool, as_json: bool) -> None:
+def _status_of_plan(admin: CommandAdmin, path: str, preserve_throttles: bool, as_json: bool) -> None:
     from kalda.cli.reassignment import documents
     from kalda.cli.reassignment.progress import partitions_of, read_progress
 
     with _failing():
         targets = documents.read_plan(path)
-    progress = read_progress(cluster, targets)
-    now = partitions_of(cluster, (at.topic for at in targets))
+    progress = read_progress(admin, targets)
+    now = partitions_of(admin, (at.topic for at in targets))
     rows = []
     for at, target in sorted(targets.items()):
         replicas = now[at].replicas if at in now else ()
@@ -418,7 +417,7 @@ def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool,
         remaining = progress.remaining.get(at, 0) if state == "in progress" else None
         rows.append((*at, state, target.replicas, replicas, remaining))
     if not progress.ongoing and not preserve_throttles:
-        _unthrottle(cluster, targets)
+        _unthrottle(admin, targets)
     if as_json:
         columns = ("topic", "partition", "state", "planned", "replicas", "remaining_bytes")
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
@@ -438,7 +437,7 @@ def _status_of_plan(cluster: ClusterClient, path: str, preserve_throttles: bool,
 @json_option
 @with_cluster
 def cancel_command(
-    cluster: ClusterClient, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool
+    admin: CommandAdmin, path: str | None, of_all: bool, preserve_throttles: bool, as_json: bool
 ) -> None:
     """Cancel reassignments in progress, those of the plan in FILE or all. Each partition gets its old replicas back.
 
@@ -447,8 +446,7 @@ def cancel_command(
       kalda reassign cancel plan.json
       kalda reassign cancel --all
     """
-    from kalda.cli.reassignment import documents
-    from kalda.client.admin.reassignments import alter_reassignments, list_reassignments
+    from kalda.cli.reassignment import documents, execution
 
     if of_all == (path is not None):
         raise click.UsageError("give either FILE or --all")
@@ -456,13 +454,13 @@ def cancel_command(
     if path is not None:
         with _failing():
             planned = documents.read_plan(path)
-    ongoing = list_reassignments(cluster, planned)
-    results = alter_reassignments(cluster, dict.fromkeys(ongoing)) if ongoing else {}
+    ongoing = admin.list_reassignments(planned)
+    results = execution.alter(admin, dict.fromkeys(ongoing)) if ongoing else {}
     over = {at for at, e in results.items() if e is None or e.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
     failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
     if not preserve_throttles and not failed:
         targets = planned or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
-        _unthrottle(cluster, targets)
+        _unthrottle(admin, targets)
     if as_json:
         print_json({"cancelled": _names(over), "failed": _names(failed)})
     elif over:

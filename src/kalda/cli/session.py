@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 import click
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 P = ParamSpec("P")
 
@@ -48,8 +48,8 @@ _timeout_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
-    """Add the options for the cluster's address and the timeout, and pass a `ClusterClient` to the command."""
+def with_cluster(command: Callable[Concatenate[CommandAdmin, P], None]) -> Callable[..., None]:
+    """Add the options for the cluster's address and the timeout, and pass a `CommandAdmin` to the command."""
 
     @_bootstrap_option
     @_with_config
@@ -62,8 +62,8 @@ def with_cluster(command: Callable[Concatenate[ClusterClient, P], None]) -> Call
         *args: P.args,
         **options: P.kwargs,
     ) -> None:
-        with connect(bootstrap_server, request_timeout_ms, config=config) as cluster:
-            command(cluster, *args, **options)
+        with connect(bootstrap_server, request_timeout_ms, config=config) as admin:
+            command(admin, *args, **options)
 
     return run
 
@@ -85,7 +85,7 @@ def _with_config(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P], None]) -> Callable[..., None]:
+def with_cluster_or_controllers(command: Callable[Concatenate[CommandAdmin, P], None]) -> Callable[..., None]:
     """`with_cluster` for requests that controllers answer too, even where no broker is running (KIP-919)."""
 
     @_bootstrap_option
@@ -107,25 +107,25 @@ def with_cluster_or_controllers(command: Callable[Concatenate[ClusterClient, P],
     ) -> None:
         of_controllers = bootstrap_controller is not None
         address = bootstrap_controller or bootstrap_server
-        with connect(address, request_timeout_ms, of_controllers, config=config) as cluster:
-            command(cluster, *args, **options)
+        with connect(address, request_timeout_ms, of_controllers, config=config) as admin:
+            command(admin, *args, **options)
 
     return run
 
 
 def connect(
     bootstrap: str | None, timeout_ms: int, of_controllers: bool = False, *, config: Mapping[str, object] | None = None
-) -> ClusterClient:
+) -> CommandAdmin:
     """A client of the cluster; it connects with the first request. Raises `click.UsageError` for a bad address or
     configuration."""
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
     config = dict(config or {})
     address = str(bootstrap or config.pop("bootstrap.servers", None) or DEFAULT_BOOTSTRAP)
     config.pop("bootstrap.servers", None)
     try:
-        return ClusterClient(
+        return CommandAdmin(
             address, config={"client.id": "kalda-cli", **config}, timeout_ms=timeout_ms, of_controllers=of_controllers
         )
     except InvalidConfig as error:

@@ -12,8 +12,8 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.token_plans import Token
-    from kalda.client.cluster import ClusterClient
 
 _hmac_option = click.option(
     "--hmac",
@@ -43,12 +43,10 @@ def tokens() -> None:
 @json_option
 @with_cluster
 def create_command(
-    cluster: ClusterClient, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int, as_json: bool
+    admin: CommandAdmin, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int, as_json: bool
 ) -> None:
     """Create a token. Its HMAC is a secret: whoever has it can log in as its owner."""
-    from kalda.client.admin.access import create_token
-
-    token = create_token(cluster, owner=owner, renewers=renewer, max_lifetime_ms=max_life_time_ms)
+    token = admin.create_delegation_token(owner=owner, renewers=renewer, max_lifetime_ms=max_life_time_ms)
     _print([token], as_json, with_hmac=True)
 
 
@@ -56,33 +54,29 @@ def create_command(
 @click.option("--owner", metavar="PRINCIPAL", multiple=True, help="Only tokens that concern this principal.")
 @json_option
 @with_cluster
-def list_command(cluster: ClusterClient, /, owner: tuple[str, ...], as_json: bool) -> None:
+def list_command(admin: CommandAdmin, /, owner: tuple[str, ...], as_json: bool) -> None:
     """List tokens, without their HMACs."""
-    from kalda.client.admin.access import describe_tokens
-
-    _print(describe_tokens(cluster, owner), as_json, with_hmac=False)
+    _print(admin.describe_delegation_tokens(owner), as_json, with_hmac=False)
 
 
 @tokens.command("renew")
 @_hmac_option
 @click.option("--renew-time-period-ms", type=int, default=-1, help="How long from now. [default: the brokers' own]")
 @with_cluster
-def renew_command(cluster: ClusterClient, /, hmac: str, renew_time_period_ms: int) -> None:
+def renew_command(admin: CommandAdmin, /, hmac: str, renew_time_period_ms: int) -> None:
     """Move the expiry of a token on."""
-    from kalda.client.admin.access import renew_token
-
-    click.echo(f"The token expires at {renew_token(cluster, _decoded(hmac), renew_time_period_ms)} ms since 1970.")
+    expires_ms = admin.renew_delegation_token(_decoded(hmac), renew_time_period_ms)
+    click.echo(f"The token expires at {expires_ms} ms since 1970.")
 
 
 @tokens.command("expire")
 @_hmac_option
 @click.option("--expiry-time-period-ms", type=int, default=-1, help="How long from now. [default: at once]")
 @with_cluster
-def expire_command(cluster: ClusterClient, /, hmac: str, expiry_time_period_ms: int) -> None:
+def expire_command(admin: CommandAdmin, /, hmac: str, expiry_time_period_ms: int) -> None:
     """Have a token expire."""
-    from kalda.client.admin.access import expire_token
-
-    click.echo(f"The token expires at {expire_token(cluster, _decoded(hmac), expiry_time_period_ms)} ms since 1970.")
+    expires_ms = admin.expire_delegation_token(_decoded(hmac), expiry_time_period_ms)
+    click.echo(f"The token expires at {expires_ms} ms since 1970.")
 
 
 def _decoded(hmac: str) -> bytes:

@@ -16,8 +16,8 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.topics import EligibleReplicas
-    from kalda.client.cluster import ClusterClient
     from kalda.client.core.cluster_values import Partition, Topic
 
 
@@ -31,7 +31,7 @@ def topics() -> None:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show partitions, replication factor and id too.")
 @json_option
 @with_cluster
-def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
+def list_command(admin: CommandAdmin, exclude_internal: bool, is_long: bool, as_json: bool) -> None:
     """List topics, one on each line.
 
     \b
@@ -39,9 +39,7 @@ def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, 
       kalda topics list
       kalda topics list --long --exclude-internal
     """
-    from kalda.client.admin.topics import list_topics
-
-    found = list_topics(cluster, internal=not exclude_internal)
+    found = list(admin.list_topics(internal=not exclude_internal).values())
     if as_json:
         print_json([_summary(topic) for topic in found])
     elif is_long:
@@ -60,7 +58,7 @@ def list_command(cluster: ClusterClient, exclude_internal: bool, is_long: bool, 
 @json_option
 @with_cluster
 def describe_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     names: tuple[str, ...],
     under_replicated_partitions: bool,
     unavailable_partitions: bool,
@@ -74,12 +72,17 @@ def describe_command(
       kalda topics describe orders
       kalda topics describe --under-replicated-partitions
     """
-    from kalda.client.admin.configs import topic_overrides
-    from kalda.client.admin.topics import describe_topics, eligible_replicas, list_topics
+    from kalda.client.admin.cluster_plans import topic_overrides
+    from kalda.client.admin.topic_plans import eligible_replicas
 
-    found = describe_topics(cluster, names) if names else list_topics(cluster, internal=True)
-    eligible = eligible_replicas(cluster, [topic.name for topic in found]) if found else {}
-    overrides = topic_overrides(cluster, [topic.name for topic in found])
+    if names:
+        described = admin.topics(names)
+        found = [described.value(name) for name in names]
+    else:
+        found = list(admin.list_topics(internal=True).values())
+    shown_names = [topic.name for topic in found]
+    eligible = admin.run("describing topics", eligible_replicas(shown_names)) if found else {}
+    overrides = admin.run("describing configs", topic_overrides(shown_names))
 
     def is_shown(partition: Partition) -> bool:
         if unavailable_partitions and partition.leader >= 0:
@@ -195,7 +198,7 @@ def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
 @json_option
 @with_cluster
 def create_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     names: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
@@ -213,7 +216,7 @@ def create_command(
       kalda topics create users -p 12 -c cleanup.policy=compact -c min.insync.replicas=2
       kalda topics create audit --replica-assignment 1:2,2:3,3:1
     """
-    from kalda.client.admin.topics import BROKER_DEFAULT, NewTopic, create_topics
+    from kalda.client.admin.topics import BROKER_DEFAULT, NewTopic
 
     if replica_assignment is not None and (partitions is not None or replication_factor is not None):
         raise click.UsageError(
@@ -225,7 +228,7 @@ def create_command(
     for name in names:
         topic = NewTopic(name, partitions or BROKER_DEFAULT, replication_factor or BROKER_DEFAULT, settings, assignment)
         try:
-            done += create_topics(cluster, [topic], validate_only=validate_only)
+            done.append(admin.create_topics([topic], validate_only=validate_only).value(name))
         except ApiError as error:
             if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise
@@ -255,7 +258,7 @@ def create_command(
 @click.option("--validate-only", is_flag=True, help="Check the change, and do not make it.")
 @with_cluster
 def alter_command(
-    cluster: ClusterClient, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
+    admin: CommandAdmin, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
 ) -> None:
     """Add partitions to a topic. Keys are mapped to other partitions from then on. Partitions cannot be removed.
 
@@ -264,10 +267,9 @@ def alter_command(
       kalda topics alter orders --partitions 12
       kalda configs alter --topic orders --add-config retention.ms=86400000   (for configs)
     """
-    from kalda.client.admin.topics import create_partitions
-
-    assignment = _read_assignment(replica_assignment) or None
-    create_partitions(cluster, name, partitions, assignment=assignment, validate_only=validate_only)
+    assignment = _read_assignment(replica_assignment)
+    assignments = {name: assignment} if assignment else None
+    admin.create_partitions({name: partitions}, assignments=assignments, validate_only=validate_only).check()
     click.echo(f"Topic {name} {'could have' if validate_only else 'has'} {partitions} partitions.")
 
 
@@ -275,18 +277,16 @@ def alter_command(
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="Ignore a topic that does not exist.")
 @with_cluster
-def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete topics, with all their records.
 
     \b
     Example:
       kalda topics delete orders-test --if-exists
     """
-    from kalda.client.admin.topics import delete_topics
-
     for name in names:
         try:
-            delete_topics(cluster, [name])
+            admin.delete_topics([name]).check()
         except ApiError as error:
             if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise
@@ -302,7 +302,7 @@ def delete_command(cluster: ClusterClient, names: tuple[str, ...], if_exists: bo
 )  # fmt: skip
 @json_option
 @with_cluster
-def offsets_command(cluster: ClusterClient, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
+def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
     """Show the first offset, the end, and the number of offsets between them, of each partition.
 
     \b
@@ -312,14 +312,14 @@ def offsets_command(cluster: ClusterClient, names: tuple[str, ...], place: str |
     """
     from kalda.cli.places import Kind, Place, offsets_of, parse_place
 
-    partitions = [partition for name in dict.fromkeys(names) for partition in cluster.partitions(name)]
+    partitions = [partition for name in dict.fromkeys(names) for partition in admin.partitions(name)]
     if place is not None:
-        found = offsets_of(cluster, partitions, parse_place("--at", place, time.time_ns() // 1_000_000))
+        found = offsets_of(admin, partitions, parse_place("--at", place, time.time_ns() // 1_000_000))
         columns: tuple[str, ...] = ("topic", "partition", "offset")
         rows: list[tuple[object, ...]] = [(*partition, found[partition]) for partition in partitions]
     else:
-        first = offsets_of(cluster, partitions, Place(Kind.BEGINNING))
-        ends = offsets_of(cluster, partitions, Place(Kind.END))
+        first = offsets_of(admin, partitions, Place(Kind.BEGINNING))
+        ends = offsets_of(admin, partitions, Place(Kind.END))
         columns = ("topic", "partition", "beginning", "end", "offsets")
         rows = [(*each, first[each], ends[each], ends[each] - first[each]) for each in partitions]
     if as_json:
@@ -340,7 +340,7 @@ def offsets_command(cluster: ClusterClient, names: tuple[str, ...], place: str |
 @json_option
 @with_cluster
 def delete_records_command(
-    cluster: ClusterClient, name: str, partitions: tuple[int, ...], place: str, execute: bool, as_json: bool
+    admin: CommandAdmin, name: str, partitions: tuple[int, ...], place: str, execute: bool, as_json: bool
 ) -> None:
     """Delete the records of partitions that are before a place.
 
@@ -350,14 +350,16 @@ def delete_records_command(
       kalda topics delete-records orders --partition 0 --before 42 --execute
     """
     from kalda.cli.places import Kind, Place, offsets_of, parse_place
-    from kalda.client.admin.offsets import delete_records
 
-    known = cluster.partitions(name)
+    known = admin.partitions(name)
     chosen = [TopicPartition(name, partition) for partition in partitions] or known
-    cluster.leaders(chosen)
-    first = offsets_of(cluster, chosen, Place(Kind.BEGINNING))
-    before = offsets_of(cluster, chosen, parse_place("--before", place, time.time_ns() // 1_000_000))
-    starts = delete_records(cluster, before) if execute else {each: max(first[each], before[each]) for each in chosen}
+    admin.wait_for_leaders(chosen)
+    first = offsets_of(admin, chosen, Place(Kind.BEGINNING))
+    before = offsets_of(admin, chosen, parse_place("--before", place, time.time_ns() // 1_000_000))
+    if execute:
+        starts = admin.delete_records(before).check().succeeded
+    else:
+        starts = {each: max(first[each], before[each]) for each in chosen}
     columns = ("topic", "partition", "deleted", "beginning")
     rows = [(*each, max(0, starts[each] - first[each]), starts[each]) for each in chosen]
     if as_json:

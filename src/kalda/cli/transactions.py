@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.completion import complete_topic, complete_transactional_id
 from kalda.cli.failures import Failure
@@ -16,8 +17,8 @@ from kalda.cli.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with
 from kalda.cli.times import show_time
 
 if TYPE_CHECKING:
+    from kalda.cli.command_admin import CommandAdmin
     from kalda.client.admin.transactions import ActiveProducer
-    from kalda.client.cluster import ClusterClient
 
 _DEFAULT_MAX_TIMEOUT_MIN = 15
 """The brokers' default of transaction.max.timeout.ms."""
@@ -55,7 +56,7 @@ _partition_option = click.option(
 @json_option
 @with_cluster
 def list_command(
-    cluster: ClusterClient, duration_ms: int, pattern: str | None, states: tuple[str, ...], as_json: bool
+    admin: CommandAdmin, duration_ms: int, pattern: str | None, states: tuple[str, ...], as_json: bool
 ) -> None:
     """List transactional ids with their states, of all coordinators.
 
@@ -65,27 +66,23 @@ def list_command(
       kalda transactions list --state Ongoing --duration-filter 60000
       kalda transactions list --transactional-id-pattern 'billing-.*'
     """
-    from kalda.client.admin.transactions import list_transactions
-
-    found = list_transactions(cluster, states=states, duration_ms=max(-1, duration_ms), pattern=pattern or None)
+    found = admin.list_transactions(states=states, duration_ms=max(-1, duration_ms), pattern=pattern or None)
     columns = ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "TRANSACTION-STATE")
-    _print(columns, [tuple(each) for each in found], as_json)
+    _print(columns, [tuple(each) for each in found.values()], as_json)
 
 
 @transactions.command("describe")
 @_transactional_id_option
 @json_option
 @with_cluster
-def describe_command(cluster: ClusterClient, transactional_id: str, as_json: bool) -> None:
+def describe_command(admin: CommandAdmin, transactional_id: str, as_json: bool) -> None:
     """Describe the state of a transactional id, with the partitions of its open transaction.
 
     \b
     Example:
       kalda transactions describe --transactional-id billing-1
     """
-    from kalda.client.admin.transactions import describe_transaction
-
-    found = describe_transaction(cluster, transactional_id)
+    found = admin.describe_transactions([transactional_id]).value(transactional_id)
     is_open = found.start_time_ms >= 0
     row = (
         found.coordinator,
@@ -112,7 +109,7 @@ def describe_command(cluster: ClusterClient, transactional_id: str, as_json: boo
 @json_option
 @with_cluster
 def describe_producers_command(
-    cluster: ClusterClient, broker_id: int | None, topic: str, partition: int, as_json: bool
+    admin: CommandAdmin, broker_id: int | None, topic: str, partition: int, as_json: bool
 ) -> None:
     """Describe the active producers of a partition, and the offset where an open transaction of each begins.
 
@@ -120,8 +117,6 @@ def describe_producers_command(
     Example:
       kalda transactions describe-producers --topic orders --partition 0
     """
-    from kalda.client.admin.transactions import describe_producers
-
     at = TopicPartition(topic, partition)
     rows = [
         (
@@ -132,7 +127,7 @@ def describe_producers_command(
             each.last_timestamp,
             each.start_offset if each.start_offset >= 0 else None,
         )
-        for each in describe_producers(cluster, [at], broker_id=broker_id)[at]
+        for each in admin.describe_producers([at], broker_id=broker_id).value(at)
     ]
     columns = (
         "PRODUCER-ID", "PRODUCER-EPOCH", "LATEST-COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP",
@@ -153,7 +148,7 @@ def describe_producers_command(
 @json_option
 @with_cluster
 def find_hanging_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     broker_id: int | None,
     max_timeout_min: int,
     topic: str | None,
@@ -167,13 +162,11 @@ def find_hanging_command(
       kalda transactions find-hanging --broker-id 1
       kalda transactions find-hanging --topic orders --partition 0
     """
-    from kalda.client.admin.transactions import find_hanging
-
     if partition is not None and topic is None:
         raise click.UsageError("--partition belongs to a --topic; give both")
     if broker_id is None and topic is None:
         raise click.UsageError("choose where to search with --broker-id or --topic")
-    partitions = _partitions(cluster, broker_id, topic, partition)
+    partitions = _partitions(admin, broker_id, topic, partition)
     started_before_ms = _now_ms() - max_timeout_min * 60_000
     rows = [
         (
@@ -185,7 +178,7 @@ def find_hanging_command(
             show_time(producer.last_timestamp),
             (_now_ms() - producer.last_timestamp) // 60_000,
         )
-        for at, producer in find_hanging(cluster, partitions, started_before_ms=started_before_ms, broker_id=broker_id)
+        for at, producer in _find_hanging(admin, partitions, started_before_ms, broker_id)
     ]
     columns = (
         "TOPIC", "PARTITION", "PRODUCER-ID", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "START-OFFSET", "LAST-TIMESTAMP",
@@ -194,13 +187,37 @@ def find_hanging_command(
     _print(columns, rows, as_json)
 
 
+def _find_hanging(
+    admin: CommandAdmin, partitions: list[TopicPartition], started_before_ms: int, broker_id: int | None
+) -> list[tuple[TopicPartition, ActiveProducer]]:
+    """The transactions of these partitions that hang, and whose last record is older than `started_before_ms` (wall
+    clock), which has to be longer ago than any transaction timeout. Raises `ApiError`.
+
+    A transaction hangs where a partition holds its records, but no coordinator holds it as ongoing with this partition:
+    no one will ever write its marker, and the partition's last stable offset does not move."""
+    described = admin.describe_producers(partitions, broker_id=broker_id).check().succeeded
+    candidates = [
+        (partition, producer)
+        for partition, producers in described.items()
+        for producer in producers
+        if producer.start_offset >= 0 and producer.last_timestamp < started_before_ms
+    ]
+    if not candidates:
+        return []
+    listed = admin.list_transactions(producer_ids=sorted({producer.producer_id for _, producer in candidates}))
+    found = admin.describe_transactions(list(listed))
+    for error in found.errors.values():
+        if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise error
+    ongoing = {listed[name].producer_id: each.partitions for name, each in found.succeeded.items()}
+    return sorted(each for each in candidates if each[0] not in ongoing.get(each[1].producer_id, ()))
+
+
 def _partitions(
-    cluster: ClusterClient, broker_id: int | None, topic: str | None, partition: int | None
+    admin: CommandAdmin, broker_id: int | None, topic: str | None, partition: int | None
 ) -> list[TopicPartition]:
     """The partitions to search: of the topic, and with `broker_id` those that have a replica there."""
-    from kalda.client.admin.topics import describe_topics, list_topics
-
-    topics = list_topics(cluster, internal=True) if topic is None else describe_topics(cluster, [topic])
+    topics = admin.list_topics(internal=True).values() if topic is None else [admin.topics([topic]).value(topic)]
     found = [
         TopicPartition(each.name, p.partition)
         for each in topics
@@ -225,7 +242,7 @@ def _partitions(
 @json_option
 @with_cluster
 def abort_command(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     topic: str,
     partition: int,
     start_offset: int | None,
@@ -243,13 +260,11 @@ def abort_command(
     Example:
       kalda transactions abort --topic orders --partition 0 --start-offset 1502
     """
-    from kalda.client.admin import group_plans
-
     at = TopicPartition(topic, partition)
     if start_offset is not None:
         if (producer_id, producer_epoch, coordinator_epoch) != (None, None, None):
             raise click.UsageError("--start-offset names the transaction; give no producer and no epoch with it")
-        found = _open_at(cluster, at, start_offset)
+        found = _open_at(admin, at, start_offset)
         producer_id, producer_epoch, coordinator_epoch = (
             found.producer_id, found.producer_epoch, found.coordinator_epoch
         )  # fmt: skip
@@ -258,19 +273,16 @@ def abort_command(
             "the transaction must be identified either with --start-offset (for brokers on 3.0 or above) or with "
             "--producer-id, --producer-epoch, and --coordinator-epoch (for older brokers)"
         )
-    plan = group_plans.abort_transaction(at, producer_id, producer_epoch, coordinator_epoch)
-    cluster.run("aborting the transaction", plan)
+    admin.abort_transaction(at, producer_id, producer_epoch, coordinator_epoch)
     if as_json:
         print_json({**at._asdict(), "producer_id": producer_id, "producer_epoch": producer_epoch})
     else:
         click.echo(f"Aborted the transaction of producer {producer_id} with epoch {producer_epoch} in {at}.")
 
 
-def _open_at(cluster: ClusterClient, at: TopicPartition, start_offset: int) -> ActiveProducer:
+def _open_at(admin: CommandAdmin, at: TopicPartition, start_offset: int) -> ActiveProducer:
     """The producer whose open transaction begins there. Raises `Failure`."""
-    from kalda.client.admin.transactions import describe_producers
-
-    for each in describe_producers(cluster, [at])[at]:
+    for each in admin.describe_producers([at]).value(at):
         if each.start_offset == start_offset:
             return each
     raise Failure(f"Could not find any open transactions starting at offset {start_offset} on partition {at}")
@@ -280,16 +292,14 @@ def _open_at(cluster: ClusterClient, at: TopicPartition, start_offset: int) -> A
 @_transactional_id_option
 @json_option
 @with_cluster
-def force_terminate_command(cluster: ClusterClient, transactional_id: str, as_json: bool) -> None:
+def force_terminate_command(admin: CommandAdmin, transactional_id: str, as_json: bool) -> None:
     """Abort the ongoing transaction of a transactional id, and fence its producer.
 
     \b
     Example:
       kalda transactions force-terminate --transactional-id billing-1
     """
-    from kalda.client.admin.group_plans import fence_producers
-
-    cluster.run("fencing the producer", fence_producers([transactional_id])).check()
+    admin.fence_producers([transactional_id]).check()
     if as_json:
         print_json({"transactional_id": transactional_id})
     else:

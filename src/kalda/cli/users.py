@@ -10,7 +10,7 @@ from kalda.cli.output import print_json, print_table
 from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
 _MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _PASSWORD_HELP = "Asked for where not given: arguments are visible to others."
@@ -37,22 +37,18 @@ def users() -> None:
 @click.option("--iterations", type=click.IntRange(4096, 16384), default=8192, show_default=True)
 @click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help=_PASSWORD_HELP)
 @with_cluster
-def set_command(cluster: ClusterClient, /, name: str, mechanism: str, iterations: int, password: str) -> None:
+def set_command(admin: CommandAdmin, /, name: str, mechanism: str, iterations: int, password: str) -> None:
     """Set the password of a user. Only its salted hash is sent."""
     import os
 
-    from kalda.client.admin.access import alter_users
+    from kalda.client.admin.cluster_plans import ScramUpsertion
     from kalda.metadata.scram import ScramMechanism
     from kalda.metadata.scram_arguments import salted_password
-    from kalda.protocol.messages.security import ScramCredentialUpsertion
 
     salt = os.urandom(24)
     chosen = ScramMechanism(_MECHANISMS[mechanism])
     salted = salted_password(chosen, password, salt, iterations)
-    upsertion = ScramCredentialUpsertion(
-        name=name, mechanism=chosen.value, iterations=iterations, salt=salt, salted_password=salted
-    )
-    alter_users(cluster, upsertions=[upsertion])
+    admin.alter_scram_credentials([ScramUpsertion(name, chosen.value, iterations, salt, salted)]).check()
     click.echo(f"{name} has a credential of {mechanism}.")
 
 
@@ -60,12 +56,9 @@ def set_command(cluster: ClusterClient, /, name: str, mechanism: str, iterations
 @click.argument("name")
 @_mechanism_option
 @with_cluster
-def remove_command(cluster: ClusterClient, /, name: str, mechanism: str) -> None:
+def remove_command(admin: CommandAdmin, /, name: str, mechanism: str) -> None:
     """Remove a credential of a user."""
-    from kalda.client.admin.access import alter_users
-    from kalda.protocol.messages.security import ScramCredentialDeletion
-
-    alter_users(cluster, deletions=[ScramCredentialDeletion(name=name, mechanism=_MECHANISMS[mechanism])])
+    admin.alter_scram_credentials(deletions=[(name, _MECHANISMS[mechanism])]).check()
     click.echo(f"{name} has no credential of {mechanism} any more.")
 
 
@@ -73,15 +66,13 @@ def remove_command(cluster: ClusterClient, /, name: str, mechanism: str) -> None
 @click.argument("names", nargs=-1)
 @json_option
 @with_cluster
-def list_command(cluster: ClusterClient, /, names: tuple[str, ...], as_json: bool) -> None:
+def list_command(admin: CommandAdmin, /, names: tuple[str, ...], as_json: bool) -> None:
     """List the users that have credentials; never their secrets."""
-    from kalda.client.admin.access import describe_users
-
     words = {number: word for word, number in _MECHANISMS.items()}
     rows = [
         {"user": user, "mechanism": words.get(mechanism, str(mechanism)), "iterations": iterations}
-        for user, credentials in sorted(describe_users(cluster, names).items())
-        for mechanism, iterations in sorted(credentials.items())
+        for user, credentials in sorted(admin.describe_scram_credentials(names or None).check().succeeded.items())
+        for mechanism, iterations in sorted(credentials)
     ]
     if as_json:
         print_json(rows)

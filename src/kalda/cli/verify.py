@@ -145,11 +145,11 @@ def _is_proof(verdict: Verdict) -> bool:
 
 def _replicas(bootstrap_server: str) -> int:
     """Three, or as many as there are brokers."""
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
     try:
-        with ClusterClient(bootstrap_server, client_id="kalda-verify") as cluster:
-            return max(1, min(3, len(cluster.metadata(()).brokers)))
+        with CommandAdmin(bootstrap_server, client_id="kalda-verify") as admin:
+            return max(1, min(3, len(admin.live_brokers())))
     except ValueError as error:
         raise click.UsageError(f"--bootstrap-server: {error}") from error
     except ApiError as error:

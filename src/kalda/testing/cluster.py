@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
-from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster import ClusterClient
+from kalda.client.admin.topics import NewTopic
+from kalda.client.admin_client import Admin
 from kalda.testing import layout
 from kalda.testing.network import Network
 
@@ -182,8 +182,8 @@ class Cluster:
         more = {} if self._security is None else self._security.client_properties(user, mechanism, password)
         return {"bootstrap.servers": self.bootstrap_servers, **more}
 
-    def _client(self) -> ClusterClient:
-        return ClusterClient(self.bootstrap_servers, config=self.client_config())
+    def _admin(self) -> Admin:
+        return Admin({**self.client_config(), "enable.metrics.push": False})
 
     def create_topic(
         self,
@@ -200,16 +200,16 @@ class Cluster:
             topic = NewTopic(name, configs=texts, assignment=assignment)
         else:
             topic = NewTopic(name, partitions, replication_factor, texts)
-        with self._client() as client:
-            topic_id = create_topics(client, [topic])[0].topic_id
+        with self._admin() as admin:
+            topic_id = admin.create_topics([topic]).value(name).topic_id
         self._run(self._until(lambda node: _has(node, topic_id), f"every node has topic {name}"))
         return topic_id
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and wait until no running node has it in its metadata. Raises `ApiError`."""
-        with self._client() as client:
-            topic_id = client.topic(name).topic_id
-            delete_topics(client, [name])
+        with self._admin() as admin:
+            topic_id = admin.describe_topics([name]).value(name).topic_id
+            admin.delete_topics([name]).check()
         self._run(self._until(lambda node: topic_id not in node.image.topics.by_id, f"no node has topic {name}"))
 
     def leader(self, topic: str, partition: int = 0) -> int:

@@ -26,14 +26,15 @@ from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
 from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.pipeline import RequestPipeline
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
-from kalda.client.admin.configs import Resource, set_configs
+from kalda.client.admin.configs import Resource
 from kalda.client.admin_client import Admin
 from kalda.client.aio_admin import Admin as AioAdmin
 from kalda.client.aio_consumer import Consumer as AioConsumer
 from kalda.client.aio_producer import Producer as AioProducer
-from kalda.client.cluster import ClusterClient
 from kalda.client.consumer import Consumer
+from kalda.client.core.administration import ANY, Ask, single
 from kalda.client.producer import Producer
 from kalda.network.connection import Connection
 from kalda.protocol.apis import ApiKey
@@ -78,19 +79,19 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def connected(cluster: Cluster) -> Iterator[ClusterClient]:
-    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "loader\x1b[2J" + "x" * 30_000}) as client:
+def connected(cluster: Cluster) -> Iterator[CommandAdmin]:
+    with CommandAdmin(cluster.bootstrap_servers, config={"client.id": "loader\x1b[2J" + "x" * 30_000}) as client:
         resource = Resource(ConfigResourceType.CLIENT_METRICS, "all")
-        set_configs(client, resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
+        client.set_configs(resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
         yield client
 
 
 class Pusher:
     """A client of telemetry."""
 
-    def __init__(self, client: ClusterClient) -> None:
+    def __init__(self, client: CommandAdmin) -> None:
         self.client = client
-        got = client.any_broker(GetTelemetrySubscriptionsRequest(), check=_refuse)
+        got = client.run("the subscriptions", single(Ask(ANY, GetTelemetrySubscriptionsRequest()), _refuse))
         self.instance_id: Uuid = got.client_instance_id
         self.subscription_id: int = got.subscription_id
         self.got = got
@@ -104,22 +105,21 @@ class Pusher:
             "metrics": metrics,
             **changes,
         }
-        answer = self.client.any_broker(PushTelemetryRequest(**fields), check=lambda _: None)
+        answer = self.client.run("a push", single(Ask(ANY, PushTelemetryRequest(**fields))))
         return ErrorCode(answer.error_code)
 
 
-def _refuse(answer: Any) -> None:
-    if answer.error_code:
-        raise ApiError(ErrorCode(answer.error_code))
+def _refuse(answer: Any) -> ApiError | None:
+    return ApiError(ErrorCode(answer.error_code)) if answer.error_code else None
 
 
 @pytest.fixture
-def pusher(connected: ClusterClient) -> Pusher:
+def pusher(connected: CommandAdmin) -> Pusher:
     return Pusher(connected)
 
 
 def test_what_is_pushed_is_in_the_topic_on_the_page_and_at_the_plugin(
-    cluster: Cluster, connected: ClusterClient, pusher: Pusher
+    cluster: Cluster, connected: CommandAdmin, pusher: Pusher
 ) -> None:
     assert pusher.got.requested_metrics == ["*"]
     assert (pusher.got.push_interval_ms, pusher.got.telemetry_max_bytes) == (100, 1_048_576)
@@ -145,14 +145,14 @@ def test_what_is_pushed_is_in_the_topic_on_the_page_and_at_the_plugin(
     assert "\x1b" not in shown.output
 
 
-def _wait_for_topic(client: ClusterClient) -> None:
-    client.topic("__client_metrics", timeout_ms=30_000)
+def _wait_for_topic(client: CommandAdmin) -> None:
+    client.topic("__client_metrics")
 
 
-def test_clients_cannot_append_to_the_topic(connected: ClusterClient, pusher: Pusher) -> None:
+def test_clients_cannot_append_to_the_topic(connected: CommandAdmin, pusher: Pusher) -> None:
     pusher.push(encode(POINTS))
     _wait_for_topic(connected)
-    assert connected.metadata(["__client_metrics"]).topics["__client_metrics"].is_internal
+    assert connected.topic("__client_metrics").is_internal
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_an_unknown_codec(pusher: Pusher) -> None:
     assert pusher.push(b"", 77) is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
-def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, connected: ClusterClient) -> None:
-    with ClusterClient(cluster.bootstrap_servers, config={"client.id": "other"}) as other:
+def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, connected: CommandAdmin) -> None:
+    with CommandAdmin(cluster.bootstrap_servers, config={"client.id": "other"}) as other:
         got = Pusher(other).got
     assert (got.requested_metrics, got.push_interval_ms) == ([], 300_000)
 
 
-def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, connected: ClusterClient) -> None:
+def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, connected: CommandAdmin) -> None:
     cluster.create_topic("pushed", partitions=1)
     while not PUSHED.empty():
         PUSHED.get()
@@ -221,7 +221,7 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
         last += PUSHED.get(timeout=30).is_terminating
 
 
-def test_the_asyncio_admin_client_pushes_too(cluster: Cluster, connected: ClusterClient) -> None:
+def test_the_asyncio_admin_client_pushes_too(cluster: Cluster, connected: CommandAdmin) -> None:
     async def pushed() -> Push:
         async with AioAdmin({"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-aio"}) as admin:
             await admin.list_topics()
@@ -235,7 +235,7 @@ def test_the_asyncio_admin_client_pushes_too(cluster: Cluster, connected: Cluste
     }
 
 
-def test_the_command_line(cluster: Cluster, connected: ClusterClient) -> None:
+def test_the_command_line(cluster: Cluster, connected: CommandAdmin) -> None:
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(
             cli, ["client-metrics", *arguments, "--bootstrap-server", cluster.bootstrap_servers]
@@ -304,7 +304,7 @@ def test_a_plugin_that_cannot_be_loaded_stops_the_start(path: str) -> None:
         PluginRunner(path)
 
 
-def test_the_id_of_a_client_of_asyncio(cluster: Cluster, connected: ClusterClient) -> None:
+def test_the_id_of_a_client_of_asyncio(cluster: Cluster, connected: CommandAdmin) -> None:
     async def ids() -> list[Uuid | None]:
         settings = {"bootstrap.servers": cluster.bootstrap_servers, "client.id": "loader-own"}
         async with (

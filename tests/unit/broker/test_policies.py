@@ -17,8 +17,8 @@ from kalda.broker.policies import (
     Policies,
     PolicyViolation,
 )
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
 from kalda.metadata.configs import topic_resource
 from kalda.network.python_classes import ClassFailed
 from kalda.testing import Cluster
@@ -112,10 +112,10 @@ def test_a_node_applies_its_policies() -> None:
             cluster.create_topic("large", 3)
         assert refused.value.code is ErrorCode.POLICY_VIOLATION
         with (
-            ClusterClient(cluster.bootstrap_servers) as client,
+            CommandAdmin(cluster.bootstrap_servers) as client,
             pytest.raises(ApiError, match="not yours to set") as altered,
         ):
-            set_configs(client, Resource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
+            client.set_configs(Resource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
         assert altered.value.code is ErrorCode.POLICY_VIOLATION
     assert AlterConfigRequest("TOPIC", "small", {"min.insync.replicas": "1"}) in SEEN
     assert SEEN.count("closed") == 2

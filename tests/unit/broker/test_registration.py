@@ -11,8 +11,7 @@ from kalda.base.configs.listeners import CONTROLLER
 from kalda.base.ids import uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node
-from kalda.client.admin.features import update_features
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import MetadataVersion
@@ -56,8 +55,8 @@ def test_a_broker_registers_its_directories_once_the_metadata_version_supports_t
     format_storage(RealDisk(), request, new_id=layout.new_id, entropy=os.urandom, now_ms=1, say=lambda _: None)
 
     def raise_level() -> None:
-        with ClusterClient(f"{layout.HOST}:{place.port}") as cluster:
-            update_features(cluster, {"metadata.version": MetadataVersion.IBP_3_7_IV2.value})
+        with CommandAdmin(f"{layout.HOST}:{place.port}") as cluster:
+            cluster.update_features({"metadata.version": MetadataVersion.IBP_3_7_IV2.value})
 
     async def scenario() -> None:
         node, watcher = Node(config), Watcher()

@@ -15,8 +15,8 @@ from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.modules.module import Module
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.services import Services
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.protocol.apis import API, ApiKey, Listener
@@ -226,8 +226,8 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
                 modules["LogUpkeepModule"]._cleaner.config.max_bytes_per_second,
             ]
 
-        with ClusterClient(cluster.bootstrap_servers) as client:
-            set_configs(client, Resource(ConfigResourceType.BROKER, "1"), altered)
+        with CommandAdmin(cluster.bootstrap_servers) as client:
+            client.set_configs(Resource(ConfigResourceType.BROKER, "1"), altered)
         until = time.monotonic() + DEADLINE_S
         wanted: list[object] = [int(value) for value in altered.values()]
         while in_effect() != wanted and time.monotonic() < until:

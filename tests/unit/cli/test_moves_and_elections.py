@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 import kalda
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
 from kalda.cli.reassign import show_bytes
 from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import ReassignmentProgress
-from kalda.client.admin.configs import Resource, describe_configs
-from kalda.client.admin.reassignments import Reassignment, alter_reassignments, list_reassignments
-from kalda.client.cluster import ClusterClient
+from kalda.client.admin.configs import Resource
+from kalda.client.admin.reassignments import Reassignment
 from kalda.testing import Cluster
 
 THROTTLED = (
@@ -38,8 +38,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[ClusterClient]:
-    with ClusterClient(cluster.bootstrap_servers) as connected:
+def client(cluster: Cluster) -> Iterator[CommandAdmin]:
+    with CommandAdmin(cluster.bootstrap_servers) as connected:
         yield connected
 
 
@@ -70,26 +70,30 @@ def shell(cluster: Cluster) -> Shell:
     return Shell(cluster)
 
 
-def replicas_of(client: ClusterClient, name: str) -> list[tuple[int, ...]]:
+def replicas_of(client: CommandAdmin, name: str) -> list[tuple[int, ...]]:
     return [partition.replicas for partition in client.topic(name).partitions]
 
 
-def set_throttles(client: ClusterClient, topic: str) -> set[str]:
+def set_throttles(client: CommandAdmin, topic: str) -> set[str]:
     """The throttle configs that are set on the topic, or on one of two brokers."""
     found = set()
     for resource in (
         Resource(ConfigResourceType.TOPIC, topic),
         *(Resource(ConfigResourceType.BROKER, str(i)) for i in (1, 2)),
     ):
-        found |= {e.name for e in describe_configs(client, resource) if e.name in THROTTLED and not e.is_default}
+        found |= {
+            e.name
+            for e in client.describe_configs([resource]).value(resource).values()
+            if e.name in THROTTLED and not e.is_default
+        }
     return found
 
 
 def test_a_plan_is_made_run_shown_and_rolled_back(
-    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
+    cluster: Cluster, shell: Shell, client: CommandAdmin, tmp_path: Path
 ) -> None:
     cluster.create_topic("orders", assignment=[(1, 2)] * 4)
-    with kalda.Producer(bootstrap_servers=",".join(map(str, client.bootstrap))) as producer:
+    with kalda.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
         for partition in range(4):
             for _ in range(50):
                 producer.send("orders", b"x" * 1000, partition=partition)
@@ -112,7 +116,7 @@ def test_a_plan_is_made_run_shown_and_rolled_back(
 
 
 def test_a_reassignment_in_progress_is_listed_throttled_and_cancelled(
-    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
+    cluster: Cluster, shell: Shell, client: CommandAdmin, tmp_path: Path
 ) -> None:
     cluster.create_topic("stuck", assignment=[(1, 2)])
     plan = tmp_path / "plan.json"
@@ -134,7 +138,7 @@ def test_a_reassignment_in_progress_is_listed_throttled_and_cancelled(
         assert "None of the specified" in shell.run("reassign", "cancel", plan).stdout
         assert shell.json("reassign", "cancel", "--all") == {"cancelled": [], "failed": []}
         assert replicas_of(client, "stuck") == [(1, 2)]
-        assert list_reassignments(client) == {}
+        assert client.list_reassignments() == {}
     finally:
         cluster.start_node(3)
     shell.run("reassign", "cancel", plan)
@@ -150,9 +154,9 @@ def test_a_reassignment_in_progress_is_listed_throttled_and_cancelled(
     ],
 )
 def test_plans_that_do_not_fit_the_cluster(
-    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path, change: dict[str, object], words: str
+    cluster: Cluster, shell: Shell, client: CommandAdmin, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
-    if "refusals" not in client.metadata().topics:
+    if "refusals" not in client.list_topics(internal=True):
         cluster.create_topic("refusals", assignment=[(1, 2)])
     plan = tmp_path / "plan.json"
     entry = {"topic": "refusals", "partition": 0, "replicas": [1, 3], **change}
@@ -161,7 +165,7 @@ def test_plans_that_do_not_fit_the_cluster(
 
 
 def test_a_change_of_replication_factor_may_be_refused(
-    cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path
+    cluster: Cluster, shell: Shell, client: CommandAdmin, tmp_path: Path
 ) -> None:
     cluster.create_topic("wider", assignment=[(1, 2)])
     plan = tmp_path / "plan.json"
@@ -183,10 +187,10 @@ def test_wrong_options_of_plan(shell: Shell) -> None:
     assert "either FILE or --all" in shell.run("reassign", "cancel", code=2).stderr
 
 
-def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: ClusterClient, tmp_path: Path) -> None:
+def test_preferred_leaders_are_elected(cluster: Cluster, shell: Shell, client: CommandAdmin, tmp_path: Path) -> None:
     cluster.create_topic("led", assignment=[(1, 2), (1, 2)])
     at = [TopicPartition("led", index) for index in range(2)]
-    assert alter_reassignments(client, dict.fromkeys(at, (2, 1))) == dict.fromkeys(at)
+    assert client.alter_reassignments(dict.fromkeys(at, (2, 1))) == dict.fromkeys(at)
     (first,) = shell.json("elect", "preferred", "--topic", "led", "--partition", 0)
     assert (first["elected"], first["error"]) == (True, None)
     again = shell.run("elect", "preferred", "--topic", "led", "--partition", 0)
@@ -314,7 +318,7 @@ def test_a_bar_shows_the_remaining_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bar, "_POLL_S", 0.001)
     monkeypatch.setattr(bar, "_FIRST_POLL_S", 0.001)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with ClusterClient("127.0.0.1:1") as unused:
+    with CommandAdmin("127.0.0.1:1") as unused:
         assert bar.wait_with_bar(unused, {at: (2,)}, None)
     assert polls == []
 

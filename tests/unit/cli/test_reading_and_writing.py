@@ -14,16 +14,20 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.failures import Failure
 from kalda.cli.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
 from kalda.cli.places import Kind, Place, offsets_of, parse_place
 from kalda.cli.record_input import EnvelopeFormat, LineFormat, read_pieces
 from kalda.cli.session import unescape
 from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
-from kalda.client.admin.offsets import OffsetSpec
-from kalda.client.cluster import ClusterClient
 from kalda.protocol.apis import ApiKey
-from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
+from kalda.protocol.messages.fetch import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetSpec,
+)
 from kalda.records.batch import TimestampType
 from kalda.records.consuming import Record
 
@@ -313,9 +317,9 @@ def test_an_end_by_time_is_not_behind_the_last_stable_offset() -> None:
         found = ListOffsetsPartitionResponse(partition_index=0, offset=offset)
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=topic.name, partitions=[found])])
 
-    with ScriptedBroker() as broker, ClusterClient(broker.address) as cluster:
+    with ScriptedBroker() as broker, CommandAdmin(broker.address) as admin:
         broker.topics["t"] = [1]
         broker.answers[ApiKey.LIST_OFFSETS] = answer
         place, partition = Place(Kind.TIME, 1_000), TopicPartition("t", 0)
-        assert offsets_of(cluster, [partition], place, read_committed=True) == {partition: 1}
-        assert offsets_of(cluster, [partition], place) == {partition: 5}
+        assert offsets_of(admin, [partition], place, read_committed=True) == {partition: 1}
+        assert offsets_of(admin, [partition], place) == {partition: 5}

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import kalda
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
 from kalda.broker.disk import RealDisk
 from kalda.cli.server import Options, UsageError
 from kalda.cli.single_node import prepare, properties_text
-from kalda.client.cluster import ClusterClient
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports
 
@@ -43,8 +43,8 @@ def answers_until_sigterm(command: list[str], cwd: Path, address: str) -> str:
     """Run a node, wait until it answers, and stop it. Returns what it printed on stdout."""
     with subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as node:
         try:
-            with ClusterClient(address, first_contact_ms=60_000, timeout_ms=60_000) as cluster:
-                assert sorted(cluster.metadata(()).brokers) == [1]
+            with kalda.Admin({"bootstrap.servers": address}) as admin:  # waits for the node
+                assert [each.node_id for each in admin.describe_cluster().nodes] == [1]
             node.send_signal(signal.SIGTERM)
             printed, _ = node.communicate(timeout=60)
         finally:

@@ -12,11 +12,9 @@ import pytest
 
 from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.base.errors import ApiError
-from kalda.base.ids import TopicPartition
 from kalda.broker.request_metrics import EVERY
-from kalda.client.admin.groups import commit_offsets
-from kalda.client.admin.quotas import alter_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.core.administration import ANY, Ask, single
 from kalda.client.producer import Producer
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.encoder import ErrorCounts
@@ -78,9 +76,9 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
     with Cluster(brokers=1, config={"kalda.metrics.listener": "127.0.0.1:0"}) as cluster:
-        with ClusterClient(cluster.bootstrap_servers) as client:
+        with CommandAdmin(cluster.bootstrap_servers) as client:
             limits = {"producer_byte_rate": 1e9, "consumer_byte_rate": 1e9, "request_percentage": 1e3}
-            alter_quotas(client, {"client-id": None}, {**limits, "controller_mutation_rate": 1e3})
+            client.alter_client_quotas({(("client-id", None),): {**limits, "controller_mutation_rate": 1e3}}).check()
             cluster.create_topic("measured", partitions=1)
             with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
                 for _ in range(EVERY):
@@ -88,9 +86,9 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
             cluster.create_topic("keys", configs={"cleanup.policy": "compact"})
             with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer, pytest.raises(ApiError):
                 producer.send("keys", value=b"without a key").result(30)
-            commit_offsets(client, "g", {TopicPartition("measured", 0): 1})
-            client.metadata()
-            client.any_broker(HeartbeatRequest(group_id="g", member_id="m"), check=lambda _: None)
+            client.alter_group_offsets("g", {("measured", 0): 1}).check()
+            client.list_topics()
+            client.run("a heartbeat", single(Ask(ANY, HeartbeatRequest(group_id="g", member_id="m"))))
             listener = cluster.nodes[1].metrics_listener
             assert listener is not None
             with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics.json") as answer:

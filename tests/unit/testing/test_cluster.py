@@ -17,7 +17,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import Node, StartError
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
 from kalda.testing import Cluster, plugin
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -218,8 +218,8 @@ def test_the_session_has_a_cluster(kalda_cluster: Cluster) -> None:
 
 
 def topics(cluster: Cluster) -> set[str]:
-    with ClusterClient(cluster.bootstrap_servers) as client:
-        return set(client.metadata().topics)
+    with CommandAdmin(cluster.bootstrap_servers) as client:
+        return set(client.list_topics(internal=True))
 
 
 seen_topics: list[str] = []

@@ -11,10 +11,9 @@ import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.admin.nodes import describe_log_dirs
-from kalda.client.admin.topics import NewTopic, create_topics
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Resource
+from kalda.client.admin.topics import NewTopic
 from kalda.testing import Cluster
 
 DEADLINE_S = 60.0
@@ -29,41 +28,41 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-def cordoned(client: ClusterClient) -> list[str]:
-    return [Path(each.path).name for each in describe_log_dirs(client, 2) if each.is_cordoned]
+def cordoned(client: CommandAdmin) -> list[str]:
+    return [Path(each.path).name for each in client.describe_log_dirs([2]).value(2) if each.is_cordoned]
 
 
-def create_in_time(client: ClusterClient, topic: NewTopic) -> None:
+def create_in_time(client: CommandAdmin, topic: NewTopic) -> None:
     """Create the topic, and retry: the controller gets the state of a broker's directories with its next heartbeat."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         with suppress(ApiError):
-            create_topics(client, [topic])
+            client.create_topics([topic]).check()
             return
         time.sleep(0.02)
     raise AssertionError(f"{topic.name} cannot be created")
 
 
 def test_cordoned_directories_get_no_new_replicas(cluster: Cluster, tmp_path: Path) -> None:
-    with ClusterClient(cluster.bootstrap_servers) as client:
+    with CommandAdmin(cluster.bootstrap_servers) as client:
         assert cordoned(client) == ["left", "right"]
-        create_topics(client, [NewTopic("single", 4, 1)])
+        client.create_topics([NewTopic("single", 4, 1)]).check()
         assert {partition.replicas for partition in client.topic("single").partitions} == {(1,)}
         with pytest.raises(ApiError) as refused:
-            create_topics(client, [NewTopic("both", 6, 2)])
+            client.create_topics([NewTopic("both", 6, 2)]).check()
         assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
 
-        set_configs(client, SECOND, {"cordoned.log.dirs": f"{tmp_path}/left"})
+        client.set_configs(SECOND, {"cordoned.log.dirs": f"{tmp_path}/left"})
         create_in_time(client, NewTopic("both", 6, 2))
         assert cordoned(client) == ["left"]
-        places = {Path(each.path).name: each.partitions for each in describe_log_dirs(client, 2)}
+        places = {Path(each.path).name: each.partitions for each in client.describe_log_dirs([2]).value(2)}
         until = time.monotonic() + DEADLINE_S
         while len(places["right"]) < 6:
             assert time.monotonic() < until, places
             time.sleep(0.02)
-            places = {Path(each.path).name: each.partitions for each in describe_log_dirs(client, 2)}
+            places = {Path(each.path).name: each.partitions for each in client.describe_log_dirs([2]).value(2)}
         assert not places["left"]
 
         with pytest.raises(ApiError) as refused:
-            set_configs(client, SECOND, {"cordoned.log.dirs": "/elsewhere"})
+            client.set_configs(SECOND, {"cordoned.log.dirs": "/elsewhere"})
         assert refused.value.code is ErrorCode.INVALID_REQUEST

@@ -19,10 +19,9 @@ from click.testing import CliRunner
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.broker.node import StartError
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
-from kalda.client.admin.configs import Resource, set_configs
-from kalda.client.admin.quotas import Filter, Match, alter_quotas, describe_quotas
-from kalda.client.cluster import ClusterClient
+from kalda.client.admin.configs import Resource
 from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.framing import encode_request
@@ -76,15 +75,15 @@ def until(condition: Any) -> None:
 
 
 def test_a_quota_takes_effect_on_an_open_connection_and_ends_when_it_is_removed(cluster: Cluster) -> None:
-    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "loader") as connection:
+    with CommandAdmin(cluster.bootstrap_servers) as admin, connect(cluster, "loader") as connection:
         assert produce(connection) == 0
-        alter_quotas(admin, {"client-id": "loader"}, {"producer_byte_rate": 1_900.0})
+        admin.alter_client_quotas({(("client-id", "loader"),): {"producer_byte_rate": 1_900.0}}).check()
         until(lambda: produce(connection) > 0)
-        [found] = describe_quotas(admin, [Filter("client-id", Match.EXACT, "loader")])
-        assert found == ({"client-id": "loader"}, {"producer_byte_rate": 1_900.0})
+        found = admin.describe_client_quotas({"client-id": "loader"})
+        assert found == {(("client-id", "loader"),): {"producer_byte_rate": 1_900.0}}
         with connect(cluster, "other") as other:
             assert produce(other) == 0
-        alter_quotas(admin, {"client-id": "loader"}, {"producer_byte_rate": None})
+        admin.alter_client_quotas({(("client-id", "loader"),): {"producer_byte_rate": None}}).check()
         node = cluster.nodes[1]
         assert node._quotas is not None
         until(lambda: not node._quotas.managers.produce.is_enabled)
@@ -93,7 +92,7 @@ def test_a_quota_takes_effect_on_an_open_connection_and_ends_when_it_is_removed(
 
 
 def test_a_throttled_fetch_gets_no_records_and_the_connection_is_muted(cluster: Cluster) -> None:
-    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "reader") as connection:
+    with CommandAdmin(cluster.bootstrap_servers) as admin, connect(cluster, "reader") as connection:
         with connect(cluster, "writer") as writer:
             for _ in range(5):
                 produce(writer)
@@ -106,7 +105,7 @@ def test_a_throttled_fetch_gets_no_records_and_the_connection_is_muted(cluster: 
             return connection.request(request, version=12)
 
         assert fetch().responses
-        alter_quotas(admin, {"client-id": "reader"}, {"consumer_byte_rate": 100_000.0})
+        admin.alter_client_quotas({(("client-id", "reader"),): {"consumer_byte_rate": 100_000.0}}).check()
         throttled: list[Any] = []
 
         def is_throttled() -> bool:
@@ -118,12 +117,12 @@ def test_a_throttled_fetch_gets_no_records_and_the_connection_is_muted(cluster: 
         began = time.monotonic()
         assert connection.request(MetadataRequest(topics=[])).brokers
         assert time.monotonic() - began >= throttled[-1].throttle_time_ms / 1000 - 0.1
-        alter_quotas(admin, {"client-id": "reader"}, {"consumer_byte_rate": None})
+        admin.alter_client_quotas({(("client-id", "reader"),): {"consumer_byte_rate": None}}).check()
 
 
 def test_mutations_of_a_client_are_refused_by_the_controller(cluster: Cluster) -> None:
-    with ClusterClient(cluster.bootstrap_servers) as admin, connect(cluster, "creator") as connection:
-        alter_quotas(admin, {"client-id": "creator"}, {"controller_mutation_rate": 1.0})
+    with CommandAdmin(cluster.bootstrap_servers) as admin, connect(cluster, "creator") as connection:
+        admin.alter_client_quotas({(("client-id", "creator"),): {"controller_mutation_rate": 1.0}}).check()
 
         def create(name: str, version: int | None = None) -> Any:
             topics = [CreatableTopic(name=name, num_partitions=40, replication_factor=1)]
@@ -139,7 +138,7 @@ def test_mutations_of_a_client_are_refused_by_the_controller(cluster: Cluster) -
 
         until(is_refused)
         assert 0 < answers[-1].throttle_time_ms <= 40_000
-        alter_quotas(admin, {"client-id": "creator"}, {"controller_mutation_rate": None})
+        admin.alter_client_quotas({(("client-id", "creator"),): {"controller_mutation_rate": None}}).check()
 
 
 def get(cluster: Cluster, path: str) -> tuple[int, str]:
@@ -214,13 +213,13 @@ def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:
 
 
 def test_a_dynamic_rate_of_connections_of_an_address(cluster: Cluster) -> None:
-    with ClusterClient(cluster.bootstrap_servers) as admin:
+    with CommandAdmin(cluster.bootstrap_servers) as admin:
         node = cluster.nodes[1]
         assert node._server is not None
         limits = node._server._admissions[False]._ip_limits
-        alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": 5.0})
+        admin.alter_client_quotas({(("ip", "10.9.8.7"),): {"connection_creation_rate": 5.0}}).check()
         until(lambda: limits.get("10.9.8.7") == 5.0)
-        alter_quotas(admin, {"ip": "10.9.8.7"}, {"connection_creation_rate": None})
+        admin.alter_client_quotas({(("ip", "10.9.8.7"),): {"connection_creation_rate": None}}).check()
         until(lambda: "10.9.8.7" not in limits)
 
 
@@ -229,9 +228,9 @@ def test_rates_of_replication_are_dynamic(cluster: Cluster) -> None:
     assert replicas is not None
     throttle = replicas.throttle
     assert throttle is not None
-    with ClusterClient(cluster.bootstrap_servers) as admin:
-        set_configs(admin, Resource(ConfigResourceType.BROKER, "1"), {"leader.replication.throttled.rate": "1000000"})
-        set_configs(admin, Resource(ConfigResourceType.TOPIC, "t"), {"leader.replication.throttled.replicas": "0:1"})
+    with CommandAdmin(cluster.bootstrap_servers) as admin:
+        admin.set_configs(Resource(ConfigResourceType.BROKER, "1"), {"leader.replication.throttled.rate": "1000000"})
+        admin.set_configs(Resource(ConfigResourceType.TOPIC, "t"), {"leader.replication.throttled.replicas": "0:1"})
         until(lambda: throttle.is_enabled)
         assert throttle.is_throttled("t", 0)
 
@@ -323,10 +322,9 @@ def test_a_node_with_one_listener_for_clients_limits_their_connections(limit: st
 def test_overrides_of_connections_name_hosts(tmp_path: Path) -> None:
     with Cluster(config={"max.connections.per.ip.overrides": "localhost:4"}) as cluster:
         assert limited_to(cluster, 4)
-        with ClusterClient(cluster.bootstrap_servers) as admin:
-            set_configs(
-                admin, Resource(ConfigResourceType.BROKER, ""), {"max.connections.per.ip.overrides": "localhost:6"}
-            )
+        with CommandAdmin(cluster.bootstrap_servers) as admin:
+            every = Resource(ConfigResourceType.BROKER, "")
+            admin.set_configs(every, {"max.connections.per.ip.overrides": "localhost:6"})
             node = cluster.nodes[1]
             assert node._server is not None
             server = node._server

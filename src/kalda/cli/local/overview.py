@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kalda.base.errors import ApiError
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.local.layout import Layout, Place
 from kalda.cli.local.process import Usage, process_state
 from kalda.cli.local.starting import process_of
-from kalda.client.admin.nodes import describe_cluster
-from kalda.client.admin.quorum import Quorum, describe_quorum
-from kalda.client.cluster import ClusterClient
+from kalda.client.admin.quorum import Quorum
 
 SERVES = "serves"
 STARTING = "starting"
@@ -75,25 +74,25 @@ def describe_nodes(layout: Layout) -> ClusterView:
             if pids[place.node_id] is not None
         ]
         try:
-            with ClusterClient(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
-                state = _cluster_state(cluster)
+            with CommandAdmin(servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as admin:
+                state = _cluster_state(admin)
         except ApiError as error:
             problem = error.message or error.code.name
     nodes = tuple(_view(layout, place, pids[place.node_id], state) for place in layout.nodes)
     return ClusterView(nodes, len(state.unfenced) if state is not None else None, problem)
 
 
-def _cluster_state(cluster: ClusterClient) -> _ClusterState:
+def _cluster_state(admin: CommandAdmin) -> _ClusterState:
     """Brokers, partitions, and the quorum where it has a leader. Raises `ApiError`."""
-    unfenced = frozenset(node.node_id for node in describe_cluster(cluster, fenced=True).nodes if not node.is_fenced)
+    unfenced = frozenset(node.node_id for node in admin.describe_cluster(fenced=True).nodes if not node.is_fenced)
     leads: Counter[int] = Counter()
     out_of_sync: Counter[int] = Counter()
-    for topic in cluster.metadata().topics.values():
+    for topic in admin.list_topics(internal=True).values():
         for partition in topic.partitions:
             leads[partition.leader] += 1
             out_of_sync.update(set(partition.replicas) - set(partition.isr))
     try:
-        quorum = describe_quorum(cluster)
+        quorum = admin.describe_quorum()
     except ApiError:
         quorum = None
     return _ClusterState(unfenced, quorum, leads, out_of_sync)

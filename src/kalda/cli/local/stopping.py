@@ -93,11 +93,10 @@ def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s:
 
 def _active_controller(layout: Layout) -> int | None:
     """The active controller's node id; None where no node answers within `_TIMEOUT_MS`."""
-    from kalda.client.admin.quorum import describe_quorum
-    from kalda.client.cluster import ClusterClient
+    from kalda.cli.command_admin import CommandAdmin
 
     try:
-        with ClusterClient(layout.local_servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as cluster:
-            return describe_quorum(cluster).leader_id
+        with CommandAdmin(layout.local_servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as admin:
+            return admin.describe_quorum().leader_id
     except ApiError:
         return None

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.reassignment.progress import ReassignmentProgress, read_progress
-from kalda.client.cluster import ClusterClient
 
 _FIRST_POLL_S = 0.1
 _POLL_S = 1.0
 
 
 def wait_with_bar(
-    cluster: ClusterClient, targets: Mapping[TopicPartition, Sequence[int]], timeout_s: float | None
+    admin: CommandAdmin, targets: Mapping[TopicPartition, Sequence[int]], timeout_s: float | None
 ) -> bool:
     """Wait until none of them is in progress, and return True; or False after the timeout. Raises `ApiError`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -23,7 +23,7 @@ def wait_with_bar(
     pause_s = _FIRST_POLL_S
     try:
         while True:
-            progress = read_progress(cluster, targets)
+            progress = read_progress(admin, targets)
             if bar is not None:
                 bar.show(progress)
             if not progress.ongoing:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.configs import Alteration, Resource, alter_configs, set_configs
-from kalda.client.cluster import ClusterClient
+from kalda.cli.command_admin import CommandAdmin
+from kalda.client.admin.configs import Alteration, Resource
 
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
@@ -32,7 +32,7 @@ class Move(NamedTuple):
 
 
 def throttle(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     moves: Mapping[TopicPartition, Move],
     alive: Collection[int],
     rate: int | None,
@@ -47,7 +47,7 @@ def throttle(
     brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
-            set_configs(cluster, Resource(ConfigResourceType.TOPIC, topic), values)
+            admin.set_configs(Resource(ConfigResourceType.TOPIC, topic), values)
     rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
     if log_dir_rate is not None:
         rates[LOG_DIR_RATE] = str(log_dir_rate)
@@ -55,7 +55,7 @@ def throttle(
         return []
 
     def limit(broker: Resource) -> None:
-        set_configs(cluster, broker, rates, timeout_ms=_BROKER_MS)
+        admin.set_configs(broker, rates, _BROKER_MS)
 
     return [node_id for node_id in brokers if not _answers(limit, node_id)]
 
@@ -86,24 +86,24 @@ def throttled_replicas(moves: Mapping[TopicPartition, Move]) -> dict[str, dict[s
     }
 
 
-def clear(cluster: ClusterClient, topics: Iterable[str], brokers: Iterable[int]) -> list[int]:
+def clear(admin: CommandAdmin, topics: Iterable[str], brokers: Iterable[int]) -> list[int]:
     """Remove what `throttle` has set; topics that were deleted are skipped. Returns the brokers that did not answer.
     Raises `ApiError`."""
     rates = (LEADER_RATE, FOLLOWER_RATE, LOG_DIR_RATE)
     silent = [
         node_id
         for node_id in sorted(set(brokers))
-        if not _answers(lambda at: _delete(cluster, at, rates, _BROKER_MS), node_id)
+        if not _answers(lambda at: _delete(admin, at, rates, _BROKER_MS), node_id)
     ]
     for topic in sorted(set(topics)):
         try:
-            _delete(cluster, Resource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
+            _delete(admin, Resource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
     return silent
 
 
-def _delete(cluster: ClusterClient, resource: Resource, names: Iterable[str], timeout_ms: int | None = None) -> None:
-    deletions = [Alteration(name, ConfigOperation.DELETE) for name in names]
-    alter_configs(cluster, resource, deletions, timeout_ms=timeout_ms)
+def _delete(admin: CommandAdmin, resource: Resource, names: Iterable[str], timeout_ms: int | None = None) -> None:
+    changes = [Alteration(name, ConfigOperation.DELETE) for name in names]
+    admin.alter_configs({resource: changes}, timeout=None if timeout_ms is None else timeout_ms / 1000).check()

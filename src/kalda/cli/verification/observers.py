@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Batch
 from kalda.cli.verification.recording import now_us
-from kalda.client.admin.groups import committed_offsets
-from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster import ClusterClient
 from kalda.client.config_files import keys_of
 from kalda.client.consumer import Consumer
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -79,8 +77,8 @@ class CommittedReader:
 class GroupSource:
     """The input of a loop: a `Source` over the offsets of a group without members."""
 
-    def __init__(self, cluster: ClusterClient, group: str, partitions: Collection[TopicPartition]) -> None:
-        self._cluster = cluster
+    def __init__(self, admin: CommandAdmin, group: str, partitions: Collection[TopicPartition]) -> None:
+        self._admin = admin
         self._group = group
         self._partitions = partitions
         self._reader: CommittedReader | None = None
@@ -89,9 +87,9 @@ class GroupSource:
         """Raises `ApiError`."""
         if self._reader is not None:
             self._reader.close()
-        found = committed_offsets(self._cluster, self._group, self._partitions, require_stable=True)
+        found = self._admin.list_group_offsets(self._group, self._partitions, require_stable=True).check().succeeded
         starts = {partition: found[partition].offset if partition in found else 0 for partition in self._partitions}
-        self._reader = CommittedReader(self._cluster.config, starts)
+        self._reader = CommittedReader(self._admin.config, starts)
         return starts
 
     def poll(self) -> Batch | None:
@@ -105,9 +103,9 @@ def read_of(reader: str, batch: Batch) -> Read:
     return Read(reader, batch.partition, batch.start, batch.end, batch.begun_us, batch.ended_us, batch.records)
 
 
-def sample(cluster: ClusterClient, partitions: Collection[TopicPartition]) -> list[Sample]:
+def sample(admin: CommandAdmin, partitions: Collection[TopicPartition]) -> list[Sample]:
     """The last stable offset and then the high watermark of each partition. Raises `ApiError`."""
-    at_us, latest = now_us(), dict.fromkeys(partitions, int(OffsetSpec.LATEST))
-    stable = list_offsets(cluster, latest, read_committed=True)
-    ends = list_offsets(cluster, latest)
-    return [Sample(partition, stable[partition].offset, ends[partition].offset, at_us) for partition in partitions]
+    at_us = now_us()
+    stable = admin.offsets_at(partitions, OffsetSpec.LATEST, read_committed=True)
+    ends = admin.offsets_at(partitions, OffsetSpec.LATEST)
+    return [Sample(partition, stable[partition], ends[partition], at_us) for partition in partitions]

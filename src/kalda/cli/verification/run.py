@@ -12,6 +12,7 @@ from random import Random
 from kalda.base.configs.producer import PRODUCER
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop, MemberSource
 from kalda.cli.verification.observers import CommittedReader, GroupSource, read_of, sample
@@ -20,9 +21,7 @@ from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
 from kalda.cli.verification.settling import final_offsets, has_records, settled_logs, wait_until_stable
 from kalda.cli.verification.transactional import TransactionalProducer
 from kalda.cli.verification.writers import Ledger, Writer
-from kalda.client.admin.groups import committed_offsets
-from kalda.client.admin.topics import NewTopic, create_topics, delete_topics
-from kalda.client.cluster import ClusterClient
+from kalda.client.admin.topics import NewTopic
 from kalda.client.config_files import keys_of
 from kalda.verify.history import Operation, Settings
 from kalda.verify.history_file import FIRST_LINE
@@ -102,13 +101,13 @@ class Clients:
         members = [Role(f"loop-member-{n}", self.member, Phase.DRAIN, True) for n in range(max(2, self._plan.loops))]
         return [*writers, *loops, *members, *readers, Role("sampler", self.sample, Phase.DRAIN, False)]
 
-    def _cluster(self, name: str) -> ClusterClient:
-        return ClusterClient(self._plan.bootstrap, client_id=name, timeout_ms=_CLIENT_TIMEOUT_MS)
+    def _client(self, name: str) -> CommandAdmin:
+        return CommandAdmin(self._plan.bootstrap, client_id=name, timeout_ms=_CLIENT_TIMEOUT_MS)
 
-    def _ledger(self, cluster: ClusterClient, name: str, incarnation: int, recorder: Recorder) -> Ledger:
+    def _ledger(self, admin: CommandAdmin, name: str, incarnation: int, recorder: Recorder) -> Ledger:
         """With a producer that has fenced the incarnations before. Raises `ApiError`."""
         producer = TransactionalProducer(
-            keys_of(PRODUCER, cluster.config),
+            keys_of(PRODUCER, admin.config),
             f"{self._plan.name}-{name}",
             transaction_timeout_ms=self._plan.transaction_timeout_ms,
             timeout_ms=_CLIENT_TIMEOUT_MS,
@@ -122,8 +121,8 @@ class Clients:
 
     def write(self, name: str, incarnation: int, ready: Ready) -> None:
         rng = self._rng(name, incarnation)
-        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
-            writer = Writer(self._ledger(cluster, name, incarnation, recorder), rng, self._plan.inputs)
+        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
+            writer = Writer(self._ledger(admin, name, incarnation, recorder), rng, self._plan.inputs)
             ready.set()
             while self._shared.phase is Phase.RUN:
                 writer.step()
@@ -133,14 +132,14 @@ class Clients:
     def loop(self, name: str, incarnation: int, ready: Ready) -> None:
         rng, plan = self._rng(name, incarnation), self._plan
         mine = plan.inputs[int(name.rpartition("-")[2]) :: plan.loops]
-        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
-            ledger = self._ledger(cluster, name, incarnation, recorder)
-            source = GroupSource(cluster, plan.group, mine)
+        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
+            ledger = self._ledger(admin, name, incarnation, recorder)
+            source = GroupSource(admin, plan.group, mine)
             loop = Loop(ledger, source, recorder.add, rng, plan.group, plan.outputs)
             ready.set()
             while self._shared.phase < Phase.STOP:
                 if loop.step() is None and self._shared.phase is Phase.DRAIN:
-                    samples = sample(cluster, mine)
+                    samples = sample(admin, mine)
                     if all(loop.positions.get(each.partition, -1) >= each.high_watermark for each in samples):
                         break
         finish()
@@ -148,33 +147,33 @@ class Clients:
     def member(self, name: str, incarnation: int, ready: Ready) -> None:
         rng, plan = self._rng(name, incarnation), self._plan
         own = f"{name}+{incarnation}"
-        with Recorder(self._directory, own) as recorder, self._cluster(own) as cluster:
-            ledger = self._ledger(cluster, own, 0, recorder)
-            source = MemberSource(cluster.config, plan.member_group, sorted({each.topic for each in plan.inputs}))
+        with Recorder(self._directory, own) as recorder, self._client(own) as admin:
+            ledger = self._ledger(admin, own, 0, recorder)
+            source = MemberSource(admin.config, plan.member_group, sorted({each.topic for each in plan.inputs}))
             loop = MemberLoop(ledger, source, recorder.add, rng, plan.member_group, plan.member_outputs)
             ready.set()
             while self._shared.phase < Phase.STOP:
-                if loop.step() is None and self._shared.phase is Phase.DRAIN and self._are_drained(cluster):
+                if loop.step() is None and self._shared.phase is Phase.DRAIN and self._are_drained(admin):
                     break
             source.close()
         finish()
 
-    def _are_drained(self, cluster: ClusterClient) -> bool:
+    def _are_drained(self, admin: CommandAdmin) -> bool:
         """Whether the members' group has no input left: no record follows its committed offsets."""
         plan = self._plan
-        found = committed_offsets(cluster, plan.member_group, plan.inputs, require_stable=True)
-        for each in sample(cluster, plan.inputs):
+        found = admin.list_group_offsets(plan.member_group, plan.inputs, require_stable=True).check().succeeded
+        for each in sample(admin, plan.inputs):
             start = found[each.partition].offset if each.partition in found else 0
             if each.last_stable_offset < each.high_watermark:
                 return False
-            if has_records(cluster, each.partition, start, each.high_watermark):
+            if has_records(admin, each.partition, start, each.high_watermark):
                 return False
         return True
 
     def read(self, name: str, incarnation: int, ready: Ready) -> None:
         starts = dict.fromkeys([*self._plan.inputs, *self._plan.all_outputs], 0)
-        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
-            reader = CommittedReader(cluster.config, starts)
+        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
+            reader = CommittedReader(admin.config, starts)
             while self._shared.phase < Phase.STOP:
                 batch = reader.poll()
                 if batch is not None:
@@ -183,9 +182,9 @@ class Clients:
 
     def sample(self, name: str, incarnation: int, ready: Ready) -> None:
         partitions = [*self._plan.inputs, *self._plan.all_outputs]
-        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._cluster(name) as cluster:
+        with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
             while self._shared.phase < Phase.STOP:
-                for each in sample(cluster, partitions):
+                for each in sample(admin, partitions):
                     recorder.add(each)
                 time.sleep(_SAMPLE_S)
         finish()
@@ -194,8 +193,8 @@ class Clients:
 def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]:
     """The lines of the history. `report` is called with a line about the progress. Raises `ApiError` where the run
     cannot be begun, or the final logs cannot be read."""
-    with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
-        _create_topics(cluster, plan)
+    with CommandAdmin(plan.bootstrap, client_id="kalda-verify") as admin:
+        _create_topics(admin, plan)
     shared, rng = Shared(), Random(f"{plan.seed}/faults")
     settings = Settings(plan.transaction_timeout_ms, _SLACK_MS)
     settle_s = (plan.transaction_timeout_ms + _SLACK_MS) / 1_000
@@ -222,18 +221,18 @@ def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]
         with processes.running():
             processes.run(plan.duration_s, tick)
             processes.end_phase(Phase.FINISH, 2 * _CLIENT_TIMEOUT_MS / 1_000, tick)
-            with ClusterClient(plan.bootstrap, client_id="kalda-verify", timeout_ms=_CLIENT_TIMEOUT_MS) as cluster:
+            with CommandAdmin(plan.bootstrap, client_id="kalda-verify", timeout_ms=_CLIENT_TIMEOUT_MS) as admin:
                 report("waiting until the last stable offsets reach the high watermarks")
-                wait_until_stable(cluster, plan.inputs, _ignore, settle_s + 1)
+                wait_until_stable(admin, plan.inputs, _ignore, settle_s + 1)
             shared.phase = Phase.DRAIN
             processes.drain("loop-", 2 * settle_s, tick)
             processes.end_phase(Phase.STOP, 2 * _CLIENT_TIMEOUT_MS / 1_000, tick)
-        with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
+        with CommandAdmin(plan.bootstrap, client_id="kalda-verify") as admin:
             report("reading the final logs")
-            for log in settled_logs(cluster, partitions, recorder.add, settle_s + 1):
+            for log in settled_logs(admin, partitions, recorder.add, settle_s + 1):
                 recorder.add(log)
             for group in (plan.group, plan.member_group):
-                for offset in final_offsets(cluster, group, plan.inputs):
+                for offset in final_offsets(admin, group, plan.inputs):
                     recorder.add(offset)
     return list(chain([FIRST_LINE], recorded_lines(directory)))
 
@@ -242,28 +241,23 @@ def _ignore(_: Operation) -> None:
     """Samples are recorded by the sampler while it runs: those of two processes would have no order."""
 
 
-def _create_topics(cluster: ClusterClient, plan: Plan) -> None:
+def _create_topics(admin: CommandAdmin, plan: Plan) -> None:
     """The plan's topics, with its number of replicas. Raises `ApiError`."""
     replicas = plan.replication_factor
     configs = {"min.insync.replicas": str(max(1, replicas - 1))}
     names = {partition.topic: plan.partitions for partition in plan.inputs}
     names |= {partition.topic: len(plan.inputs) for partition in plan.all_outputs}
-    create_topics(
-        cluster,
-        [
-            NewTopic(name, partitions=count, replication_factor=replicas, configs=configs)
-            for name, count in names.items()
-        ],
-    )
+    topics = [NewTopic(name, count, replicas, configs) for name, count in names.items()]
+    admin.create_topics(topics).check()
     for name in names:
-        cluster.topic(name)
+        admin.topic(name)
 
 
 def remove_topics(plan: Plan) -> None:
     """Delete the plan's topics. A failure is ignored: nothing depends on it."""
     names = {partition.topic for partition in (*plan.inputs, *plan.all_outputs)}
     try:
-        with ClusterClient(plan.bootstrap, client_id="kalda-verify") as cluster:
-            delete_topics(cluster, sorted(names))
+        with CommandAdmin(plan.bootstrap, client_id="kalda-verify") as admin:
+            admin.delete_topics(sorted(names))
     except ApiError:
         return

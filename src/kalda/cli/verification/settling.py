@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.verification.observers import consumer_of, sample, seen
-from kalda.client.admin.groups import committed_offsets
-from kalda.client.admin.offsets import list_offsets
-from kalda.client.cluster import ClusterClient
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen
 
@@ -22,7 +20,7 @@ _STALLED_S = 30.0
 
 
 def wait_until_stable(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     partitions: Collection[TopicPartition],
     record: Callable[[Operation], None],
     timeout_s: float,
@@ -35,7 +33,7 @@ def wait_until_stable(
     while True:
         failure: ApiError | None = None
         try:
-            last = sample(cluster, partitions)
+            last = sample(admin, partitions)
         except ApiError as error:
             failure = error
         for each in last if failure is None else ():
@@ -50,7 +48,7 @@ def wait_until_stable(
 
 
 def settled_logs(
-    cluster: ClusterClient,
+    admin: CommandAdmin,
     partitions: Collection[TopicPartition],
     record: Callable[[Operation], None],
     timeout_s: float,
@@ -58,8 +56,8 @@ def settled_logs(
     """The final logs, when the partitions are stable or the time has passed. A record that arrives after that, from a
     broker that was paused, may have begun another transaction: it gets its time too. Raises `ApiError`."""
     for _ in range(_MAX_PASSES):
-        samples = wait_until_stable(cluster, partitions, record, timeout_s)
-        logs = final_logs(cluster, partitions)
+        samples = wait_until_stable(admin, partitions, record, timeout_s)
+        logs = final_logs(admin, partitions)
         if all(log.last_stable_offset >= log.end for log in logs):
             break
         if any(each.last_stable_offset < each.high_watermark for each in samples):
@@ -67,32 +65,31 @@ def settled_logs(
     return logs
 
 
-def final_logs(cluster: ClusterClient, partitions: Collection[TopicPartition]) -> list[FinalLog]:
+def final_logs(admin: CommandAdmin, partitions: Collection[TopicPartition]) -> list[FinalLog]:
     """Every partition, read to its high watermark and, as read_committed, to its last stable offset. Raises
     `ApiError`."""
-    starts = list_offsets(cluster, dict.fromkeys(partitions, int(OffsetSpec.EARLIEST)))
-    latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
-    stable = list_offsets(cluster, latest, read_committed=True)
-    ends = list_offsets(cluster, latest)
+    starts = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
+    stable = admin.offsets_at(partitions, OffsetSpec.LATEST, read_committed=True)
+    ends = admin.offsets_at(partitions, OffsetSpec.LATEST)
     return [
         FinalLog(
             partition,
-            starts[partition].offset,
-            ends[partition].offset,
-            stable[partition].offset,
-            _read(cluster, partition, starts[partition].offset, ends[partition].offset, False),
-            _read(cluster, partition, starts[partition].offset, stable[partition].offset, True),
+            starts[partition],
+            ends[partition],
+            stable[partition],
+            _read(admin, partition, starts[partition], ends[partition], False),
+            _read(admin, partition, starts[partition], stable[partition], True),
         )
         for partition in partitions
     ]
 
 
 def _read(
-    cluster: ClusterClient, partition: TopicPartition, start: int, end: int, read_committed: bool
+    admin: CommandAdmin, partition: TopicPartition, start: int, end: int, read_committed: bool
 ) -> tuple[Seen, ...]:
     found: list[Seen] = []
     if end > start:
-        with consumer_of(cluster.config, read_committed=read_committed) as consumer:
+        with consumer_of(admin.config, read_committed=read_committed) as consumer:
             consumer.assign([partition])
             consumer.seek(partition, start)
             until_s = time.monotonic() + _STALLED_S
@@ -106,12 +103,12 @@ def _read(
     return tuple(found)
 
 
-def has_records(cluster: ClusterClient, partition: TopicPartition, start: int, end: int) -> bool:
+def has_records(admin: CommandAdmin, partition: TopicPartition, start: int, end: int) -> bool:
     """Whether a read_committed consumer gets any record of [start, end). Raises `ApiError`."""
-    return bool(_read(cluster, partition, start, end, True))
+    return bool(_read(admin, partition, start, end, True))
 
 
-def final_offsets(cluster: ClusterClient, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:
+def final_offsets(admin: CommandAdmin, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:
     """The group's committed offsets. Raises `ApiError`."""
-    found = committed_offsets(cluster, group, partitions, require_stable=True)
-    return [FinalOffset(group, partition, each.offset) for partition, each in found.items()]
+    found = admin.list_group_offsets(group, partitions, require_stable=True).check()
+    return [FinalOffset(group, partition, each.offset) for partition, each in found.succeeded.items()]
