@@ -1,8 +1,9 @@
 """Posts what a node measures to an OpenTelemetry collector: `kalda.metrics.otlp.endpoint`, OTLP over HTTP (protobuf).
 
-The sensors are read on the event loop, in pieces; they are encoded, compressed and posted by a job. At most one post is
-under way, and one that fails is dropped: the next one has newer totals. A collector that hangs or refuses therefore
-costs a thread for a while, and nothing else. The messages are those that clients push, so no library is needed.
+The sensors are read in the background of the event loop; they are encoded, compressed and posted by a job. At most one
+post is under way, and one that fails is dropped: the next one has newer totals. A collector that hangs or refuses
+therefore costs a thread for a while, and nothing else. The messages are those that clients push, so no library is
+needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from itertools import islice
 from typing import Final
 from urllib.parse import urlsplit
 
+from kalda.base.background import ITEMS_A_STEP, Background, Priority, Steps
 from kalda.base.clock import Clock
+from kalda.base.errors import ApiError
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.sensors import Sensors
 from kalda.telemetry.node_points import node_points
@@ -22,8 +26,6 @@ from kalda.telemetry.otlp import DataPoint, encode
 log = logging.getLogger("kalda.node")
 
 ENDPOINT: Final = "kalda.metrics.otlp.endpoint"
-_PIECE: Final = 500
-"""Sensors that are read in one turn of the loop."""
 _TIMEOUT_S: Final = 10
 
 
@@ -40,6 +42,7 @@ class MetricsPush:
         clock: Clock,
         timers: Timers,
         jobs: Jobs,
+        background: Background,
     ) -> None:
         """Raises `ValueError` for another URL than one of HTTP."""
         if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
@@ -50,6 +53,7 @@ class MetricsPush:
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._resource = (
             ("service.name", "kalda"),
             ("service.instance.id", str(node_id)),
@@ -57,7 +61,9 @@ class MetricsPush:
         )
         self._start_ms = clock.wall_ms()
         self._timer: Timer | None = None
-        """For the next post, or the next piece of this one; None while one is posted."""
+        """For the next post; None while one is made."""
+        self._reading: Pending[list[DataPoint]] | None = None
+        """The values of the next post; None while none are read."""
         self.posted = 0
         """Posts so far that the collector has taken."""
         self.failed = 0
@@ -73,23 +79,28 @@ class MetricsPush:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._reading is not None:
+            self._reading.abandon()
 
     def _begin(self) -> None:
+        self._timer = None
+        self._reading = self._background.run(self._read(), Priority.UPKEEP)
+        self._reading.then(self._on_read)
+
+    def _read(self) -> Steps[list[DataPoint]]:
         left = self._sensors.everything()
         points: list[DataPoint] = []
+        while some := list(islice(left, ITEMS_A_STEP)):
+            points.extend(node_points(some, self._clock.mono_ms(), self._clock.wall_ms(), self._start_ms))
+            yield
+        return points
 
-        def read_piece() -> None:
-            if self._closed:
-                return
-            piece = list(islice(left, _PIECE))
-            points.extend(node_points(piece, self._clock.mono_ms(), self._clock.wall_ms(), self._start_ms))
-            if len(piece) == _PIECE:
-                self._timer = self._timers.call_later_ms(0, read_piece)
-            else:
-                self._timer = None
-                self._jobs.run(lambda: _post(self._endpoint, encode(points, self._resource)), self._posted)
-
-        read_piece()
+    def _on_read(self, points: list[DataPoint] | None, error: ApiError | None) -> None:
+        self._reading = None
+        if points is None:
+            self._posted(None, error)
+        else:
+            self._jobs.run(lambda: _post(self._endpoint, encode(points, self._resource)), self._posted)
 
     def _posted(self, _: None, error: BaseException | None) -> None:
         if error is None:

@@ -437,6 +437,7 @@ class Node:
 
             assert self._timers is not None
             assert self._jobs is not None
+            assert self._background is not None
             interval_ms = self.config["kalda.metrics.otlp.interval.ms"]
             self._metrics_push = MetricsPush(
                 self.config.node_id,
@@ -447,6 +448,7 @@ class Node:
                 self._clock,
                 self._timers,
                 self._jobs,
+                self._background,
             )
             self._metrics_push.start()
         address = self.config["kalda.metrics.listener"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from kalda.base.background import ITEMS_A_STEP
 from kalda.base.ids import Uuid
 from kalda.base.topic_names import collision_key
 from kalda.controller.cluster import ClusterControl
@@ -33,7 +34,6 @@ from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 _all_but_partition_id = all_fields_but(PartitionRecord, "partition_id")
 
 NO_BROKER = -1
-_TOPICS_A_STEP = 500
 
 
 class PartitionControl:
@@ -145,7 +145,7 @@ class PartitionControl:
     def load(self, image: TopicsImage) -> Iterator[None]:
         """Load all topics and partitions into the empty state after a reset; some topics in each step."""
         topics = iter(image.by_id.values())
-        while some := list(islice(topics, _TOPICS_A_STEP)):
+        while some := list(islice(topics, ITEMS_A_STEP)):
             partitions: dict[TopicIdPartition, PartitionRegistration] = {}
             for topic in some:
                 self._load_name(topic.name, topic.id)

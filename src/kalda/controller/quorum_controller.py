@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from kalda.base.background import ITEMS_A_STEP
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.ids import Uuid, UuidSource
@@ -120,7 +121,6 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_RECORDS_A_STEP = 1_000
 _POLL_RETRY_MS = 1_000
 """When to poll again after a failure outside of the tasks."""
 
@@ -313,7 +313,7 @@ class QuorumController:
         offset = snapshot.last_contained_offset
         for step, record in enumerate(snapshot.records, 1):
             self._replay(record, offset)
-            if step % _RECORDS_A_STEP == 0:
+            if step % ITEMS_A_STEP == 0:
                 yield
         self.runtime.offsets.end_load_snapshot(offset)
 
@@ -326,7 +326,7 @@ class QuorumController:
         offsets.begin_load_snapshot()
         for step, versioned in enumerate(other_records(image), 1):
             self._replay(versioned, image.offset)
-            if step % _RECORDS_A_STEP == 0:
+            if step % ITEMS_A_STEP == 0:
                 yield
         self.configs.load(image.configs)
         yield from self.partitions.load(image.topics)

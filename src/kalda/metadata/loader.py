@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
+from kalda.base.background import ITEMS_A_STEP
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot, Manifest, Publisher
@@ -33,7 +34,6 @@ from kalda.protocol.notation import Struct
 
 log = logging.getLogger(__name__)
 
-_RECORDS_A_STEP = 1_000
 _FAR_BEHIND = 10_000
 """Records below the high watermark from which on a node is far behind: it loads them in some 0.1 s."""
 
@@ -217,7 +217,7 @@ class MetadataLoader:
         """`on_load_snapshot` in steps. The last step publishes the image; `on_commit` must not be called before it."""
         delta = MetadataDelta(self.image)
         for index, (record, _) in enumerate(snapshot.records):
-            if index and index % _RECORDS_A_STEP == 0:
+            if index and index % ITEMS_A_STEP == 0:
                 yield
             try:
                 delta.replay(record)

@@ -40,7 +40,7 @@ def test_metrics_are_posted_and_a_collector_that_is_down_costs_nothing(caplog: p
         sensors.counter("g:type=t", "n", (("at", str(number)),)).value = number
     clock = cast(Clock, SimpleNamespace(wall_ms=lambda: 5_000, mono_ms=lambda: 1_000))
     url = f"http://127.0.0.1:{server.server_port}/v1/metrics"
-    push = MetricsPush(3, "cluster", url, 1_000, sensors, clock, timers, jobs)
+    push = MetricsPush(3, "cluster", url, 1_000, sensors, clock, timers, jobs, timers.background())
     push.start()
     timers.advance(1_000)
     jobs.let_jobs_run()
@@ -70,6 +70,7 @@ def test_another_url_is_refused(url: str) -> None:
             1_000,
             Sensors(),
             cast(Clock, SimpleNamespace(wall_ms=lambda: 0)),
+            cast(Any, None),
             cast(Any, None),
             cast(Any, None),
         )

@@ -311,9 +311,7 @@ def test_a_snapshot_is_published_in_its_last_step(log: Log) -> None:
     recorder = installed(log)
     before = log.loader.image
     records = [VersionedRecord(version(), 0), *(VersionedRecord(topic(f"t{at}"), 0) for at in range(2_500))]
-    steps = log.loader.load_snapshot(Snapshot(49, records))
-    assert sum(1 for _ in zip(range(2), steps, strict=False)) == 2
-    assert log.loader.image is before
-    assert list(steps) == []
+    for _ in log.loader.load_snapshot(Snapshot(49, records)):
+        assert log.loader.image is before
     assert len(log.loader.image.topics.by_id) == 2_500
     assert recorder.seen[-1][0] == 49

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TypeVar
 
-from kalda.base.background import Steps, run_to_end
+from kalda.base.background import ITEMS_A_STEP, Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
@@ -55,8 +55,6 @@ _SMALL_ANSWER = 4_000
 """Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
 _STEP_ITEMS = 1_000
 """Topics and partitions that are described in one step."""
-_DESCRIBED_A_STEP = 500
-"""Topics and partitions that are described with all their replicas in one step."""
 _CORRELATION_BYTES = 4
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
@@ -411,7 +409,7 @@ class MetadataHandlers:
         size = 0
         for name in names:
             size += 1
-            if size >= _DESCRIBED_A_STEP:
+            if size >= ITEMS_A_STEP:
                 size = 0
                 yield
             if limit == 0:
@@ -432,11 +430,11 @@ class MetadataHandlers:
             )
             response.topics.append(entry)
             indexes = [index for index in sorted(topic.partitions) if index >= first]
-            for start in range(0, min(limit, len(indexes)), _DESCRIBED_A_STEP):
-                some = indexes[start : min(limit, start + _DESCRIBED_A_STEP)]
+            for start in range(0, min(limit, len(indexes)), ITEMS_A_STEP):
+                some = indexes[start : min(limit, start + ITEMS_A_STEP)]
                 entry.partitions += [self._described_partition(topic, index, alive) for index in some]
                 size += len(some)
-                if size >= _DESCRIBED_A_STEP:
+                if size >= ITEMS_A_STEP:
                     size = 0
                     yield
             if len(indexes) > limit:
@@ -447,7 +445,7 @@ class MetadataHandlers:
             limit -= len(indexes)
         for name in () if fetch_all else refused:
             size += 1
-            if size >= _DESCRIBED_A_STEP:
+            if size >= ITEMS_A_STEP:
                 size = 0
                 yield
             response.topics.append(
