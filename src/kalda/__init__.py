@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from kalda.base.configs.resources import ConfigResourceType as ConfigResourceType
     from kalda.base.errors import ApiError as ApiError
     from kalda.base.ids import TopicPartition as TopicPartition
+    from kalda.client.admin.access import ScramCredential as ScramCredential
+    from kalda.client.admin.access import ScramUpsertion as ScramUpsertion
+    from kalda.client.admin.access import Token as Token
     from kalda.client.admin.acls import Acl as Acl
     from kalda.client.admin.acls import AclFilter as AclFilter
-    from kalda.client.admin.cluster_plans import ScramCredential as ScramCredential
-    from kalda.client.admin.cluster_plans import ScramUpsertion as ScramUpsertion
     from kalda.client.admin.configs import Alteration as Alteration
     from kalda.client.admin.configs import ConfigEntry as ConfigEntry
     from kalda.client.admin.configs import Resource as Resource
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kalda.client.admin.nodes import ClusterDescription as ClusterDescription
     from kalda.client.admin.nodes import LogDir as LogDir
     from kalda.client.admin.reassignments import Reassignment as Reassignment
-    from kalda.client.admin.token_plans import Token as Token
     from kalda.client.admin.topics import CreatedTopic as CreatedTopic
     from kalda.client.admin.topics import NewTopic as NewTopic
     from kalda.client.admin.transactions import ActiveProducer as ActiveProducer
@@ -122,11 +122,11 @@ _PUBLIC = {
     "RecordMetadata": "kalda.client.core.producer_batch",
     "RecordTooLarge": "kalda.client.core.producer_errors",
     "Resource": "kalda.client.admin.configs",
-    "ScramCredential": "kalda.client.admin.cluster_plans",
-    "ScramUpsertion": "kalda.client.admin.cluster_plans",
+    "ScramCredential": "kalda.client.admin.access",
+    "ScramUpsertion": "kalda.client.admin.access",
     "SerializationError": "kalda.client.core.producer_errors",
     "TableFuture": "kalda.client.delivery",
-    "Token": "kalda.client.admin.token_plans",
+    "Token": "kalda.client.admin.access",
     "Topic": "kalda.client.core.cluster_values",
     "TopicPartition": "kalda.base.ids",
     "Transaction": "kalda.client.admin.transactions",

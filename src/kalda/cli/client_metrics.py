@@ -192,7 +192,7 @@ def _row(key: object, value: object) -> dict[str, Any]:
 
 def _names(admin: CommandAdmin) -> list[str]:
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.admin.cluster_plans import list_config_resources
+    from kalda.client.admin.configs import list_config_resources
 
     what = "the names of client-metrics subscriptions"
     plan = list_config_resources([ConfigResourceType.CLIENT_METRICS], what)

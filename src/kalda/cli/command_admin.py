@@ -7,16 +7,17 @@ also be wrong. It pushes no metrics, and what it asks for is bounded in all by `
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.configs.admin import ADMIN
-from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.configs import Alteration, Resource
 from kalda.client.admin_client import Admin
 from kalda.client.core.administration import Outcomes, Plan
 from kalda.client.core.cluster_values import Topic, parse_bootstrap
+
+if TYPE_CHECKING:
+    from kalda.client.admin.configs import Resource
 
 T = TypeVar("T")
 _CONNECT_MS = 5_000
@@ -68,14 +69,14 @@ class CommandAdmin(Admin):
 
     def topics(self, names: Collection[str]) -> Outcomes[str, Topic]:
         """Topics as they are now: an unknown one is not waited for."""
-        from kalda.client.admin.topic_plans import describe_topics
+        from kalda.client.admin.topics import describe_topics
 
         final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
         return self.run("describing topics", describe_topics(names, final=final))
 
     def topic(self, name: str) -> Topic:
         """A topic with its partitions; one that may be new is waited for a moment. Raises `ApiError`."""
-        from kalda.client.admin.topic_plans import existing_topics
+        from kalda.client.admin.topics import existing_topics
 
         return self.run("the topic's metadata", existing_topics([name])).topics[name]
 
@@ -85,12 +86,15 @@ class CommandAdmin(Admin):
 
     def set_configs(self, resource: Resource, values: Mapping[str, str], timeout_ms: int | None = None) -> None:
         """Set these configs and no others. Raises `ApiError`."""
+        from kalda.base.configs.resources import ConfigOperation
+        from kalda.client.admin.configs import Alteration
+
         changes = [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()]
         self.alter_configs({resource: changes}, timeout=None if timeout_ms is None else timeout_ms / 1000).check()
 
     def wait_for_leaders(self, partitions: Collection[TopicPartition]) -> None:
         """Wait until each partition has a leader. Raises `ApiError`."""
-        from kalda.client.admin.topic_plans import wait_for_leaders
+        from kalda.client.admin.topics import wait_for_leaders
 
         self.run("the leaders of partitions", wait_for_leaders(partitions))
 
@@ -99,7 +103,7 @@ class CommandAdmin(Admin):
     ) -> dict[TopicPartition, int]:
         """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
         record that a consumer may see is older. Raises `ApiError`."""
-        from kalda.client.admin.topic_plans import offsets_at
+        from kalda.client.admin.offsets import offsets_at
 
         timeout_ms = self._operations.request_ms(None)
         plan = offsets_at(partitions, mark, read_committed=read_committed, timeout_ms=timeout_ms)

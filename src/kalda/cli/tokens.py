@@ -13,7 +13,7 @@ from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.cli.command_admin import CommandAdmin
-    from kalda.client.admin.token_plans import Token
+    from kalda.client.admin.access import Token
 
 _hmac_option = click.option(
     "--hmac",

@@ -72,8 +72,8 @@ def describe_command(
       kalda topics describe orders
       kalda topics describe --under-replicated-partitions
     """
-    from kalda.client.admin.cluster_plans import topic_overrides
-    from kalda.client.admin.topic_plans import eligible_replicas
+    from kalda.client.admin.configs import topic_overrides
+    from kalda.client.admin.topics import eligible_replicas
 
     if names:
         described = admin.topics(names)

@@ -41,7 +41,7 @@ def set_command(admin: CommandAdmin, /, name: str, mechanism: str, iterations: i
     """Set the password of a user. Only its salted hash is sent."""
     import os
 
-    from kalda.client.admin.cluster_plans import ScramUpsertion
+    from kalda.client.admin.access import ScramUpsertion
     from kalda.metadata.scram import ScramMechanism
     from kalda.metadata.scram_arguments import salted_password
 

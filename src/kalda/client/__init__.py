@@ -20,7 +20,6 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `instance_ids`: the id under which a client pushes metrics, awaited
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
 - `config_files`: a client's configuration from a properties file
-- `cluster`: requests of commands, over the core of the admin clients
 - `admin`: administration of a cluster, one file a subject
 - `core`: decisions without I/O
 """

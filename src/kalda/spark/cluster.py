@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.topic_plans import list_offsets
+from kalda.client.admin.offsets import list_offsets
 from kalda.client.admin_client import Admin
 from kalda.client.core.administration import Kind, Outcomes, Plan, Target, per_item
 from kalda.client.core.errors import refused

@@ -21,8 +21,8 @@ import kalda.aio
 from kalda import Admin, Consumer
 from kalda.base.configs.admin import admin_config
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.admin.access import Token
 from kalda.client.admin.offsets import OffsetSpec
-from kalda.client.admin.token_plans import Token
 from kalda.client.admin_driven import AdminDriven
 from kalda.client.core.administration import PAUSE, Plan
 from kalda.client.core.consumer_errors import Operation

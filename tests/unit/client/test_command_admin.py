@@ -12,8 +12,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.command_admin import CommandAdmin
-from kalda.client.admin.cluster_plans import supported_apis, topic_overrides
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import Resource, topic_overrides
+from kalda.client.admin.nodes import supported_apis
 from kalda.client.admin.topics import NewTopic
 from kalda.client.core.errors import UnknownTopic, Unreachable, refused
 from kalda.protocol.apis import ApiKey

@@ -10,7 +10,7 @@ from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.reassignment import throttles
 from kalda.cli.reassignment.documents import ANY, DocumentError, Target
 from kalda.cli.reassignment.progress import partitions_of
-from kalda.client.admin.cluster_plans import supported_apis
+from kalda.client.admin.nodes import supported_apis
 from kalda.client.core.cluster_values import Partition
 from kalda.protocol.apis import ApiKey
 

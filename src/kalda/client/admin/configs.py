@@ -1,26 +1,23 @@
-"""Configs of topics, brokers, groups and client-metrics subscriptions: DescribeConfigs, IncrementalAlterConfigs."""
+"""Configs of topics, brokers, groups and client-metrics subscriptions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
-from kalda.base.errors import ErrorCode
-from kalda.client.cluster import ClusterClient
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
 from kalda.client.core.errors import UnknownTopic, refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
+    ListConfigResourcesRequest,
 )
-
-_TOPICS_A_REQUEST = 100
-"""A response lists every config of each topic: some 4 KB."""
 
 
 class Synonym(NamedTuple):
@@ -70,103 +67,42 @@ class Alteration(NamedTuple):
     value: str | None = None
 
 
-def describe_configs(
-    cluster: ClusterClient, resource: Resource, names: Collection[str] | None = None, *, documentation: bool = False
-) -> list[ConfigEntry]:
-    """The effective configs of the resource, sorted by name. Raises `ApiError`."""
-    request = DescribeConfigsRequest(
-        resources=[
-            DescribeConfigsResource(
-                resource_type=resource.type,
-                resource_name=resource.name,
-                configuration_keys=None if names is None else list(names),
-            )
-        ],
-        include_synonyms=True,
-        include_documentation=documentation,
-    )
-    answer = _request(cluster, resource, request, "results")
-    return sorted(entry_of(config) for result in answer.results for config in result.configs)
+_SHOWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
 
 
-def topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, dict[str, str | None]]:
-    """The configs that are set on each topic, or dynamically on the brokers, in few requests. A topic whose configs
-    this user has no right to see has none. Raises `ApiError`."""
-    shown = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
-    overrides: dict[str, dict[str, str | None]] = {}
-
-    def check(answer: DescribeConfigsResponse) -> None:
-        for result in answer.results:
-            if result.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                _check(result, f"topic {result.resource_name}")
-
-    for start in range(0, len(topics), _TOPICS_A_REQUEST):
-        resources = [
-            DescribeConfigsResource(resource_type=ConfigResourceType.TOPIC, resource_name=name, configuration_keys=None)
-            for name in topics[start : start + _TOPICS_A_REQUEST]
-        ]
-        answer = cluster.any_broker(DescribeConfigsRequest(resources=resources), check=check)
-        for result in answer.results:
-            entries = sorted(map(entry_of, result.configs))
-            overrides[result.resource_name] = {each.name: each.value for each in entries if each.source in shown}
-    return overrides
+_TOPICS_A_REQUEST = 100
+"""A response lists every config of each topic: some 4 KB."""
 
 
-def alter_configs(
-    cluster: ClusterClient,
-    resource: Resource,
-    alterations: Collection[Alteration],
-    *,
-    validate_only: bool = False,
-    timeout_ms: int | None = None,
-) -> None:
-    """Change these configs of the resource and no others (KIP-339). Raises `ApiError`."""
-    request = IncrementalAlterConfigsRequest(
-        resources=[
-            IncrementalAlterConfigsRequestAlterConfigsResource(
-                resource_type=resource.type,
-                resource_name=resource.name,
-                configs=[
-                    IncrementalAlterConfigsRequestAlterableConfig(
-                        name=change.name, config_operation=change.operation, value=change.value
-                    )
-                    for change in alterations
-                ],
-            )
-        ],
-        validate_only=validate_only,
-    )
-    _request(cluster, resource, request, "responses", timeout_ms)
-
-
-def set_configs(
-    cluster: ClusterClient, resource: Resource, values: Mapping[str, str], *, timeout_ms: int | None = None
-) -> None:
-    """`alter_configs` that only sets."""
-    alterations = [Alteration(name, ConfigOperation.SET, value) for name, value in values.items()]
-    alter_configs(cluster, resource, alterations, timeout_ms=timeout_ms)
-
-
-def _request(
-    cluster: ClusterClient, resource: Resource, request: Any, results: str, timeout_ms: int | None = None
-) -> Any:
-    """The response; `results` is the name of its field that has the results with their error codes."""
-
-    def check(answer: Any) -> None:
-        for result in getattr(answer, results):
-            _check(result, str(resource))
-
+def _resource_target(resource: Resource) -> Target:
     broker_id = resource.broker_id
-    if broker_id is not None:
-        return cluster.broker(broker_id, request, check=check, timeout_ms=timeout_ms)
-    return cluster.any_broker(request, check=check, timeout_ms=timeout_ms)
+    return ANY if broker_id is None else Target(Kind.BROKER, broker_id)
 
 
-def _check(result: Any, what: str) -> None:
-    """Raise the error of one result of a response."""
-    if result.error_code:
-        error = refused(result.error_code, what, result.error_message)
-        raise UnknownTopic(error.message) if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else error
+def describe_configs(
+    resources: Collection[Resource], *, documentation: bool
+) -> Plan[Outcomes[Resource, dict[str, ConfigEntry]]]:
+    """DescribeConfigs."""
+
+    def build(group: list[Resource]) -> DescribeConfigsRequest:
+        return DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(resource_type=r.type, resource_name=r.name, configuration_keys=None)
+                for r in group
+            ],
+            include_synonyms=True,
+            include_documentation=documentation,
+        )
+
+    def read(answer: Any, _: list[Resource]) -> Iterator[tuple[Resource, dict[str, ConfigEntry] | ApiError]]:
+        for each in answer.results:
+            resource = Resource(ConfigResourceType(each.resource_type), each.resource_name)
+            if each.error_code:
+                yield resource, refused(each.error_code, str(resource), each.error_message)
+            else:
+                yield resource, {config.name: entry_of(config) for config in each.configs}
+
+    return per_item(resources, _resource_target, build, read)
 
 
 def entry_of(config: DescribeConfigsResourceResult) -> ConfigEntry:
@@ -180,3 +116,68 @@ def entry_of(config: DescribeConfigsResourceResult) -> ConfigEntry:
         tuple(Synonym(s.name, s.value, ConfigSource(s.source)) for s in config.synonyms),
         config.documentation,
     )
+
+
+def alter_configs(
+    alterations: Mapping[Resource, Collection[Alteration]], *, validate_only: bool
+) -> Plan[Outcomes[Resource, None]]:
+    """IncrementalAlterConfigs."""
+
+    def build(group: list[Resource]) -> IncrementalAlterConfigsRequest:
+        return IncrementalAlterConfigsRequest(
+            resources=[
+                IncrementalAlterConfigsRequestAlterConfigsResource(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configs=[
+                        IncrementalAlterConfigsRequestAlterableConfig(
+                            name=change.name, config_operation=change.operation, value=change.value
+                        )
+                        for change in alterations[resource]
+                    ],
+                )
+                for resource in group
+            ],
+            validate_only=validate_only,
+        )
+
+    def read(answer: Any, _: list[Resource]) -> Iterator[tuple[Resource, ApiError | None]]:
+        for each in answer.responses:
+            resource = Resource(ConfigResourceType(each.resource_type), each.resource_name)
+            error = refused(each.error_code, str(resource), each.error_message) if each.error_code else None
+            yield resource, error
+
+    return per_item(alterations, _resource_target, build, read)
+
+
+def topic_overrides(topics: Sequence[str]) -> Plan[dict[str, dict[str, str | None]]]:
+    """DescribeConfigs in few requests: the configs that are set on each topic, or dynamically on the brokers. A topic
+    whose configs this user has no right to see has none. Raises `ApiError`."""
+    overrides: dict[str, dict[str, str | None]] = {}
+
+    def check(answer: Any) -> ApiError | None:
+        for result in answer.results:
+            if result.error_code and result.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                error = refused(result.error_code, f"topic {result.resource_name}", result.error_message)
+                is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return UnknownTopic(error.message) if is_unknown else error
+        return None
+
+    for start in range(0, len(topics), _TOPICS_A_REQUEST):
+        resources = [
+            DescribeConfigsResource(resource_type=ConfigResourceType.TOPIC, resource_name=name, configuration_keys=None)
+            for name in topics[start : start + _TOPICS_A_REQUEST]
+        ]
+        answer = yield from single(Ask(ANY, DescribeConfigsRequest(resources=resources)), check)
+        for result in answer.results:
+            entries = sorted(map(entry_of, result.configs))
+            overrides[result.resource_name] = {each.name: each.value for each in entries if each.source in _SHOWN}
+    return overrides
+
+
+def list_config_resources(
+    types: Collection[ConfigResourceType], what: str = "the config resources"
+) -> Plan[list[Resource]]:
+    """ListConfigResources."""
+    answer = yield from single(Ask(ANY, ListConfigResourcesRequest(resource_types=list(types))), error_of(what))
+    return sorted(Resource(ConfigResourceType(r.resource_type), r.resource_name) for r in answer.config_resources)

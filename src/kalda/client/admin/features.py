@@ -1,4 +1,4 @@
-"""Feature levels: reading them with ApiVersions, changing them with UpdateFeatures (KIP-584)."""
+"""Feature levels: those that brokers support, those that are finalized, and their change (KIP-584)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kalda import __version__
-from kalda.client.cluster import ClusterClient
+from kalda.base.errors import ApiError
+from kalda.client.core.administration import ANY, Ask, Plan, error_of, single
 from kalda.client.core.errors import refused
 from kalda.protocol.calls import api_versions_request
 from kalda.protocol.kinds import UpgradeType
-from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
+from kalda.protocol.messages.admin import (
+    FeatureUpdateKey,
+    UpdateFeaturesRequest,
+)
 
 
 class Feature(NamedTuple):
@@ -29,14 +33,9 @@ class Features(NamedTuple):
     features: tuple[Feature, ...]
 
 
-def describe_features(cluster: ClusterClient) -> Features:
-    """All features that the broker supports or the cluster has finalized. Raises `ApiError`."""
-
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, "the broker's features")
-
-    answer = cluster.any_broker(api_versions_request(__version__), check=check)
+def describe_features() -> Plan[Features]:
+    """ApiVersions."""
+    answer = yield from single(Ask(ANY, api_versions_request(__version__)), error_of("the broker's features"))
     finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
     supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
     names = sorted({*finalized, *supported})
@@ -47,27 +46,23 @@ def describe_features(cluster: ClusterClient) -> Features:
 
 
 def update_features(
-    cluster: ClusterClient,
-    levels: Mapping[str, int],
-    *,
-    upgrade_type: UpgradeType = UpgradeType.UPGRADE,
-    validate_only: bool = False,
-) -> None:
-    """Finalize these levels, all or none; level 0 turns a feature off. Raises `ApiError`."""
+    levels: Mapping[str, int], upgrade_type: UpgradeType, *, timeout_ms: int, validate_only: bool
+) -> Plan[None]:
+    """UpdateFeatures: all or none."""
+
+    def check(answer: Any) -> ApiError | None:
+        for result in answer.results:
+            if result.error_code:
+                return refused(result.error_code, f"feature {result.feature}", result.error_message)
+        error: ApiError | None = error_of("features " + ", ".join(levels))(answer)
+        return error
+
     request = UpdateFeaturesRequest(
-        timeout_ms=cluster.timeout_ms,
+        timeout_ms=timeout_ms,
         feature_updates=[
             FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
             for name, level in levels.items()
         ],
         validate_only=validate_only,
     )
-
-    def check(answer: Any) -> None:
-        for result in answer.results:
-            if result.error_code:
-                raise refused(result.error_code, f"feature {result.feature}", result.error_message)
-        if answer.error_code:
-            raise refused(answer.error_code, "features " + ", ".join(levels), answer.error_message)
-
-    cluster.any_broker(request, check=check)
+    yield from single(Ask(ANY, request), check)

@@ -6,31 +6,48 @@ without members exists as long as it has offsets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import ClusterClient
+from kalda.client.core.administration import (
+    PAUSE,
+    Ask,
+    Kind,
+    Outcomes,
+    Plan,
+    Target,
+    by_topic,
+    coordinator_of,
+    live_brokers,
+    per_item,
+    single,
+)
+from kalda.client.core.commits import (
+    MAX_OFFSET_COMMIT,
+    MAX_OFFSET_FETCH,
+    GroupMetadata,
+    commit_request,
+    committed_request,
+    read_committed,
+)
 from kalda.client.core.consumer_protocol import read_assignment
 from kalda.client.core.errors import refused
+from kalda.client.core.subscription import OffsetAndEpoch
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
-from kalda.protocol.messages.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kalda.protocol.messages.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+)
 from kalda.protocol.messages.offsets import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestTopic,
 )
-
-_MAX_OFFSET_FETCH = 7
-"""The last version with one group a request; it has topic names and no topic ids."""
-_MAX_OFFSET_COMMIT = 9
-"""The last version with topic names instead of topic ids."""
 
 
 class ListedGroup(NamedTuple):
@@ -60,204 +77,183 @@ class Group(NamedTuple):
     members: tuple[Member, ...]
 
 
-class CommittedOffset(NamedTuple):
-    offset: int
-    leader_epoch: int
-    metadata: str | None
+_NO_MODERN_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
-def list_groups(
-    cluster: ClusterClient, *, states: Collection[str] = (), types: Collection[str] = ()
-) -> list[ListedGroup]:
-    """All groups of all coordinators, sorted by name. Raises `ApiError`."""
-    found = {}
-    for node_id in sorted(cluster.metadata(()).brokers):
-        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-
-        def check(answer: Any, node_id: int = node_id) -> None:
-            if answer.error_code:
-                raise refused(answer.error_code, f"broker {node_id}")
-
-        for group in cluster.broker(node_id, request, check=check).groups:
-            found[group.group_id] = ListedGroup(
-                group.group_id, group.group_type, group.protocol_type, group.group_state, node_id
-            )
-    return [found[group_id] for group_id in sorted(found)]
+def _group(group_id: str) -> Target:
+    return Target(Kind.GROUP, group_id)
 
 
-def describe_group(cluster: ClusterClient, group_id: str) -> Group:
-    """A group of either protocol, with its members. Raises `ApiError` where the group does not exist."""
-    try:
-        return _describe_modern(cluster, group_id)
-    except ApiError as error:
-        if error.code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
-            raise
-    return _describe_classic(cluster, group_id)
+def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict[str, ListedGroup]]:
+    """ListGroups of every broker, sorted by name."""
+    nodes = yield from live_brokers()
 
+    def build(_nodes: list[int]) -> ListGroupsRequest:
+        return ListGroupsRequest(states_filter=list(states), types_filter=list(types))
 
-def _describe_modern(cluster: ClusterClient, group_id: str) -> Group:
-    def check(answer: Any) -> None:
-        for group in answer.groups:
-            if group.error_code:
-                raise refused(group.error_code, f"group {group_id!r}", group.error_message)
-
-    request = ConsumerGroupDescribeRequest(group_ids=[group_id])
-    group = cluster.ask_coordinator(group_id, request, check=check).groups[0]
-    members = tuple(
-        Member(
-            member.member_id,
-            member.instance_id,
-            member.client_id,
-            member.client_host,
-            tuple(
-                TopicPartition(topic.topic_name, partition)
-                for topic in member.assignment.topic_partitions
-                for partition in sorted(topic.partitions)
-            ),
-        )
-        for member in group.members
-    )
-    coordinator = cluster.coordinator(group_id)
-    return Group(group_id, "consumer", group.group_state, group.assignor_name, coordinator, members)
-
-
-def _describe_classic(cluster: ClusterClient, group_id: str) -> Group:
-    def check(answer: Any) -> None:
-        for group in answer.groups:
-            if group.error_code:
-                raise refused(group.error_code, f"group {group_id!r}", group.error_message)
-
-    request = DescribeGroupsRequest(groups=[group_id])
-    group = cluster.ask_coordinator(group_id, request, check=check).groups[0]
-    if group.group_state == "Dead":
-        raise refused(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
-    is_consumer = group.protocol_type in ("consumer", "")
-    members = tuple(
-        Member(
-            member.member_id,
-            member.group_instance_id,
-            member.client_id,
-            member.client_host,
-            read_assignment(member.member_assignment) if is_consumer else (),
-        )
-        for member in group.members
-    )
-    coordinator = cluster.coordinator(group_id)
-    return Group(group_id, "classic", group.group_state, group.protocol_data, coordinator, members)
-
-
-def delete_group(cluster: ClusterClient, group_id: str) -> None:
-    """Delete a group without members, with its offsets. Raises `ApiError`."""
-
-    def check(answer: Any) -> None:
-        for result in answer.results:
-            if result.error_code:
-                raise refused(result.error_code, f"group {group_id!r}")
-
-    cluster.ask_coordinator(group_id, DeleteGroupsRequest(groups_names=[group_id]), check=check)
-
-
-def committed_offsets(
-    cluster: ClusterClient,
-    group_id: str,
-    partitions: Collection[TopicPartition] | None = None,
-    *,
-    require_stable: bool = False,
-) -> dict[TopicPartition, CommittedOffset]:
-    """The group's committed offsets of these partitions, or with None of all; partitions without one are left out.
-
-    With `require_stable` it waits while a transaction that has written offsets is open (KIP-447). Raises `ApiError`."""
-
-    def check(answer: Any) -> None:
+    def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[ListedGroup] | ApiError]]:
+        (node_id,) = group
         if answer.error_code:
-            raise refused(answer.error_code, f"group {group_id!r}")
-        for topic in answer.topics:
-            for p in topic.partitions:
-                if p.error_code:
-                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
-
-    topics = None
-    if partitions is not None:
-        topics = [
-            OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
-            for name, indexes in _by_topic(partitions).items()
-        ]
-    request = OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
-    answer = cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_FETCH)
-    return {
-        TopicPartition(topic.name, p.partition_index): CommittedOffset(
-            p.committed_offset, p.committed_leader_epoch, p.metadata
-        )
-        for topic in answer.topics
-        for p in topic.partitions
-        if p.committed_offset >= 0
-    }
-
-
-def commit_offsets(
-    cluster: ClusterClient,
-    group_id: str,
-    offsets: Mapping[TopicPartition, int],
-    *,
-    generation_id: int = -1,
-    member_id: str = "",
-    instance_id: str | None = None,
-) -> None:
-    """Commit offsets as a member; without `member_id`, into a group without members. Raises `ApiError`."""
-    topics = [
-        OffsetCommitRequestTopic(
-            name=name,
-            partitions=[
-                OffsetCommitRequestPartition(
-                    partition_index=index, committed_offset=offsets[TopicPartition(name, index)], committed_metadata=""
-                )
-                for index in indexes
+            yield node_id, refused(answer.error_code, f"broker {node_id}")
+            return
+        yield (
+            node_id,
+            [
+                ListedGroup(each.group_id, each.group_type, each.protocol_type, each.group_state, node_id)
+                for each in answer.groups
             ],
         )
-        for name, indexes in _by_topic(offsets).items()
-    ]
-    request = OffsetCommitRequest(
-        group_id=group_id,
-        generation_id_or_member_epoch=generation_id,
-        member_id=member_id,
-        group_instance_id=instance_id,
-        topics=topics,
+
+    found = yield from per_item(nodes, lambda node_id: Target(Kind.BROKER, node_id), build, read)
+    found.check()
+    listed = {each.group_id: each for groups in found.succeeded.values() for each in groups}
+    return dict(sorted(listed.items()))
+
+
+def describe_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, Group]]:
+    """ConsumerGroupDescribe, and DescribeGroups for those that are classic groups."""
+    modern = yield from per_item(
+        group_ids, _group, lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern
     )
+    classic = [group_id for group_id, error in modern.errors.items() if error.code in _NO_MODERN_GROUP]
+    if classic:
+        modern.update(
+            (yield from per_item(classic, _group, lambda ids: DescribeGroupsRequest(groups=ids), _read_classic))
+        )
+    for group_id, group in modern.succeeded.items():
+        modern[group_id] = group._replace(coordinator=(yield from coordinator_of(_group(group_id))))
+    return modern
 
-    def check(answer: Any) -> None:
-        for topic in answer.topics:
-            for p in topic.partitions:
-                if p.error_code:
-                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
 
-    cluster.ask_coordinator(group_id, request, check=check, max_version=_MAX_OFFSET_COMMIT)
+def _read_modern(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
+    for group in answer.groups:
+        if group.error_code:
+            yield group.group_id, refused(group.error_code, f"group {group.group_id!r}", group.error_message)
+            continue
+        members = tuple(
+            Member(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                tuple(
+                    TopicPartition(topic.topic_name, index)
+                    for topic in member.assignment.topic_partitions
+                    for index in sorted(topic.partitions)
+                ),
+            )
+            for member in group.members
+        )
+        yield group.group_id, Group(group.group_id, "consumer", group.group_state, group.assignor_name, -1, members)
 
 
-def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Delete the group's offsets of these partitions. Raises `ApiError`."""
-    request = OffsetDeleteRequest(
-        group_id=group_id,
-        topics=[
+def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
+    for group in answer.groups:
+        code = group.error_code
+        if not code and group.group_state == "Dead":
+            code = ErrorCode.GROUP_ID_NOT_FOUND
+        if code:
+            yield group.group_id, refused(code, f"group {group.group_id!r}", group.error_message)
+            continue
+        is_consumer = group.protocol_type in ("consumer", "")
+        members = tuple(
+            Member(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                read_assignment(member.member_assignment) if is_consumer else (),
+            )
+            for member in group.members
+        )
+        yield group.group_id, Group(group.group_id, "classic", group.group_state, group.protocol_data, -1, members)
+
+
+def delete_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, None]]:
+    """DeleteGroups."""
+
+    def read(answer: Any, _ids: list[str]) -> Iterator[tuple[str, ApiError | None]]:
+        for each in answer.results:
+            error = refused(each.error_code, f"group {each.group_id!r}") if each.error_code else None
+            yield each.group_id, error
+
+    return per_item(group_ids, _group, lambda ids: DeleteGroupsRequest(groups_names=ids), read)
+
+
+def list_group_offsets(
+    group_id: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
+) -> Plan[Outcomes[TopicPartition, OffsetAndEpoch]]:
+    """OffsetFetch of one group; partitions without an offset are left out. With `require_stable` it waits while a
+    transaction that has written offsets is open (KIP-447)."""
+    request = committed_request(group_id, partitions, require_stable=require_stable)
+    while True:
+        answer = yield from single(
+            Ask(_group(group_id), request, MAX_OFFSET_FETCH),
+            lambda found: refused(found.error_code, f"group {group_id!r}") if found.error_code else None,
+        )
+        found, failed = read_committed(answer)
+        if not any(ErrorCode(code).retriable for code in failed.values()) or (yield PAUSE):
+            break
+    outcomes: Outcomes[TopicPartition, OffsetAndEpoch] = Outcomes(found)
+    for partition, code in failed.items():
+        outcomes[partition] = refused(code, f"group {group_id!r}, partition {partition}")
+    return outcomes
+
+
+def alter_group_offsets(
+    group_id: str, offsets: Mapping[TopicPartition, OffsetAndEpoch]
+) -> Plan[Outcomes[TopicPartition, None]]:
+    """OffsetCommit into a group without members."""
+
+    def build(partitions: list[TopicPartition]) -> Any:
+        return commit_request(GroupMetadata(group_id), {partition: offsets[partition] for partition in partitions})
+
+    return per_item(offsets, lambda _: _group(group_id), build, _read_offsets(group_id), max_version=MAX_OFFSET_COMMIT)
+
+
+def delete_group_offsets(group_id: str, partitions: Collection[TopicPartition]) -> Plan[Outcomes[TopicPartition, None]]:
+    """OffsetDelete."""
+
+    def build(left: list[TopicPartition]) -> OffsetDeleteRequest:
+        topics = [
             OffsetDeleteRequestTopic(
                 name=name, partitions=[OffsetDeleteRequestPartition(partition_index=index) for index in indexes]
             )
-            for name, indexes in _by_topic(partitions).items()
-        ],
-    )
+            for name, indexes in by_topic(left).items()
+        ]
+        return OffsetDeleteRequest(group_id=group_id, topics=topics)
 
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, f"group {group_id!r}")
+    return per_item(partitions, lambda _: _group(group_id), build, _read_offsets(group_id))
+
+
+def _read_offsets(group_id: str) -> Any:
+    def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        code = getattr(answer, "error_code", 0)
+        if code:
+            failed = refused(code, f"group {group_id!r}")
+            yield from ((partition, failed) for partition in partitions)
         for topic in answer.topics:
-            for p in topic.partitions:
-                if p.error_code:
-                    raise refused(p.error_code, f"group {group_id!r}, partition {topic.name}-{p.partition_index}")
+            for each in topic.partitions:
+                partition = TopicPartition(topic.name, each.partition_index)
+                what = f"group {group_id!r}, partition {partition}"
+                yield partition, refused(each.error_code, what) if each.error_code else None
 
-    cluster.ask_coordinator(group_id, request, check=check)
+    return read
 
 
-def _by_topic(partitions: Collection[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for partition in partitions:
-        topics.setdefault(partition.topic, []).append(partition.partition)
-    return topics
+def remove_members(group_id: str, instance_ids: Collection[str], reason: str) -> Plan[Outcomes[str, None]]:
+    """LeaveGroup for static members, by their instance ids."""
+
+    def build(left: list[str]) -> LeaveGroupRequest:
+        members = [MemberIdentity(group_instance_id=instance_id, reason=reason) for instance_id in left]
+        return LeaveGroupRequest(group_id=group_id, members=members)
+
+    def read(answer: Any, left: list[str]) -> Iterator[tuple[str, ApiError | None]]:
+        if answer.error_code:
+            failed = refused(answer.error_code, f"group {group_id!r}")
+            yield from ((instance_id, failed) for instance_id in left)
+        for each in answer.members:
+            what = f"static member {each.group_instance_id!r} of group {group_id!r}"
+            yield each.group_instance_id, refused(each.error_code, what) if each.error_code else None
+
+    return per_item(instance_ids, lambda _: _group(group_id), build, read)

@@ -1,16 +1,25 @@
-"""Brokers and their log directories: DescribeCluster, UnregisterBroker, DescribeLogDirs."""
+"""Brokers, the APIs they support, and their log directories."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kalda import __version__
+from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import ClusterClient
+from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
 from kalda.client.core.errors import refused
-from kalda.protocol.messages.admin import DescribableLogDirTopic, DescribeLogDirsRequest
+from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
+from kalda.protocol.messages.admin import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+)
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest
-from kalda.protocol.messages.metadata import DescribeClusterRequest
+from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 
 
 class Node(NamedTuple):
@@ -42,63 +51,92 @@ class LogDir(NamedTuple):
     """Size in bytes by partition."""
 
 
-def describe_cluster(cluster: ClusterClient, *, fenced: bool = False) -> ClusterDescription:
-    """The brokers that are alive, and with `fenced` those that are registered but fenced; from a client of
-    controllers, the controllers. Raises `ApiError`."""
-
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, "the cluster", answer.error_message)
-
-    request = DescribeClusterRequest(endpoint_type=cluster.endpoint_type, include_fenced_brokers=fenced)
-    answer = cluster.any_broker(request, check=check)
-    nodes = sorted(Node(b.broker_id, b.host, b.port, b.rack, b.is_fenced) for b in answer.brokers)
-    return ClusterDescription(answer.cluster_id, answer.controller_id, tuple(nodes))
+def describe_cluster(*, fenced: bool, of_controllers: bool) -> Plan[ClusterDescription]:
+    """DescribeCluster."""
+    kind = EndpointType.CONTROLLERS if of_controllers else EndpointType.BROKERS
+    request = DescribeClusterRequest(endpoint_type=kind, include_fenced_brokers=fenced)
+    answer = yield from single(Ask(ANY, request), error_of("the cluster"))
+    nodes = tuple(
+        Node(each.broker_id, each.host, each.port, each.rack, each.is_fenced)
+        for each in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))
+    )
+    return ClusterDescription(answer.cluster_id, answer.controller_id, nodes)
 
 
-def unregister_broker(cluster: ClusterClient, broker_id: int) -> None:
-    """Remove the registration of a broker that will not come back (KIP-631). Where its process still runs, it leads
-    and serves nothing from then on, until it is restarted. Raises `ApiError`, BROKER_ID_NOT_REGISTERED among others."""
-
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, f"broker {broker_id}", answer.error_message)
-
-    cluster.any_broker(UnregisterBrokerRequest(broker_id=broker_id), check=check)
+def unregister_broker(broker_id: int) -> Plan[None]:
+    """UnregisterBroker."""
+    yield from single(Ask(ANY, UnregisterBrokerRequest(broker_id=broker_id)), error_of(f"broker {broker_id}"))
 
 
 def describe_log_dirs(
-    cluster: ClusterClient,
-    broker_id: int,
-    partitions: Collection[TopicPartition] | None = None,
-    *,
-    timeout_ms: int | None = None,
-) -> list[LogDir]:
-    """The log directories of a broker, each with those of `partitions`, or with None all, that are in it.
-    Raises `ApiError`."""
+    broker_ids: Collection[int], partitions: Collection[TopicPartition] | None = None
+) -> Plan[Outcomes[int, list[LogDir]]]:
+    """DescribeLogDirs: each directory with those of `partitions`, or with None all, that are in it."""
     topics: dict[str, DescribableLogDirTopic] = {}
-    for name, partition in partitions or ():
-        topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(partition)
-
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, f"broker {broker_id}")
-
+    for name, index in partitions or ():
+        topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(index)
     request = DescribeLogDirsRequest(topics=None if partitions is None else list(topics.values()))
-    answer = cluster.broker(broker_id, request, check=check, timeout_ms=timeout_ms)
-    return [
-        LogDir(
+
+    def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[LogDir] | ApiError]]:
+        (broker_id,) = group
+        if answer.error_code:
+            yield broker_id, refused(answer.error_code, f"broker {broker_id}")
+            return
+        yield (
             broker_id,
-            result.log_dir,
-            result.error_code,
-            result.total_bytes,
-            result.usable_bytes,
-            result.is_cordoned,
-            {
-                TopicPartition(topic.name, partition.partition_index): partition.partition_size
-                for topic in result.topics
-                for partition in topic.partitions
-            },
+            [
+                LogDir(
+                    broker_id,
+                    each.log_dir,
+                    each.error_code,
+                    each.total_bytes,
+                    each.usable_bytes,
+                    each.is_cordoned,
+                    {
+                        TopicPartition(topic.name, partition.partition_index): partition.partition_size
+                        for topic in each.topics
+                        for partition in topic.partitions
+                    },
+                )
+                for each in answer.results
+            ],
         )
-        for result in answer.results
-    ]
+
+    return per_item(
+        broker_ids,
+        lambda broker_id: Target(Kind.BROKER, broker_id),
+        lambda _: request,
+        read,
+    )
+
+
+def alter_replica_log_dirs(broker_id: int, paths: Mapping[TopicPartition, str]) -> Plan[Outcomes[TopicPartition, None]]:
+    """AlterReplicaLogDirs."""
+
+    def build(partitions: list[TopicPartition]) -> AlterReplicaLogDirsRequest:
+        by_path: dict[str, dict[str, list[int]]] = {}
+        for partition in partitions:
+            by_path.setdefault(paths[partition], {}).setdefault(partition.topic, []).append(partition.partition)
+        return AlterReplicaLogDirsRequest(
+            dirs=[
+                AlterReplicaLogDir(
+                    path=path,
+                    topics=[AlterReplicaLogDirTopic(name=n, partitions=indexes) for n, indexes in topics.items()],
+                )
+                for path, topics in by_path.items()
+            ]
+        )
+
+    def read(answer: Any, _: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        for topic in answer.results:
+            for each in topic.partitions:
+                partition = TopicPartition(topic.topic_name, each.partition_index)
+                what = f"partition {partition} on broker {broker_id}"
+                yield partition, refused(each.error_code, what) if each.error_code else None
+
+    return per_item(paths, lambda _: Target(Kind.BROKER, broker_id), build, read)
+
+
+def supported_apis(broker_id: int) -> Plan[PeerVersions]:
+    """ApiVersions of one broker. Raises `ApiError`."""
+    return peer_versions((yield from single(Ask(Target(Kind.BROKER, broker_id), api_versions_request(__version__)))))

@@ -1,13 +1,14 @@
-"""Offsets of partitions: ListOffsets by time, DeleteRecords."""
+"""Offsets of partitions by time, and deletion of the records before one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import ClusterClient
-from kalda.client.core.cluster_values import Leader
+from kalda.client.core.administration import Kind, Outcomes, Plan, Target, by_topic, leader_of, per_item
+from kalda.client.core.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -32,75 +33,83 @@ class FoundOffset(NamedTuple):
 
 
 def list_offsets(
-    cluster: ClusterClient,
     times: Mapping[TopicPartition, int],
     *,
-    read_committed: bool = False,
-    timeout_ms: int | None = None,
-) -> dict[TopicPartition, FoundOffset]:
-    """For each partition, the first offset at or after a timestamp in ms, or one of `OffsetSpec`.
+    read_committed: bool,
+    timeout_ms: int,
+    leaders: Mapping[TopicPartition, int] | None = None,
+) -> Plan[Outcomes[TopicPartition, FoundOffset]]:
+    """ListOffsets, in one request to each leader. `leaders`: the node ids of leaders that the caller has from metadata,
+    which is then not requested before those have failed."""
+    known = {partition: leader for partition, leader in (leaders or {}).items() if leader >= 0 and partition in times}
 
-    The latest offset is the one after the last record that a consumer may see: the high watermark, or with
-    `read_committed` the last stable offset. Raises `ApiError`.
-    """
-
-    def build(partitions: list[tuple[TopicPartition, Leader]]) -> ListOffsetsRequest:
-        topics: dict[str, list[ListOffsetsPartition]] = {}
-        for partition, leader in partitions:
-            topics.setdefault(partition.topic, []).append(
-                ListOffsetsPartition(
-                    partition_index=partition.partition,
-                    current_leader_epoch=leader.epoch,
-                    timestamp=times[partition],
-                )
+    def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:
+        topics = [
+            ListOffsetsTopic(
+                name=name,
+                partitions=[
+                    ListOffsetsPartition(partition_index=i, timestamp=times[TopicPartition(name, i)]) for i in indexes
+                ],
             )
+            for name, indexes in by_topic(partitions).items()
+        ]
         return ListOffsetsRequest(
-            replica_id=_CONSUMER,
-            isolation_level=int(read_committed),
-            topics=[ListOffsetsTopic(name=name, partitions=entries) for name, entries in topics.items()],
-            timeout_ms=cluster.timeout_ms,
+            replica_id=_CONSUMER, isolation_level=int(read_committed), topics=topics, timeout_ms=timeout_ms
         )
 
-    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, FoundOffset]]:
+    def read(answer: Any, _partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, FoundOffset | ApiError]]:
         for topic in answer.topics:
-            for p in topic.partitions:
-                found = FoundOffset(p.offset, p.timestamp, p.leader_epoch)
-                yield TopicPartition(topic.name, p.partition_index), p.error_code, found
+            for each in topic.partitions:
+                partition = TopicPartition(topic.name, each.partition_index)
+                if each.error_code:
+                    yield partition, refused(each.error_code, f"partition {partition}")
+                else:
+                    yield partition, FoundOffset(each.offset, each.timestamp, each.leader_epoch)
 
-    return cluster.ask_leaders(times, build, read, timeout_ms=timeout_ms)
+    found = yield from per_item(known, lambda one: Target(Kind.BROKER, known[one]), build, read, retries=False)
+    succeeded = found.succeeded
+    rest = yield from per_item([one for one in times if one not in succeeded], leader_of, build, read)
+    found.update(rest)
+    return found
 
 
 def offsets_at(
-    cluster: ClusterClient, partitions: Collection[TopicPartition], mark: int, *, read_committed: bool = False
-) -> dict[TopicPartition, int]:
+    partitions: Collection[TopicPartition], mark: int, *, read_committed: bool, timeout_ms: int
+) -> Plan[dict[TopicPartition, int]]:
     """The offset of each partition at `mark`, a timestamp in ms or an `OffsetSpec`; the latest offset where every
-    record that a consumer may see is older."""
-    found = list_offsets(cluster, dict.fromkeys(partitions, mark), read_committed=read_committed)
-    missing = [partition for partition, at in found.items() if at.offset < 0]
-    latest: dict[TopicPartition, int] = dict.fromkeys(missing, int(OffsetSpec.LATEST))
-    ends = list_offsets(cluster, latest, read_committed=read_committed) if missing else {}
-    return {partition: at.offset if at.offset >= 0 else ends[partition].offset for partition, at in found.items()}
+    record that a consumer may see is older. Raises `ApiError`."""
+
+    def listed(which: Iterable[TopicPartition], at: int) -> Plan[dict[TopicPartition, int]]:
+        found = yield from list_offsets(dict.fromkeys(which, at), read_committed=read_committed, timeout_ms=timeout_ms)
+        return {partition: each.offset for partition, each in found.check().succeeded.items()}
+
+    offsets = yield from listed(partitions, mark)
+    missing = [partition for partition, offset in offsets.items() if offset < 0]
+    if missing:
+        offsets |= yield from listed(missing, int(OffsetSpec.LATEST))
+    return offsets
 
 
-def delete_records(cluster: ClusterClient, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Delete the records below an offset, or below the high watermark where it is -1; returns each partition's new log
-    start offset. Raises `ApiError`.
-    """
+def delete_records(before: Mapping[TopicPartition, int], *, timeout_ms: int) -> Plan[Outcomes[TopicPartition, int]]:
+    """DeleteRecords: the new log start offsets."""
 
-    def build(partitions: list[tuple[TopicPartition, Leader]]) -> DeleteRecordsRequest:
-        topics: dict[str, list[DeleteRecordsPartition]] = {}
-        for partition, _ in partitions:
-            topics.setdefault(partition.topic, []).append(
-                DeleteRecordsPartition(partition_index=partition.partition, offset=before[partition])
+    def build(partitions: list[TopicPartition]) -> DeleteRecordsRequest:
+        topics = [
+            DeleteRecordsTopic(
+                name=name,
+                partitions=[
+                    DeleteRecordsPartition(partition_index=i, offset=before[TopicPartition(name, i)]) for i in indexes
+                ],
             )
-        return DeleteRecordsRequest(
-            topics=[DeleteRecordsTopic(name=name, partitions=entries) for name, entries in topics.items()],
-            timeout_ms=cluster.timeout_ms,
-        )
+            for name, indexes in by_topic(partitions).items()
+        ]
+        return DeleteRecordsRequest(topics=topics, timeout_ms=timeout_ms)
 
-    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, int]]:
+    def read(answer: Any, _partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, int | ApiError]]:
         for topic in answer.topics:
-            for p in topic.partitions:
-                yield TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark
+            for each in topic.partitions:
+                partition = TopicPartition(topic.name, each.partition_index)
+                error = refused(each.error_code, f"partition {partition}") if each.error_code else None
+                yield partition, each.low_watermark if error is None else error
 
-    return cluster.ask_leaders(before, build, read)
+    return per_item(before, leader_of, build, read)

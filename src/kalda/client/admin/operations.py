@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from kalda.base.configs.admin import AdminConfig
     from kalda.base.configs.resources import ConfigResourceType
     from kalda.base.ids import Uuid
+    from kalda.client.admin.access import ScramCredential, ScramUpsertion, Token
     from kalda.client.admin.acls import Acl, AclFilter
-    from kalda.client.admin.cluster_plans import QuotaEntity, ScramCredential, ScramUpsertion
     from kalda.client.admin.configs import Alteration, ConfigEntry, Resource
     from kalda.client.admin.features import Features
     from kalda.client.admin.groups import Group, ListedGroup
     from kalda.client.admin.nodes import ClusterDescription, LogDir
     from kalda.client.admin.offsets import FoundOffset
     from kalda.client.admin.quorum import Quorum, VoterListener
+    from kalda.client.admin.quotas import QuotaEntity
     from kalda.client.admin.reassignments import Reassignment
-    from kalda.client.admin.token_plans import Token
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
     from kalda.client.core.administration import Outcomes, Plan
@@ -92,16 +92,16 @@ class Operations:
         self, topics: Collection[NewTopic], *, validate_only: bool = False, timeout: float | None = None
     ) -> Plan[Outcomes[str, CreatedTopic]]:
         """Create topics, or only check whether they could be."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.topics import create_topics
 
-        return topic_plans.create_topics(topics, timeout_ms=self.request_ms(timeout), validate_only=validate_only)
+        return create_topics(topics, timeout_ms=self.request_ms(timeout), validate_only=validate_only)
 
     @operation("deleting topics")
     def delete_topics(self, names: Collection[str], *, timeout: float | None = None) -> Plan[Outcomes[str, None]]:
         """Delete topics."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.topics import delete_topics
 
-        return topic_plans.delete_topics(names, timeout_ms=self.request_ms(timeout))
+        return delete_topics(names, timeout_ms=self.request_ms(timeout))
 
     @operation("creating partitions")
     def create_partitions(
@@ -113,45 +113,43 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[str, None]]:
         """Add partitions until each topic has its count; `assignments` places the new ones."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.topics import create_partitions
 
-        return topic_plans.create_partitions(
+        return create_partitions(
             counts, assignments=assignments or {}, timeout_ms=self.request_ms(timeout), validate_only=validate_only
         )
 
     @operation("listing topics")
     def list_topics(self, *, internal: bool = False, timeout: float | None = None) -> Plan[dict[str, Topic]]:
         """All topics that this user may see, sorted by name."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.topics import list_topics
 
-        return topic_plans.list_topics(internal=internal)
+        return list_topics(internal=internal)
 
     @operation("describing topics")
     def describe_topics(self, names: Collection[str], *, timeout: float | None = None) -> Plan[Outcomes[str, Topic]]:
         """Topics with their partitions, leaders and replicas."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.topics import describe_topics
 
-        return topic_plans.describe_topics(names)
+        return describe_topics(names)
 
     @operation("listing offsets")
     def list_offsets(
         self, times: Mapping[Partition, int], *, read_committed: bool = False, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, FoundOffset]]:
         """For each partition, the first offset at or after a timestamp in ms, or one of `OffsetSpec`."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.offsets import list_offsets
 
-        return topic_plans.list_offsets(
-            partitions_by(times), read_committed=read_committed, timeout_ms=self.request_ms(timeout)
-        )
+        return list_offsets(partitions_by(times), read_committed=read_committed, timeout_ms=self.request_ms(timeout))
 
     @operation("deleting records")
     def delete_records(
         self, before: Mapping[Partition, int], *, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, int]]:
         """Delete the records below an offset, or with -1 below the high watermark; the new log start offsets."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.offsets import delete_records
 
-        return topic_plans.delete_records(partitions_by(before), timeout_ms=self.request_ms(timeout))
+        return delete_records(partitions_by(before), timeout_ms=self.request_ms(timeout))
 
     @operation("electing leaders")
     def elect_leaders(
@@ -162,9 +160,9 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Elect leaders of these partitions; None: of all that need it."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.reassignments import elect_leaders
 
-        return topic_plans.elect_leaders(partitions_of(partitions), election, timeout_ms=self.request_ms(timeout))
+        return elect_leaders(partitions_of(partitions), election, timeout_ms=self.request_ms(timeout))
 
     @operation("reassigning partitions")
     def alter_reassignments(
@@ -175,9 +173,9 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Move partitions to these replicas; None cancels a reassignment."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.reassignments import alter_reassignments
 
-        return topic_plans.alter_reassignments(
+        return alter_reassignments(
             partitions_by(targets),
             timeout_ms=self.request_ms(timeout),
             allow_replication_factor_change=allow_replication_factor_change,
@@ -188,18 +186,18 @@ class Operations:
         self, partitions: Iterable[Partition] | None = None, *, timeout: float | None = None
     ) -> Plan[dict[TopicPartition, Reassignment]]:
         """The reassignments in progress; None: of all partitions."""
-        from kalda.client.admin import topic_plans
+        from kalda.client.admin.reassignments import list_reassignments
 
-        return topic_plans.list_reassignments(partitions_of(partitions), timeout_ms=self.request_ms(timeout))
+        return list_reassignments(partitions_of(partitions), timeout_ms=self.request_ms(timeout))
 
     @operation("describing configs")
     def describe_configs(
         self, resources: Collection[Resource], *, documentation: bool = False, timeout: float | None = None
     ) -> Plan[Outcomes[Resource, dict[str, ConfigEntry]]]:
         """The effective configs of topics, brokers, groups and the like, by name."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.configs import describe_configs
 
-        return cluster_plans.describe_configs(resources, documentation=documentation)
+        return describe_configs(resources, documentation=documentation)
 
     @operation("altering configs")
     def alter_configs(
@@ -210,32 +208,32 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[Resource, None]]:
         """Change these configs and no others."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.configs import alter_configs
 
-        return cluster_plans.alter_configs(alterations, validate_only=validate_only)
+        return alter_configs(alterations, validate_only=validate_only)
 
     @operation("listing config resources")
     def list_config_resources(
         self, types: Collection[ConfigResourceType] = (), *, timeout: float | None = None
     ) -> Plan[list[Resource]]:
         """The resources that have configs."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.configs import list_config_resources
 
-        return cluster_plans.list_config_resources(types)
+        return list_config_resources(types)
 
     @operation("describing the cluster")
     def describe_cluster(self, *, fenced: bool = False, timeout: float | None = None) -> Plan[ClusterDescription]:
         """The cluster's brokers, with `fenced` those that are not in service too."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.nodes import describe_cluster
 
-        return cluster_plans.describe_cluster(fenced=fenced, of_controllers=bool(self._config.bootstrap_controllers))
+        return describe_cluster(fenced=fenced, of_controllers=bool(self._config.bootstrap_controllers))
 
     @operation("unregistering a broker")
     def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> Plan[None]:
         """Unregister a broker that was removed from the cluster for good."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.nodes import unregister_broker
 
-        return cluster_plans.unregister_broker(broker_id)
+        return unregister_broker(broker_id)
 
     @operation("describing log directories")
     def describe_log_dirs(
@@ -246,48 +244,48 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[int, list[LogDir]]]:
         """The log directories of brokers, with the sizes of these partitions that are in them; None: of all."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.nodes import describe_log_dirs
 
-        return cluster_plans.describe_log_dirs(broker_ids, partitions_of(partitions))
+        return describe_log_dirs(broker_ids, partitions_of(partitions))
 
     @operation("moving replicas")
     def alter_replica_log_dirs(
         self, broker_id: int, paths: Mapping[Partition, str], *, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Move replicas of a broker to other directories of it."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.nodes import alter_replica_log_dirs
 
-        return cluster_plans.alter_replica_log_dirs(broker_id, partitions_by(paths))
+        return alter_replica_log_dirs(broker_id, partitions_by(paths))
 
     @operation("describing the quorum")
     def describe_quorum(self, *, timeout: float | None = None) -> Plan[Quorum]:
         """The metadata quorum: its leader, voters and observers."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.quorum import describe_quorum
 
-        return cluster_plans.describe_quorum()
+        return describe_quorum()
 
     @operation("adding a voter")
     def add_voter(
         self, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener], *, timeout: float | None = None
     ) -> Plan[None]:
         """Make a controller a voter."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.quorum import add_voter
 
-        return cluster_plans.add_voter(node_id, directory_id, listeners, timeout_ms=self.request_ms(timeout))
+        return add_voter(node_id, directory_id, listeners, timeout_ms=self.request_ms(timeout))
 
     @operation("removing a voter")
     def remove_voter(self, node_id: int, directory_id: Uuid, *, timeout: float | None = None) -> Plan[None]:
         """Remove a controller from the voters."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.quorum import remove_voter
 
-        return cluster_plans.remove_voter(node_id, directory_id)
+        return remove_voter(node_id, directory_id)
 
     @operation("describing features")
     def describe_features(self, *, timeout: float | None = None) -> Plan[Features]:
         """The features that the brokers support and the cluster has finalized."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.features import describe_features
 
-        return cluster_plans.describe_features()
+        return describe_features()
 
     @operation("updating features")
     def update_features(
@@ -299,36 +297,34 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[None]:
         """Finalize these levels, all or none; level 0 turns a feature off."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.features import update_features
 
-        return cluster_plans.update_features(
-            levels, upgrade_type, timeout_ms=self.request_ms(timeout), validate_only=validate_only
-        )
+        return update_features(levels, upgrade_type, timeout_ms=self.request_ms(timeout), validate_only=validate_only)
 
     @operation("listing groups")
     def list_groups(
         self, *, states: Collection[str] = (), types: Collection[str] = (), timeout: float | None = None
     ) -> Plan[dict[str, ListedGroup]]:
         """All groups of all coordinators, sorted by name."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import list_groups
 
-        return group_plans.list_groups(states=states, types=types)
+        return list_groups(states=states, types=types)
 
     @operation("describing groups")
     def describe_groups(
         self, group_ids: Collection[str], *, timeout: float | None = None
     ) -> Plan[Outcomes[str, Group]]:
         """Groups of either protocol, with their members."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import describe_groups
 
-        return group_plans.describe_groups(group_ids)
+        return describe_groups(group_ids)
 
     @operation("deleting groups")
     def delete_groups(self, group_ids: Collection[str], *, timeout: float | None = None) -> Plan[Outcomes[str, None]]:
         """Delete groups without members, with their offsets."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import delete_groups
 
-        return group_plans.delete_groups(group_ids)
+        return delete_groups(group_ids)
 
     @operation("listing a group's offsets")
     def list_group_offsets(
@@ -340,27 +336,27 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[TopicPartition, OffsetAndEpoch]]:
         """A group's committed offsets; partitions without one are left out. None: of all partitions."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import list_group_offsets
 
-        return group_plans.list_group_offsets(group_id, partitions_of(partitions), require_stable=require_stable)
+        return list_group_offsets(group_id, partitions_of(partitions), require_stable=require_stable)
 
     @operation("altering a group's offsets")
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[Partition, OffsetAndEpoch | int], *, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Set the offsets of a group without members."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import alter_group_offsets
 
-        return group_plans.alter_group_offsets(group_id, positions_by(offsets))
+        return alter_group_offsets(group_id, positions_by(offsets))
 
     @operation("deleting a group's offsets")
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[Partition], *, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, None]]:
         """Delete a group's offsets of partitions that its members do not read."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import delete_group_offsets
 
-        return group_plans.delete_group_offsets(group_id, partitions_of(partitions) or [])
+        return delete_group_offsets(group_id, partitions_of(partitions) or [])
 
     @operation("removing members")
     def remove_members(
@@ -372,9 +368,9 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[str, None]]:
         """Remove static members from a group, by their instance ids."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.groups import remove_members
 
-        return group_plans.remove_members(group_id, instance_ids, reason)
+        return remove_members(group_id, instance_ids, reason)
 
     @operation("listing transactions")
     def list_transactions(
@@ -388,29 +384,27 @@ class Operations:
     ) -> Plan[dict[str, ListedTransaction]]:
         """The transactional ids of all coordinators, sorted; with `duration_ms` >= 0 those that have run longer, with
         `pattern` those that the regular expression (of RE2) matches."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.transactions import list_transactions
 
-        return group_plans.list_transactions(
-            states=states, producer_ids=producer_ids, duration_ms=duration_ms, pattern=pattern
-        )
+        return list_transactions(states=states, producer_ids=producer_ids, duration_ms=duration_ms, pattern=pattern)
 
     @operation("describing transactions")
     def describe_transactions(
         self, transactional_ids: Collection[str], *, timeout: float | None = None
     ) -> Plan[Outcomes[str, Transaction]]:
         """The state of transactional ids."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.transactions import describe_transactions
 
-        return group_plans.describe_transactions(transactional_ids)
+        return describe_transactions(transactional_ids)
 
     @operation("describing producers")
     def describe_producers(
         self, partitions: Iterable[Partition], *, broker_id: int | None = None, timeout: float | None = None
     ) -> Plan[Outcomes[TopicPartition, tuple[ActiveProducer, ...]]]:
         """The active producers of partitions, at their leaders, or at a broker that has to have their replicas."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.transactions import describe_producers
 
-        return group_plans.describe_producers(partitions_of(partitions) or [], broker_id=broker_id)
+        return describe_producers(partitions_of(partitions) or [], broker_id=broker_id)
 
     @operation("aborting a transaction")
     def abort_transaction(
@@ -423,27 +417,27 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[None]:
         """End a transaction that hangs in one partition: write an abort marker, past the coordinator."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.transactions import abort_transaction
 
-        return group_plans.abort_transaction(TopicPartition(*partition), producer_id, producer_epoch, coordinator_epoch)
+        return abort_transaction(TopicPartition(*partition), producer_id, producer_epoch, coordinator_epoch)
 
     @operation("fencing producers")
     def fence_producers(
         self, transactional_ids: Collection[str], *, timeout: float | None = None
     ) -> Plan[Outcomes[str, FencedProducer]]:
         """Abort the ongoing transactions of transactional ids, and fence their producers."""
-        from kalda.client.admin import group_plans
+        from kalda.client.admin.transactions import fence_producers
 
-        return group_plans.fence_producers(transactional_ids)
+        return fence_producers(transactional_ids)
 
     @operation("describing quotas")
     def describe_client_quotas(
         self, components: Mapping[str, str | bool | None], *, strict: bool = False, timeout: float | None = None
     ) -> Plan[dict[QuotaEntity, dict[str, float]]]:
         """Quotas by entity. A component matches a name, None the default, True any name."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.quotas import describe_client_quotas
 
-        return cluster_plans.describe_client_quotas(components, strict=strict)
+        return describe_client_quotas(components, strict=strict)
 
     @operation("altering quotas")
     def alter_client_quotas(
@@ -454,41 +448,41 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[QuotaEntity, None]]:
         """Set quotas of entities; None removes one."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.quotas import alter_client_quotas
 
-        return cluster_plans.alter_client_quotas(quotas, validate_only=validate_only)
+        return alter_client_quotas(quotas, validate_only=validate_only)
 
     @operation("describing ACLs")
     def describe_acls(self, acl_filter: AclFilter = ANY_ACL, *, timeout: float | None = None) -> Plan[list[Acl]]:
         """The access rules that the filter matches."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.access import describe_acls
 
-        return cluster_plans.describe_acls(acl_filter)
+        return describe_acls(acl_filter)
 
     @operation("creating ACLs")
     def create_acls(self, acls: Collection[Acl], *, timeout: float | None = None) -> Plan[Outcomes[Acl, None]]:
         """Create access rules."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.access import create_acls
 
-        return cluster_plans.create_acls(acls)
+        return create_acls(acls)
 
     @operation("deleting ACLs")
     def delete_acls(
         self, filters: Collection[AclFilter], *, timeout: float | None = None
     ) -> Plan[Outcomes[AclFilter, list[Acl]]]:
         """Delete access rules; those that were deleted, by filter."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.access import delete_acls
 
-        return cluster_plans.delete_acls(filters)
+        return delete_acls(filters)
 
     @operation("describing SCRAM credentials")
     def describe_scram_credentials(
         self, users: Collection[str] | None = None, *, timeout: float | None = None
     ) -> Plan[Outcomes[str, list[ScramCredential]]]:
         """SCRAM credentials of users; None: of all."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.access import describe_scram_credentials
 
-        return cluster_plans.describe_scram_credentials(users)
+        return describe_scram_credentials(users)
 
     @operation("altering SCRAM credentials")
     def alter_scram_credentials(
@@ -499,9 +493,9 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Outcomes[str, None]]:
         """Set SCRAM credentials, and delete some by user and mechanism."""
-        from kalda.client.admin import cluster_plans
+        from kalda.client.admin.access import alter_scram_credentials
 
-        return cluster_plans.alter_scram_credentials(upsertions, deletions)
+        return alter_scram_credentials(upsertions, deletions)
 
     @operation("creating a delegation token")
     def create_delegation_token(
@@ -513,32 +507,32 @@ class Operations:
         timeout: float | None = None,
     ) -> Plan[Token]:
         """A token of the caller, or of `owner`; principals are written `User:alice`. Its `hmac` is a secret."""
-        from kalda.client.admin import token_plans
+        from kalda.client.admin.access import create_token
 
-        return token_plans.create_token(owner=owner, renewers=renewers, max_lifetime_ms=max_lifetime_ms)
+        return create_token(owner=owner, renewers=renewers, max_lifetime_ms=max_lifetime_ms)
 
     @operation("describing delegation tokens")
     def describe_delegation_tokens(
         self, owners: Collection[str] = (), *, timeout: float | None = None
     ) -> Plan[list[Token]]:
         """The tokens of some owners, or without any, all that the caller may see."""
-        from kalda.client.admin import token_plans
+        from kalda.client.admin.access import describe_tokens
 
-        return token_plans.describe_tokens(owners)
+        return describe_tokens(owners)
 
     @operation("renewing a delegation token")
     def renew_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> Plan[int]:
         """When the token expires now, in ms since 1970. A negative period stands for the brokers' own."""
-        from kalda.client.admin import token_plans
+        from kalda.client.admin.access import renew_token
 
-        return token_plans.renew_token(hmac, period_ms)
+        return renew_token(hmac, period_ms)
 
     @operation("expiring a delegation token")
     def expire_delegation_token(self, hmac: bytes, period_ms: int = -1, *, timeout: float | None = None) -> Plan[int]:
         """When the token expires now, in ms since 1970. With a negative period it is removed at once."""
-        from kalda.client.admin import token_plans
+        from kalda.client.admin.access import expire_token
 
-        return token_plans.expire_token(hmac, period_ms)
+        return expire_token(hmac, period_ms)
 
 
 def partitions_of(partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition] | None:

@@ -1,12 +1,13 @@
-"""The metadata quorum: DescribeQuorum (KIP-836), AddRaftVoter and RemoveRaftVoter (KIP-853)."""
+"""The metadata quorum: its replicas (KIP-836), and its voters (KIP-853)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
-from kalda.client.cluster import ClusterClient
+from kalda.client.core.administration import ANY, Ask, Plan, error_of, single
 from kalda.client.core.errors import refused
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
@@ -40,16 +41,26 @@ class Quorum(NamedTuple):
     """`NAME://HOST:PORT` of each voter's controller listeners; empty where the response has none."""
 
 
-def describe_quorum(cluster: ClusterClient) -> Quorum:
-    """The quorum's replicas, from its leader. Raises `ApiError`."""
+class VoterListener(NamedTuple):
+    """One listener of a controller."""
 
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, "the metadata quorum", answer.error_message)
-        for topic in answer.topics:
-            for p in topic.partitions:
-                if p.error_code:
-                    raise refused(p.error_code, "the metadata quorum", p.error_message)
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name}://" + (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
+
+
+def describe_quorum() -> Plan[Quorum]:
+    """DescribeQuorum."""
+
+    def check(answer: Any) -> ApiError | None:
+        failed = [answer, *(partition for topic in answer.topics for partition in topic.partitions)]
+        for each in failed:
+            if each.error_code:
+                return refused(each.error_code, "the metadata quorum", each.error_message)
+        return None
 
     request = DescribeQuorumRequest(
         topics=[
@@ -58,7 +69,7 @@ def describe_quorum(cluster: ClusterClient) -> Quorum:
             )
         ]
     )
-    return quorum_of(cluster.any_broker(request, check=check))
+    return quorum_of((yield from single(Ask(ANY, request), check)))
 
 
 def quorum_of(answer: Any) -> Quorum:
@@ -78,43 +89,6 @@ def quorum_of(answer: Any) -> Quorum:
     )
 
 
-class VoterListener(NamedTuple):
-    """One listener of a controller."""
-
-    name: str
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.name}://" + (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
-
-
-def add_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid, listeners: Collection[VoterListener]) -> None:
-    """Make a controller that has caught up as an observer a voter. Raises `ApiError`."""
-    request = AddRaftVoterRequest(
-        cluster_id=None,
-        timeout_ms=cluster.timeout_ms,
-        voter_id=node_id,
-        voter_directory_id=directory_id,
-        listeners=[AddRaftVoterRequestListener(name=each.name, host=each.host, port=each.port) for each in listeners],
-    )
-    _change_voters(cluster, request, node_id)
-
-
-def remove_voter(cluster: ClusterClient, node_id: int, directory_id: Uuid) -> None:
-    """Remove a controller from the voters. Raises `ApiError`."""
-    request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
-    _change_voters(cluster, request, node_id)
-
-
-def _change_voters(cluster: ClusterClient, request: AddRaftVoterRequest | RemoveRaftVoterRequest, node_id: int) -> None:
-    def check(answer: Any) -> None:
-        if answer.error_code:
-            raise refused(answer.error_code, f"controller {node_id}", answer.error_message)
-
-    cluster.any_broker(request, check=check)
-
-
 def _replica(state: DescribeQuorumResponseReplicaState, leader_end: int) -> QuorumReplica:
     return QuorumReplica(
         state.replica_id,
@@ -124,3 +98,21 @@ def _replica(state: DescribeQuorumResponseReplicaState, leader_end: int) -> Quor
         state.last_fetch_timestamp,
         state.last_caught_up_timestamp,
     )
+
+
+def add_voter(node_id: int, directory_id: Uuid, listeners: Collection[VoterListener], *, timeout_ms: int) -> Plan[None]:
+    """AddRaftVoter."""
+    request = AddRaftVoterRequest(
+        cluster_id=None,
+        timeout_ms=timeout_ms,
+        voter_id=node_id,
+        voter_directory_id=directory_id,
+        listeners=[AddRaftVoterRequestListener(name=each.name, host=each.host, port=each.port) for each in listeners],
+    )
+    yield from single(Ask(ANY, request), error_of(f"controller {node_id}"))
+
+
+def remove_voter(node_id: int, directory_id: Uuid) -> Plan[None]:
+    """RemoveRaftVoter."""
+    request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
+    yield from single(Ask(ANY, request), error_of(f"controller {node_id}"))

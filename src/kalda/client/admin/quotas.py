@@ -1,12 +1,12 @@
-"""Client quotas: describe and alter (KIP-546)."""
+"""Quotas of users, client ids and addresses (KIP-546)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from kalda.client.cluster import ClusterClient
+from kalda.base.errors import ApiError
+from kalda.client.core.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
 from kalda.client.core.errors import refused
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
@@ -17,81 +17,60 @@ from kalda.protocol.messages.admin import (
     OpData,
 )
 
-
-class Match(IntEnum):
-    """How a filter matches the names of one type of entity."""
-
-    EXACT = 0
-    DEFAULT = 1
-    ANY = 2
+QuotaEntity = tuple[tuple[str, str | None], ...]
+"""Pairs of a type (`user`, `client-id`, `ip`) and a name, None for the default; sorted by type."""
 
 
-class Filter(NamedTuple):
-    """A condition on one type of entity: `user`, `client-id` or `ip`."""
-
-    entity_type: str
-    match: Match = Match.ANY
-    name: str | None = None
-
-
-class EntityQuotas(NamedTuple):
-    """The quotas of one entity."""
-
-    entity: dict[str, str | None]
-    """Names by type; None is the default of the type."""
-    quotas: dict[str, float]
-
-
-def describe_quotas(
-    cluster: ClusterClient, filters: Sequence[Filter] = (), *, strict: bool = False
-) -> list[EntityQuotas]:
-    """The entities that match every filter, and with `strict` have no other type. Raises `ApiError`."""
-    request = DescribeClientQuotasRequest(
-        components=[
-            ComponentData(entity_type=each.entity_type, match_type=each.match, match=each.name) for each in filters
-        ],
-        strict=strict,
-    )
-    answer = cluster.any_broker(request)
-    if answer.error_code:
-        raise refused(answer.error_code, "quotas", answer.error_message)
-    found = [
-        EntityQuotas(
-            {part.entity_type: part.entity_name for part in entry.entity},
-            {each.key: each.value for each in entry.values},
-        )
-        for entry in answer.entries or ()
+def describe_client_quotas(
+    components: Mapping[str, str | bool | None], *, strict: bool
+) -> Plan[dict[QuotaEntity, dict[str, float]]]:
+    """DescribeClientQuotas. A component's match is a name, None for the default, or True for any name."""
+    data = [
+        ComponentData(entity_type=kind, match_type=2)
+        if match is True
+        else ComponentData(entity_type=kind, match_type=1, match=None)
+        if not isinstance(match, str)
+        else ComponentData(entity_type=kind, match_type=0, match=match)
+        for kind, match in components.items()
     ]
-    return sorted(found, key=lambda each: repr(sorted(each.entity.items(), key=repr)))
+    for each in data:
+        each.match = each.match if each.match_type == 0 else None
+    request = DescribeClientQuotasRequest(components=data, strict=strict)
+    answer = yield from single(Ask(ANY, request), error_of("quotas"))
+    return {
+        tuple(sorted((part.entity_type, part.entity_name) for part in entry.entity)): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in answer.entries or ()
+    }
 
 
-def alter_quotas(
-    cluster: ClusterClient,
-    entity: Mapping[str, str | None],
-    changes: Mapping[str, float | None],
-    *,
-    validate_only: bool = False,
-) -> None:
-    """Set quotas of an entity; None removes one. Raises `ApiError`."""
-    request = AlterClientQuotasRequest(
-        entries=[
-            AlterClientQuotasRequestEntryData(
-                entity=[
-                    AlterClientQuotasRequestEntityData(entity_type=kind, entity_name=name)
-                    for kind, name in entity.items()
-                ],
-                ops=[
-                    OpData(key=key, value=0.0 if value is None else value, remove=value is None)
-                    for key, value in changes.items()
-                ],
-            )
-        ],
-        validate_only=validate_only,
-    )
+def alter_client_quotas(
+    quotas: Mapping[QuotaEntity, Mapping[str, float | None]], *, validate_only: bool
+) -> Plan[Outcomes[QuotaEntity, None]]:
+    """AlterClientQuotas; a value of None removes the quota."""
 
-    def check(answer: Any) -> None:
-        for entry in answer.entries:
-            if entry.error_code:
-                raise refused(entry.error_code, "quota", entry.error_message)
+    def build(entities: list[QuotaEntity]) -> AlterClientQuotasRequest:
+        return AlterClientQuotasRequest(
+            entries=[
+                AlterClientQuotasRequestEntryData(
+                    entity=[AlterClientQuotasRequestEntityData(entity_type=k, entity_name=n) for k, n in entity],
+                    ops=[
+                        OpData(key=key, value=0.0 if value is None else value, remove=value is None)
+                        for key, value in quotas[entity].items()
+                    ],
+                )
+                for entity in entities
+            ],
+            validate_only=validate_only,
+        )
 
-    cluster.any_broker(request, check=check)
+    def read(answer: Any, entities: list[QuotaEntity]) -> Iterator[tuple[QuotaEntity, ApiError | None]]:
+        by_parts = {tuple(sorted(entity, key=str)): entity for entity in entities}
+        for each in answer.entries:
+            parts = tuple(sorted(((part.entity_type, part.entity_name) for part in each.entity), key=str))
+            entity = by_parts.get(parts)
+            if entity is not None:
+                yield entity, refused(each.error_code, "quota", each.error_message) if each.error_code else None
+
+    return per_item(quotas, lambda _: ANY, build, read)

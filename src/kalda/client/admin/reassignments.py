@@ -1,18 +1,19 @@
-"""Moving replicas between brokers, and between a broker's directories: AlterPartitionReassignments,
-ListPartitionReassignments (KIP-455), AlterReplicaLogDirs (KIP-113)."""
+"""Leaders and replicas of partitions: elections on request (KIP-460), moving replicas to other brokers (KIP-455)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import ClusterClient
+from kalda.client.core.administration import ANY, Ask, Outcomes, Plan, any_broker, by_topic, per_item, single
 from kalda.client.core.errors import refused
-from kalda.protocol.messages.admin import AlterReplicaLogDir, AlterReplicaLogDirsRequest, AlterReplicaLogDirTopic
+from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
     ReassignablePartition,
@@ -33,81 +34,82 @@ class Reassignment(NamedTuple):
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
+def elect_leaders(
+    partitions: Collection[TopicPartition] | None, election: ElectionType, *, timeout_ms: int
+) -> Plan[Outcomes[TopicPartition, None]]:
+    """ElectLeaders. With None all partitions are considered; the result then has those that needed an election."""
+    topics = None
+    if partitions is not None:
+        topics = [
+            ElectLeadersRequestTopicPartitions(topic=name, partitions=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ]
+    request = ElectLeadersRequest(election_type=election, topic_partitions=topics, timeout_ms=timeout_ms)
+    answer = yield from single(
+        Ask(ANY, request),
+        lambda found: refused(found.error_code, f"{election.name.lower()} elections") if found.error_code else None,
+    )
+    outcomes: Outcomes[TopicPartition, None] = Outcomes()
+    for topic in answer.replica_election_results:
+        for each in topic.partition_result:
+            partition = TopicPartition(topic.topic, each.partition_id)
+            outcomes[partition] = (
+                refused(each.error_code, f"partition {partition}", each.error_message) if each.error_code else None
+            )
+    return outcomes
+
+
 def alter_reassignments(
-    cluster: ClusterClient,
     targets: Mapping[TopicPartition, Sequence[int] | None],
     *,
+    timeout_ms: int,
     allow_replication_factor_change: bool = True,
-) -> dict[TopicPartition, ApiError | None]:
-    """Start to move partitions to these replicas; None cancels a partition's reassignment. Returns each partition's
-    error, None where it was accepted. Raises `ApiError` where the whole request was refused."""
-    topics: dict[str, ReassignableTopic] = {}
-    for (name, partition), replicas in targets.items():
-        topic = topics.setdefault(name, ReassignableTopic(name=name))
-        chosen = None if replicas is None else list(replicas)
-        topic.partitions.append(ReassignablePartition(partition_index=partition, replicas=chosen))
-    request = AlterPartitionReassignmentsRequest(timeout_ms=cluster.timeout_ms, topics=list(topics.values()))
-    if not allow_replication_factor_change:
-        request.allow_replication_factor_change = False
-    answer = cluster.any_broker(request, check=_check)
-    return {
-        TopicPartition(topic.name, p.partition_index): refused(
-            p.error_code, f"partition {topic.name}-{p.partition_index}", p.error_message
-        )
-        if p.error_code
-        else None
-        for topic in answer.responses
-        for p in topic.partitions
-    }
+) -> Plan[Outcomes[TopicPartition, None]]:
+    """AlterPartitionReassignments; None cancels a partition's reassignment."""
+
+    def build(partitions: list[TopicPartition]) -> AlterPartitionReassignmentsRequest:
+        topics: dict[str, ReassignableTopic] = {}
+        for partition in partitions:
+            topic = topics.setdefault(partition.topic, ReassignableTopic(name=partition.topic))
+            replicas = targets[partition]
+            chosen = None if replicas is None else list(replicas)
+            topic.partitions.append(ReassignablePartition(partition_index=partition.partition, replicas=chosen))
+        request = AlterPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=list(topics.values()))
+        if not allow_replication_factor_change:
+            request.allow_replication_factor_change = False
+        return request
+
+    def read(answer: Any, partitions: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        if answer.error_code:
+            failed = refused(answer.error_code, "the reassignments", answer.error_message)
+            yield from ((partition, failed) for partition in partitions)
+        for topic in answer.responses:
+            for each in topic.partitions:
+                partition = TopicPartition(topic.name, each.partition_index)
+                error = refused(each.error_code, f"partition {partition}", each.error_message)
+                yield partition, error if each.error_code else None
+
+    return per_item(targets, any_broker, build, read)
 
 
 def list_reassignments(
-    cluster: ClusterClient, partitions: Collection[TopicPartition] | None = None
-) -> dict[TopicPartition, Reassignment]:
-    """The reassignments in progress, of these partitions or with None of all. Raises `ApiError`."""
-    requested = None
+    partitions: Collection[TopicPartition] | None, *, timeout_ms: int
+) -> Plan[dict[TopicPartition, Reassignment]]:
+    """ListPartitionReassignments."""
+    topics = None
     if partitions is not None:
-        topics: dict[str, ListPartitionReassignmentsTopics] = {}
-        for name, partition in partitions:
-            topic = topics.setdefault(name, ListPartitionReassignmentsTopics(name=name))
-            topic.partition_indexes.append(partition)
-        requested = list(topics.values())
-    request = ListPartitionReassignmentsRequest(timeout_ms=cluster.timeout_ms, topics=requested)
-    answer = cluster.any_broker(request, check=_check)
+        topics = [
+            ListPartitionReassignmentsTopics(name=name, partition_indexes=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ]
+    answer = yield from single(
+        Ask(ANY, ListPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=topics)),
+        lambda found: refused(found.error_code, "the reassignments", found.error_message) if found.error_code else None,
+    )
     return {
-        TopicPartition(topic.name, p.partition_index): Reassignment(
-            tuple(p.replicas), tuple(p.adding_replicas), tuple(p.removing_replicas)
+        TopicPartition(topic.name, each.partition_index): Reassignment(
+            tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
         )
         for topic in answer.topics
-        for p in topic.partitions
+        for each in topic.partitions
     }
-
-
-def _check(answer: Any) -> None:
-    if answer.error_code:
-        raise refused(answer.error_code, "the reassignments", answer.error_message)
-
-
-def alter_replica_log_dirs(cluster: ClusterClient, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
-    """Move replicas into these log directories of the broker. For a replica that the broker does not have yet, the
-    directory is used when it is created. Raises `ApiError` for the first that is refused."""
-    by_path: dict[str, dict[str, list[int]]] = {}
-    for (name, partition), path in paths.items():
-        by_path.setdefault(path, {}).setdefault(name, []).append(partition)
-    request = AlterReplicaLogDirsRequest(
-        dirs=[
-            AlterReplicaLogDir(
-                path=path,
-                topics=[AlterReplicaLogDirTopic(name=name, partitions=ids) for name, ids in topics.items()],
-            )
-            for path, topics in by_path.items()
-        ]
-    )
-
-    def check(answer: Any) -> None:
-        for topic in answer.results:
-            for p in topic.partitions:
-                if p.error_code:
-                    raise refused(p.error_code, f"partition {topic.topic_name}-{p.partition_index} on {broker_id}")
-
-    cluster.broker(broker_id, request, check=check)

@@ -1,20 +1,21 @@
-"""Topics: CreateTopics, DeleteTopics, CreatePartitions, Metadata, DescribeTopicPartitions."""
+"""Topics: create, list, describe, delete, add partitions; wait for new ones."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.cluster import ClusterClient
-from kalda.client.core.cluster_values import Topic
-from kalda.client.core.errors import refused
-from kalda.protocol.apis import ApiKey
+from kalda.client.core.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, per_item, single
+from kalda.client.core.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
+from kalda.client.core.errors import UnknownTopic, refused
 from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsRequestCursor,
     DescribeTopicPartitionsRequestTopicRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
 )
 from kalda.protocol.messages.topics import (
     CreatableReplicaAssignment,
@@ -29,9 +30,6 @@ from kalda.protocol.messages.topics import (
 
 BROKER_DEFAULT = -1
 """For partitions and replication factor: the cluster's default (KIP-464)."""
-
-_MAX_DELETE_BY_NAME = 5
-"""The last version of DeleteTopics with a plain list of names."""
 
 
 class NewTopic(NamedTuple):
@@ -63,57 +61,32 @@ class EligibleReplicas(NamedTuple):
     last_known: tuple[int, ...]
 
 
-def list_topics(cluster: ClusterClient, *, internal: bool = False) -> list[Topic]:
-    """Topics sorted by name, with `internal` also the internal ones."""
-    topics = cluster.metadata().topics.values()
-    return sorted((topic for topic in topics if internal or not topic.is_internal), key=lambda topic: topic.name)
+_MAX_DELETE_BY_NAME = 5
+"""The last version of DeleteTopics with a plain list of names."""
 
 
-def describe_topics(cluster: ClusterClient, names: Collection[str]) -> list[Topic]:
-    """Topics as they are now. Raises `ApiError` for the first that does not exist."""
-    topics = cluster.metadata(list(names)).topics
-    for name in names:
-        code = topics[name].error_code if name in topics else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if code:
-            raise refused(code, f"topic {name}")
-    return [topics[name] for name in names]
-
-
-def eligible_replicas(cluster: ClusterClient, names: Collection[str]) -> dict[TopicPartition, EligibleReplicas]:
-    """The eligible replicas of all partitions of the topics; empty where brokers do not support KIP-966."""
-    if ApiKey.DESCRIBE_TOPIC_PARTITIONS not in cluster.versions():
-        return {}
-    found: dict[TopicPartition, EligibleReplicas] = {}
-    request = DescribeTopicPartitionsRequest(
-        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in sorted(names)]
-    )
-    while True:
-        answer = cluster.any_broker(request)
-        before = len(found)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                elr, last = partition.eligible_leader_replicas, partition.last_known_elr
-                if topic.name is not None and elr is not None:
-                    found[TopicPartition(topic.name, partition.partition_index)] = EligibleReplicas(
-                        tuple(elr), tuple(last or ())
-                    )
-        cursor = answer.next_cursor
-        if cursor is None or len(found) == before:
-            return found
-        request.cursor = DescribeTopicPartitionsRequestCursor(
-            topic_name=cursor.topic_name, partition_index=cursor.partition_index
-        )
+_NO_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
+"""What passes elsewhere, but is final where a topic is deleted or grown: these do not wait for a topic to appear."""
 
 
 def create_topics(
-    cluster: ClusterClient, topics: Collection[NewTopic], *, validate_only: bool = False
-) -> list[CreatedTopic]:
-    """Create topics, or only check whether they could be. Raises `ApiError` for the first that cannot."""
-    request = CreateTopicsRequest(
-        topics=[creatable(topic) for topic in topics], timeout_ms=cluster.timeout_ms, validate_only=validate_only
-    )
-    answer = cluster.any_broker(request, check=_check_topics)
-    return [CreatedTopic(t.name, t.topic_id, t.num_partitions, t.replication_factor) for t in answer.topics]
+    topics: Collection[NewTopic], *, timeout_ms: int, validate_only: bool
+) -> Plan[Outcomes[str, CreatedTopic]]:
+    """CreateTopics."""
+    by_name = {topic.name: topic for topic in topics}
+
+    def build(names: list[str]) -> CreateTopicsRequest:
+        entries = [creatable(by_name[name]) for name in names]
+        return CreateTopicsRequest(topics=entries, timeout_ms=timeout_ms, validate_only=validate_only)
+
+    def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, CreatedTopic | ApiError]]:
+        for each in answer.topics:
+            if each.error_code:
+                yield each.name, refused(each.error_code, f"topic {each.name}", each.error_message)
+            else:
+                yield each.name, CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
+
+    return per_item(by_name, any_broker, build, read)
 
 
 def creatable(topic: NewTopic) -> CreatableTopic:
@@ -130,59 +103,130 @@ def creatable(topic: NewTopic) -> CreatableTopic:
     )
 
 
-def _check_topics(answer: Any) -> None:
-    for topic in answer.topics:
-        if topic.error_code:
-            raise refused(topic.error_code, f"topic {topic.name}", topic.error_message)
+def delete_topics(names: Collection[str], *, timeout_ms: int) -> Plan[Outcomes[str, None]]:
+    """DeleteTopics."""
 
+    def build(left: list[str]) -> DeleteTopicsRequest:
+        return DeleteTopicsRequest(topic_names=left, timeout_ms=timeout_ms)
 
-def delete_topics(cluster: ClusterClient, names: Collection[str]) -> None:
-    """Delete topics. Raises `ApiError` for the first that could not be; the others may have been deleted."""
-    request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=cluster.timeout_ms)
+    def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
+        for each in answer.responses:
+            error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
+            yield each.name, error
 
-    def check(answer: Any) -> None:
-        for topic in answer.responses:
-            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise _NoSuchTopic(topic.name or "")
-            if topic.error_code:
-                raise refused(topic.error_code, f"topic {topic.name}", topic.error_message)
-
-    try:
-        cluster.any_broker(request, check=check, max_version=_MAX_DELETE_BY_NAME)
-    except _NoSuchTopic as name:
-        raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name}") from None
-
-
-class _NoSuchTopic(Exception):
-    """The topic does not exist. The error code is retriable, but these requests do not wait for a topic to appear."""
+    return per_item(names, any_broker, build, read, max_version=_MAX_DELETE_BY_NAME, final=_NO_TOPIC)
 
 
 def create_partitions(
-    cluster: ClusterClient,
-    topic: str,
-    count: int,
+    counts: Mapping[str, int],
     *,
-    assignment: Sequence[Sequence[int]] | None = None,
-    validate_only: bool = False,
-) -> None:
-    """Add partitions to a topic until it has `count`; `assignment` places the new ones. Raises `ApiError`."""
-    placed = None
-    if assignment is not None:
-        placed = [CreatePartitionsAssignment(broker_ids=list(broker_ids)) for broker_ids in assignment]
-    request = CreatePartitionsRequest(
-        topics=[CreatePartitionsTopic(name=topic, count=count, assignments=placed)],
-        timeout_ms=cluster.timeout_ms,
-        validate_only=validate_only,
+    assignments: Mapping[str, Sequence[Sequence[int]]],
+    timeout_ms: int,
+    validate_only: bool,
+) -> Plan[Outcomes[str, None]]:
+    """CreatePartitions."""
+
+    def build(names: list[str]) -> CreatePartitionsRequest:
+        topics = []
+        for name in names:
+            placed = assignments.get(name)
+            entries = None if placed is None else [CreatePartitionsAssignment(broker_ids=list(ids)) for ids in placed]
+            topics.append(CreatePartitionsTopic(name=name, count=counts[name], assignments=entries))
+        return CreatePartitionsRequest(topics=topics, timeout_ms=timeout_ms, validate_only=validate_only)
+
+    def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
+        for each in answer.results:
+            error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
+            yield each.name, error
+
+    return per_item(counts, any_broker, build, read, final=_NO_TOPIC)
+
+
+def list_topics(*, internal: bool) -> Plan[dict[str, Topic]]:
+    """Metadata of all topics."""
+    answer = yield from single(Ask(ANY, MetadataRequest(topics=None, allow_auto_topic_creation=False)))
+    topics = read_metadata(answer).topics
+    return {name: topic for name, topic in sorted(topics.items()) if internal or not topic.is_internal}
+
+
+def _metadata_request(names: Iterable[str]) -> MetadataRequest:
+    return MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=False)
+
+
+def describe_topics(names: Collection[str], *, final: Collection[ErrorCode] = ()) -> Plan[Outcomes[str, Topic]]:
+    """Metadata of these topics."""
+
+    def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, Topic | ApiError]]:
+        for name, topic in read_metadata(answer).topics.items():
+            yield name, refused(topic.error_code, f"topic {name}") if topic.error_code else topic
+
+    return per_item(names, any_broker, _metadata_request, read, final=final)
+
+
+def existing_topics(names: Collection[str]) -> Plan[Metadata]:
+    """Metadata of topics that all exist: one that is unknown may be new, and is requested again for a moment. Raises
+    `ApiError`."""
+
+    def check(answer: Any) -> ApiError | None:
+        topics = read_metadata(answer).topics
+        return next(filter(None, (_missing(name, topics.get(name, UNKNOWN_TOPIC)) for name in names)), None)
+
+    return read_metadata((yield from single(Ask(ANY, _metadata_request(names)), check)))
+
+
+def _missing(name: str, topic: Topic) -> ApiError | None:
+    if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return UnknownTopic(f"topic {name} does not exist; check the name, or create it first")
+    return refused(topic.error_code, f"topic {name}") if topic.error_code else None
+
+
+def wait_for_leaders(partitions: Collection[TopicPartition]) -> Plan[None]:
+    """Wait until each partition has a leader. Raises `ApiError`."""
+    names = list(dict.fromkeys(each.topic for each in partitions))
+    while True:
+        found = yield from existing_topics(names)
+        failure: ApiError | None = None
+        for each in partitions:
+            known = found.topics[each.topic].partitions
+            partition = next((p for p in known if p.partition == each.partition), None)
+            if partition is None:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"topic {each.topic} has no partition {each.partition}; it has {len(known)}, numbered from 0",
+                )
+            if partition.leader < 0 or partition.leader not in found.brokers:
+                failure = refused(partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {each}")
+        if failure is None:
+            return
+        if not failure.code.retriable or (yield PAUSE):
+            raise failure
+
+
+def eligible_replicas(names: Collection[str]) -> Plan[dict[TopicPartition, EligibleReplicas]]:
+    """DescribeTopicPartitions, page by page: the eligible replicas of all partitions of the topics; empty where the
+    brokers do not support KIP-966. Raises `ApiError`."""
+    found: dict[TopicPartition, EligibleReplicas] = {}
+    request = DescribeTopicPartitionsRequest(
+        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in sorted(names)]
     )
-
-    def check(answer: Any) -> None:
-        for result in answer.results:
-            if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise _NoSuchTopic(topic)
-            if result.error_code:
-                raise refused(result.error_code, f"topic {topic}", result.error_message)
-
-    try:
-        cluster.any_broker(request, check=check)
-    except _NoSuchTopic:
-        raise refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}") from None
+    while True:
+        try:
+            answer = yield from single(Ask(ANY, request))
+        except ApiError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                return {}
+            raise
+        before = len(found)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                elr, last = partition.eligible_leader_replicas, partition.last_known_elr
+                if topic.name is not None and elr is not None:
+                    found[TopicPartition(topic.name, partition.partition_index)] = EligibleReplicas(
+                        tuple(elr), tuple(last or ())
+                    )
+        cursor = answer.next_cursor
+        if cursor is None or len(found) == before:
+            return found
+        request.cursor = DescribeTopicPartitionsRequestCursor(
+            topic_name=cursor.topic_name, partition_index=cursor.partition_index
+        )

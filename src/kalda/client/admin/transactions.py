@@ -1,8 +1,4 @@
-"""Transactions: ListTransactions, DescribeTransactions, DescribeProducers (KIP-664), and those that hang.
-
-A transaction hangs where a partition holds its records, but no coordinator holds it as ongoing with this partition: no
-one will ever write its marker, and the partition's last stable offset does not move.
-"""
+"""Transactions and the producers of partitions (KIP-664): describe, abort, fence."""
 
 from __future__ import annotations
 
@@ -11,15 +7,27 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.cluster import ClusterClient
-from kalda.client.core.cluster_values import Leader
+from kalda.client.core.administration import (
+    Kind,
+    Outcomes,
+    Plan,
+    Target,
+    by_topic,
+    coordinator_of,
+    leader_of,
+    live_brokers,
+    per_item,
+)
 from kalda.client.core.errors import refused
-from kalda.protocol.messages.groups import CoordinatorType
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,
     DescribeTransactionsRequest,
+    InitProducerIdRequest,
     ListTransactionsRequest,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
 )
 
 
@@ -64,137 +72,179 @@ class FencedProducer(NamedTuple):
     producer_epoch: int
 
 
-class OpenTransaction(NamedTuple):
-    """A transaction that is open in a partition, and its producer."""
+_FENCING_TIMEOUT_MS = 30_000
+"""The transaction timeout of a producer that only fences others. Coordinators of Apache Kafka wait that long for the
+replicas of the record with the new epoch, so it is a request timeout, as in Kafka's own client (KAFKA-16570)."""
 
-    partition: TopicPartition
-    producer: ActiveProducer
+
+_MAX_INIT = 5
+"""Version 6 is for two-phase commit (KIP-939)."""
 
 
 def list_transactions(
-    cluster: ClusterClient,
-    *,
-    states: Collection[str] = (),
-    producer_ids: Collection[int] = (),
-    duration_ms: int = -1,
-    pattern: str | None = None,
-) -> list[ListedTransaction]:
-    """The transactional ids of all coordinators, sorted; with `duration_ms` >= 0 those that have run longer, with
-    `pattern` those whose id the regular expression matches. Raises `ApiError`."""
-    found: list[ListedTransaction] = []
-    for node_id in sorted(cluster.metadata(()).brokers):
-        request = ListTransactionsRequest(
+    *, states: Collection[str], producer_ids: Collection[int], duration_ms: int, pattern: str | None
+) -> Plan[dict[str, ListedTransaction]]:
+    """ListTransactions of every broker; with `duration_ms` >= 0 those that have run longer."""
+    nodes = yield from live_brokers()
+
+    def build(_nodes: list[int]) -> ListTransactionsRequest:
+        return ListTransactionsRequest(
             state_filters=list(states),
             producer_id_filters=list(producer_ids),
             duration_filter=duration_ms,
             transactional_id_pattern=pattern,
         )
 
-        def check(answer: Any, node_id: int = node_id) -> None:
-            if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
-                raise refused(answer.error_code, f"pattern {pattern!r}", "it is not a regular expression of RE2")
-            if answer.error_code:
-                raise refused(answer.error_code, f"broker {node_id}")
+    def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[ListedTransaction] | ApiError]]:
+        (node_id,) = group
+        if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
+            what = f"pattern {pattern!r}"
+            yield node_id, refused(answer.error_code, what, "it is not a regular expression of RE2")
+            return
+        if answer.error_code:
+            yield node_id, refused(answer.error_code, f"broker {node_id}")
+            return
+        yield (
+            node_id,
+            [
+                ListedTransaction(each.transactional_id, node_id, each.producer_id, each.transaction_state)
+                for each in answer.transaction_states
+            ],
+        )
 
-        answer = cluster.broker(node_id, request, check=check)
-        found += [
-            ListedTransaction(each.transactional_id, node_id, each.producer_id, each.transaction_state)
-            for each in answer.transaction_states
-        ]
-    return sorted(found)
+    found = yield from per_item(nodes, lambda node_id: Target(Kind.BROKER, node_id), build, read)
+    found.check()
+    listed = {each.transactional_id: each for all_of in found.succeeded.values() for each in all_of}
+    return dict(sorted(listed.items()))
 
 
-def describe_transaction(cluster: ClusterClient, transactional_id: str) -> Transaction:
-    """The state of one transactional id. Raises `ApiError`; TRANSACTIONAL_ID_NOT_FOUND where there is none."""
+def describe_transactions(transactional_ids: Collection[str]) -> Plan[Outcomes[str, Transaction]]:
+    """DescribeTransactions."""
 
-    def check(answer: Any) -> None:
+    def read(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Transaction | ApiError]]:
         for each in answer.transaction_states:
             if each.error_code:
-                raise refused(each.error_code, f"transactional id {transactional_id!r}")
+                yield each.transactional_id, refused(each.error_code, f"transactional id {each.transactional_id!r}")
+                continue
+            partitions = sorted(TopicPartition(t.topic, index) for t in each.topics for index in t.partitions)
+            yield (
+                each.transactional_id,
+                Transaction(
+                    each.transactional_id,
+                    -1,
+                    each.producer_id,
+                    each.producer_epoch,
+                    each.transaction_state,
+                    each.transaction_timeout_ms,
+                    each.transaction_start_time_ms,
+                    tuple(partitions),
+                ),
+            )
 
-    request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-    key_type = CoordinatorType.TRANSACTION
-    each = cluster.ask_coordinator(transactional_id, request, check=check, key_type=key_type).transaction_states[0]
-    return Transaction(
-        transactional_id,
-        cluster.coordinator(transactional_id, key_type=key_type),
-        each.producer_id,
-        each.producer_epoch,
-        each.transaction_state,
-        each.transaction_timeout_ms,
-        each.transaction_start_time_ms,
-        tuple(sorted(TopicPartition(topic.topic, index) for topic in each.topics for index in topic.partitions)),
+    found = yield from per_item(
+        transactional_ids, _transaction, lambda ids: DescribeTransactionsRequest(transactional_ids=ids), read
     )
+    for transactional_id, each in found.succeeded.items():
+        coordinator = yield from coordinator_of(_transaction(transactional_id))
+        found[transactional_id] = each._replace(coordinator=coordinator)
+    return found
+
+
+def _transaction(transactional_id: str) -> Target:
+    return Target(Kind.TRANSACTION, transactional_id)
 
 
 def describe_producers(
-    cluster: ClusterClient, partitions: Collection[TopicPartition], *, broker_id: int | None = None
-) -> dict[TopicPartition, tuple[ActiveProducer, ...]]:
-    """The active producers of each partition, at its leader or at `broker_id`, which has to have a replica. Raises
-    `ApiError`."""
+    partitions: Collection[TopicPartition], *, broker_id: int | None = None
+) -> Plan[Outcomes[TopicPartition, tuple[ActiveProducer, ...]]]:
+    """DescribeProducers at the partitions' leaders, or at a broker that has to have a replica."""
+    where = "" if broker_id is None else f" on broker {broker_id}"
 
-    def build(requested: list[tuple[TopicPartition, Leader]]) -> DescribeProducersRequest:
-        return _producers_request(partition for partition, _ in requested)
-
-    def read(answer: Any) -> Iterator[tuple[TopicPartition, int, tuple[ActiveProducer, ...]]]:
+    def read(
+        answer: Any, _partitions: list[TopicPartition]
+    ) -> Iterator[tuple[TopicPartition, tuple[ActiveProducer, ...] | ApiError]]:
         for topic in answer.topics:
-            for p in topic.partitions:
-                producers = tuple(
-                    ActiveProducer(
-                        each.producer_id,
-                        each.producer_epoch,
-                        each.coordinator_epoch,
-                        each.last_sequence,
-                        each.last_timestamp,
-                        each.current_txn_start_offset,
-                    )
-                    for each in p.active_producers
+            for each in topic.partitions:
+                partition = TopicPartition(topic.name, each.partition_index)
+                if each.error_code:
+                    yield partition, refused(each.error_code, f"partition {partition}{where}", each.error_message)
+                    continue
+                yield (
+                    partition,
+                    tuple(
+                        ActiveProducer(
+                            one.producer_id,
+                            one.producer_epoch,
+                            one.coordinator_epoch,
+                            one.last_sequence,
+                            one.last_timestamp,
+                            one.current_txn_start_offset,
+                        )
+                        for one in each.active_producers
+                    ),
                 )
-                yield TopicPartition(topic.name, p.partition_index), p.error_code, producers
 
-    if broker_id is None:
-        return cluster.ask_leaders(partitions, build, read)
+    def target_of(partition: TopicPartition) -> Target:
+        return leader_of(partition) if broker_id is None else Target(Kind.BROKER, broker_id)
 
-    def check(answer: Any) -> None:
-        for partition, code, _ in read(answer):
-            if code:
-                raise refused(code, f"partition {partition} on broker {broker_id}")
-
-    answer = cluster.broker(broker_id, _producers_request(partitions), check=check)
-    return {partition: producers for partition, _, producers in read(answer)}
+    return per_item(partitions, target_of, _producers_request, read)
 
 
-def _producers_request(partitions: Collection[TopicPartition] | Iterator[TopicPartition]) -> DescribeProducersRequest:
-    topics: dict[str, DescribeProducersRequestTopicRequest] = {}
-    for name, index in partitions:
-        topics.setdefault(name, DescribeProducersRequestTopicRequest(name=name)).partition_indexes.append(index)
-    return DescribeProducersRequest(topics=list(topics.values()))
+def _producers_request(partitions: Collection[TopicPartition]) -> DescribeProducersRequest:
+    """DescribeProducers of these partitions."""
+    return DescribeProducersRequest(
+        topics=[
+            DescribeProducersRequestTopicRequest(name=name, partition_indexes=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ]
+    )
 
 
-def find_hanging(
-    cluster: ClusterClient,
-    partitions: Collection[TopicPartition],
-    *,
-    started_before_ms: int,
-    broker_id: int | None = None,
-) -> list[OpenTransaction]:
-    """The transactions of these partitions that hang, and whose last record is older than `started_before_ms` (wall
-    clock). That has to be longer ago than any transaction timeout. Raises `ApiError`."""
-    candidates = [
-        OpenTransaction(partition, producer)
-        for partition, producers in describe_producers(cluster, partitions, broker_id=broker_id).items()
-        for producer in producers
-        if producer.start_offset >= 0 and producer.last_timestamp < started_before_ms
-    ]
-    if not candidates:
-        return []
-    producer_ids = sorted({each.producer.producer_id for each in candidates})
-    names = {each.producer_id: each.transactional_id for each in list_transactions(cluster, producer_ids=producer_ids)}
-    ongoing: dict[int, Collection[TopicPartition]] = {}
-    for producer_id, transactional_id in names.items():
-        try:
-            ongoing[producer_id] = describe_transaction(cluster, transactional_id).partitions
-        except ApiError as error:
-            if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                raise
-    return sorted(each for each in candidates if each.partition not in ongoing.get(each.producer.producer_id, ()))
+def abort_transaction(
+    partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> Plan[None]:
+    """WriteTxnMarkers: an abort marker in one partition, past the coordinator. A coordinator epoch of -1 is sent as 0,
+    which no coordinator's epoch is below."""
+
+    def build(_: list[TopicPartition]) -> WriteTxnMarkersRequest:
+        marker = WritableTxnMarker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
+            coordinator_epoch=max(0, coordinator_epoch),
+        )
+        return WriteTxnMarkersRequest(markers=[marker])
+
+    def read(answer: Any, _: list[TopicPartition]) -> Iterator[tuple[TopicPartition, ApiError | None]]:
+        for marker in answer.markers:
+            for topic in marker.topics:
+                for each in topic.partitions:
+                    which = TopicPartition(topic.name, each.partition_index)
+                    yield which, refused(each.error_code, f"partition {which}") if each.error_code else None
+
+    outcomes: Outcomes[TopicPartition, None] = yield from per_item([partition], leader_of, build, read)
+    outcomes.check()
+
+
+def fence_producers(transactional_ids: Collection[str]) -> Plan[Outcomes[str, FencedProducer]]:
+    """InitProducerId of each id, at its coordinator: its ongoing transaction is aborted, its producers are fenced."""
+
+    def build(ids: list[str]) -> InitProducerIdRequest:
+        (transactional_id,) = ids
+        return InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=_FENCING_TIMEOUT_MS)
+
+    def read(answer: Any, ids: list[str]) -> Iterator[tuple[str, FencedProducer | ApiError]]:
+        (transactional_id,) = ids
+        if answer.error_code:
+            yield transactional_id, refused(answer.error_code, f"transactional id {transactional_id!r}")
+        else:
+            yield transactional_id, FencedProducer(answer.producer_id, answer.producer_epoch)
+
+    return per_item(
+        transactional_ids,
+        _transaction,
+        build,
+        read,
+        max_version=_MAX_INIT,
+    )

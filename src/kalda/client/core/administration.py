@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
-from kalda.client.core.cluster_values import Broker
+from kalda.client.core.cluster_values import Broker, read_metadata
 from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.errors import UnknownTopic, Unreachable, refused
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
+from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
 
 K = TypeVar("K", bound=Hashable)
@@ -190,6 +191,46 @@ def single(
             raise error
         if not (retries and error.code.retriable) or (yield PAUSE):
             raise error
+
+
+def any_broker(_item: object) -> Target:
+    """Every item goes to any broker."""
+    return ANY
+
+
+def leader_of(partition: TopicPartition) -> Target:
+    """A partition goes to its leader."""
+    return Target(Kind.LEADER, partition)
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Partition numbers by topic."""
+    topics: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        topics.setdefault(topic, []).append(index)
+    return topics
+
+
+def error_of(what: str) -> Callable[[Any], ApiError | None]:
+    """The check of a response with one error."""
+
+    def check(answer: Any) -> ApiError | None:
+        message = getattr(answer, "error_message", None)
+        return refused(answer.error_code, what, message) if answer.error_code else None
+
+    return check
+
+
+def live_brokers() -> Plan[list[int]]:
+    """The ids of the brokers that are in service, sorted."""
+    answer = yield from single(Ask(ANY, MetadataRequest(topics=[], allow_auto_topic_creation=False)))
+    return sorted(read_metadata(answer).brokers)
+
+
+def coordinator_of(target: Target) -> Plan[int]:
+    """The node id of the coordinator, which has just answered; -1 where it is unknown by now."""
+    (node_id,) = yield [Ask(target, None)]
+    return -1 if isinstance(node_id, ApiError) else node_id
 
 
 class _Run:
