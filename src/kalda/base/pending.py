@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast, overload
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, as_api_error
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -61,8 +61,8 @@ class Pending(Generic[T]):
     @overload
     def and_then(self, follow: Callable[[T], U | Pending[U]]) -> Pending[U]: ...
     def and_then(self, follow: Callable[[T], U | Pending[U]]) -> Pending[U]:
-        """What `follow` makes of the value: a value, or what is settled later. Errors pass, also an `ApiError` that
-        `follow` raises. Who abandons the result abandons what it waits for, now or later."""
+        """What `follow` makes of the value: a value, or what is settled later. Errors pass, also what `follow`
+        raises. Who abandons the result abandons what it waits for, now or later."""
         chained: Pending[U] = Pending()
         is_abandoned = False
 
@@ -77,8 +77,8 @@ class Pending(Generic[T]):
                 return
             try:
                 following = follow(cast(T, value))
-            except ApiError as failure:
-                chained.fail(failure)
+            except Exception as failure:  # the stack that settled this must not be harmed
+                chained.fail(as_api_error(failure))
                 return
             if not isinstance(following, Pending):
                 chained.complete(following)

@@ -2,9 +2,10 @@
 
 A route has this stage only while a quota is in use that counts its requests; without quotas a request costs nothing.
 The throttle decides for how long the client pauses. The answer still leaves at once, with that time where its version
-has the field, and the connection is muted at the same moment (KIP-219). An answer is encoded before it is charged,
-because a Fetch is charged by its size and any request by the time that it takes. Where the client has to pause it is
-encoded again, of a row with `throttled` the response of that, which has no records.
+has the field, and the connection is muted at the same moment (KIP-219). An answer that is made at once is encoded
+before it is charged, because a Fetch is charged by its size and any request by the time that it takes. Where the client
+has to pause it is encoded again, of a row with `throttled` the response of that, which has no records. A response that
+has waited or taken steps is charged before it is encoded, in steps, but a Fetch.
 
 While the time of requests is a quota, the time for which a request holds the event loop is measured: from its decoding
 to its encoded answer, without the time for which it waits. A `RequestTimer` measures the requests that are answered at
@@ -21,7 +22,7 @@ from kalda.broker.charging_at_once import Handler, charged_fetch, charged_produc
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import QuotaClass, Row, Throttle
 from kalda.broker.stopwatch import Decode, RequestTimer, Stopwatch
-from kalda.network.connection import AtTurn, Buffer
+from kalda.network.connection import Buffer
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.schema import is_flexible, wire_struct
@@ -178,13 +179,13 @@ class Charge:
 
     def answer(
         self, context: RequestContext, request: Request, reply: Response | Encoded | None
-    ) -> list[Buffer] | AtTurn | None:
+    ) -> list[Buffer] | None:
         """Charge an answer, and encode it."""
         if reply is None:
             self._decide(context, request, None, 0, 0)
             return None
         if isinstance(reply, Encoded):
-            return self._encoded(context, request, reply)
+            return self._with_pause(context, request, reply)
         correlation_id = context.header.correlation_id
         buffers = self._encode(correlation_id, reply)
         pause_ms = self._decide(context, request, reply, sum(map(len, buffers)), 0)
@@ -192,35 +193,24 @@ class Charge:
             buffers = self._encode_again(correlation_id, self._throttled(request, reply, pause_ms))
         return buffers
 
-    def charge_large(
+    def charge(
         self,
         context: RequestContext,
         request: Request,
         reply: Response | Encoded | None,
-        response: Response | None,
+        response: Response | None = None,
     ) -> None:
-        """Charge the answer to a large request. `response` gets the pause, before it is encoded."""
+        """Charge an answer before it is encoded, which takes steps. `response`, where it is given in place of `reply`,
+        gets the pause."""
+        if response is None and isinstance(reply, Response):
+            response = reply
         pause_ms = self._decide(context, request, reply, 0, 0)
         if pause_ms and response is not None:
             self._set_throttle_time(response, pause_ms)
 
-    def _encoded(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer] | AtTurn:
-        if isinstance(reply.buffers, AtTurn):
-            at_turn = reply.buffers
-            self.pause_time(context)
-
-            def make() -> list[Buffer]:
-                self.resume_time(context)
-                return self._with_pause(context, request, reply, at_turn.make())
-
-            return AtTurn(make)
-        return self._with_pause(context, request, reply, reply.buffers)
-
-    def _with_pause(
-        self, context: RequestContext, request: Request, reply: Encoded, buffers: list[Buffer]
-    ) -> list[Buffer]:
+    def _with_pause(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer]:
         """A forwarded request may have been throttled by the controller; the longer pause of the two counts."""
-        at = self._throttle_time_at
+        at, buffers = self._throttle_time_at, reply.buffers
         first = buffers[0] if buffers else b""
         in_reach = 0 <= at <= len(first) - _FIELD_BYTES
         known_ms = unpack_from(">i", first, at)[0] if in_reach else 0

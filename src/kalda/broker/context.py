@@ -1,18 +1,18 @@
 """What a request handler receives besides the request, and what it may return.
 
-A handler is `(context, request) -> reply`. The reply is a response; or one that is encoded already; or a `Pending` of
-either, where the answer has to wait; or `Steps`, where making it takes long, which may return a `Pending` too; or None
-where the request has no answer.
+A handler is `(context, request) -> reply`. The reply is a response; or one that is encoded already; or `Steps`, where
+making it takes long; or a `Pending`, where it has to wait; or None where the request has no answer. What `Steps` return
+and what a `Pending` settles with is any of these again.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.pending import Pending
 from kalda.broker.stopwatch import Stopwatch
-from kalda.network.connection import AtTurn, Buffer, Connection
+from kalda.network.connection import Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
 from kalda.protocol.framing import RequestHeader
@@ -84,17 +84,12 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class Encoded:
-    """A response that is encoded already, with its header; or one that is encoded when all answers before it on its
-    connection have left."""
+    """A response that is encoded already, with its header."""
 
     __slots__ = ("buffers",)
 
-    def __init__(self, buffers: list[Buffer] | AtTurn) -> None:
+    def __init__(self, buffers: list[Buffer]) -> None:
         self.buffers = buffers
 
 
-Known: TypeAlias = A | Encoded | None
-"""A reply that waits for nothing. None: the request has no answer."""
-Reply: TypeAlias = (
-    A | Encoded | Pending[A] | Pending[Encoded] | Pending[A | Encoded] | Steps[A | Encoded] | Steps[Pending[A]] | None
-)
+Reply: TypeAlias = A | Encoded | Pending[Any] | Steps[Any] | None

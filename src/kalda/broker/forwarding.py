@@ -16,7 +16,7 @@ from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.controller_channel import ControllerChannel
 from kalda.broker.rows import Row
-from kalda.network.connection import Answer, AtTurn, Buffer
+from kalda.network.connection import Answer, Buffer
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.calls import Call
 from kalda.protocol.codec import decode, encode
@@ -162,8 +162,8 @@ class Unwrapping:
         return pending
 
 
-def _whole(answer: list[Buffer] | AtTurn | None) -> bytes:
-    assert isinstance(answer, list), "an API that is forwarded answers every request, and not at its turn"
+def _whole(answer: list[Buffer] | None) -> bytes:
+    assert answer is not None, "an API that is forwarded answers every request"
     return b"".join(answer)
 
 

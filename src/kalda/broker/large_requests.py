@@ -32,7 +32,7 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Row
-from kalda.network.connection import AtTurn, Buffer
+from kalda.network.connection import Buffer
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.codec import step_decoder
 from kalda.protocol.framing import decode_response_header, encode_response_in_steps, response_header
@@ -551,7 +551,6 @@ class _LargeRequest:
         if not isinstance(reply, Encoded):
             known: Response | EncodedPart | None = reply
             return known
-        assert isinstance(reply.buffers, list), "a part is not answered at its turn"
         if not reply.buffers:
             return None
         frame, version, cls = b"".join(reply.buffers), self._context.api_version, response_class(self._row.key)
@@ -598,7 +597,7 @@ class _LargeRequest:
         if reply is None:
             return []
         if isinstance(reply, Encoded):
-            buffers = reply.buffers.make() if isinstance(reply.buffers, AtTurn) else reply.buffers
+            buffers = reply.buffers
         else:
             correlation_id, version = self._context.header.correlation_id, self._context.api_version
             buffers = yield from encode_response_in_steps(correlation_id, reply, version)

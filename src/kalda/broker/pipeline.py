@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from types import GeneratorType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
@@ -27,11 +27,11 @@ from kalda.base.pending import Pending
 from kalda.base.sensors import Counter
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.charging import Charge
-from kalda.broker.context import Encoded, Known, Reply, RequestContext
+from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.large_requests import LargeRequests, small_elements
 from kalda.broker.request_faults import RequestFaults
 from kalda.broker.rows import Authorization, Row, Throttle
-from kalda.network.connection import Answer, AtTurn, Buffer, Connection
+from kalda.network.connection import Answer, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
@@ -70,6 +70,10 @@ _LARGE_ANSWERS = frozenset(
 """APIs whose answers may be much larger than their requests, and are made of what the node has, without another node:
 few of these are made at the same time where they take steps. All others are made when their requests arrive."""
 
+_DATA_PATH = frozenset((ApiKey.PRODUCE, ApiKey.FETCH))
+_SHORT_REQUEST = 16 * 1024
+"""Bytes: some hundred partitions."""
+
 Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
 
@@ -77,7 +81,7 @@ Check = Callable[[Caller, Any], ApiError | None]
 class Served:
     """What answers of one version of one API need besides the call of the handler."""
 
-    __slots__ = ("at_once", "charge", "decode", "encode", "is_charged", "name", "requests", "returned_at_once", "row")
+    __slots__ = ("charge", "decode", "encode", "errors", "is_charged", "name", "requests", "returned_at_once", "row")
 
     def __init__(
         self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: ErrorCounts | None
@@ -89,6 +93,7 @@ class Served:
         self.row = row
         self.name = API[row.key].name
         encode = response_encoder(response, version)
+        self.errors = errors
         self.encode = encode if errors is None else counting_response_encoder(response, version, errors)
         """A response's frame, given its correlation id."""
         decode = decoder(request_class(row.key), version)
@@ -97,11 +102,17 @@ class Served:
         self.decode = decode if self.charge is None else self.charge.decode
         """A request and the position behind it, given its frame."""
         self.is_charged = self.charge is not None
-        self.at_once: type[Response] = _Charged if self.is_charged else response
-        """The class of the settled replies that are only encoded. On a charged route no reply is of it."""
-        charged = None if self.charge is None else self.charge.returned_at_once
-        self.returned_at_once: type = self.at_once if charged is None else charged
-        """The class of the replies of the handler that are only encoded: as `at_once`, and those that it charges."""
+        self.returned_at_once: type = response
+        """The class of the replies of the handler that are only encoded: the response, where nothing is charged."""
+        if self.charge is not None:
+            self.returned_at_once = self.charge.returned_at_once or _Charged
+
+    def is_encoded_whole(self, context: RequestContext) -> bool:
+        """Whether responses that have waited are encoded in one go, not in steps: those that are charged by their size,
+        and those of the data path, which are hardly longer than their requests."""
+        if self.row.throttled is not None and self.is_charged:
+            return True
+        return self.row.key in _DATA_PATH and len(context.frame) <= _SHORT_REQUEST
 
 
 Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type, Callable[..., list[Buffer]], Served]
@@ -111,7 +122,7 @@ tuple: a subclass of it is unpacked more slowly."""
 
 
 class _Charged(Response):
-    """The class in `Served.at_once` of charged routes."""
+    """The class in `Served.returned_at_once` of routes all of whose replies are charged afterwards."""
 
 
 class RequestPipeline:
@@ -179,14 +190,8 @@ class RequestPipeline:
             if type(reply) is at_once:
                 return encode(header.correlation_id, reply)
         except Exception as error:
-            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
-        if reply is None and not served.is_charged:
-            return None
-        if isinstance(reply, Pending):
-            return self._later(served, context, request, reply)
-        if isinstance(reply, GeneratorType):
-            return self._in_steps(served, context, request, reply)
-        return self._known(served, context, request, cast("Known[Response]", reply))
+            reply = self._failed(served, context, request, as_api_error(error))
+        return self._reply(served, context, request, reply)
 
     def renew_routes(self) -> None:
         """Decide anew which routes are charged, with the next request of each: other quotas are in use."""
@@ -235,95 +240,121 @@ class RequestPipeline:
 
     # -- replies
 
-    def _known(
-        self, served: Served, context: RequestContext, request: Request, reply: Known[Response]
-    ) -> list[Buffer] | AtTurn | None:
-        """The answer of a reply that waits for nothing."""
+    def _reply(
+        self, served: Served, context: RequestContext, request: Request, reply: Any, *, has_waited: bool = False
+    ) -> Answer:
+        """The answer of a reply, whatever it is. `has_waited`: the request has waited for something, or taken steps."""
+        if isinstance(reply, Pending):
+            return self._later(served, context, request, reply)
+        if isinstance(reply, GeneratorType):
+            return self._in_steps(served, context, request, reply)
+        if has_waited and isinstance(reply, Response) and not served.is_encoded_whole(context):
+            return self._first_step(self._encoded(served, context, request, reply), context)
         try:
             if served.charge is not None:
-                answer = served.charge.answer(context, request, reply)
-            elif reply is None:
+                return served.charge.answer(context, request, reply)
+            if reply is None:
                 return None
-            elif isinstance(reply, Encoded):
-                answer = reply.buffers
-            else:
-                return served.encode(context.header.correlation_id, reply)
+            if isinstance(reply, Encoded):
+                return reply.buffers
+            return served.encode(context.header.correlation_id, reply)
         except Exception as error:
             return self._after_fault(served, context, request, error)
-        return self._at_turn(served, context, request, answer) if isinstance(answer, AtTurn) else answer
 
-    def _at_turn(self, served: Served, context: RequestContext, request: Request, at_turn: AtTurn) -> AtTurn:
-        """An answer that is made when its turn comes. If that fails, the failure is answered."""
+    def _encoded(
+        self, served: Served, context: RequestContext, request: Request, response: Response
+    ) -> Steps[list[Buffer]]:
+        """Charge a response, and encode it in steps: it may be much longer than its request."""
+        try:
+            if served.charge is not None:
+                served.charge.charge(context, request, response)
+            return (
+                yield from encode_response_in_steps(
+                    context.header.correlation_id, response, context.api_version, served.errors
+                )
+            )
+        except Exception as fault:
+            return self._after_fault(served, context, request, fault)
 
-        def make() -> list[Buffer]:
-            try:
-                return at_turn.make()
-            except Exception as error:
-                return self._after_fault(served, context, request, error)
-
-        return AtTurn(make)
+    def _first_step(self, steps: Steps[list[Buffer]], context: RequestContext) -> list[Buffer] | Pending[list[Buffer]]:
+        """Do the first step here: most responses are encoded in one. The rest is done in the background."""
+        try:
+            next(steps)
+        except StopIteration as finished:
+            buffers: list[Buffer] = finished.value
+            return buffers
+        return self._background.run(steps, owner=context)
 
     def _later(
         self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
     ) -> Pending[list[Buffer]]:
         answer: Pending[list[Buffer]] = Pending()
-        answer.on_abandoned = reply.abandon
+        is_abandoned = False
         if served.charge is not None:
             served.charge.pause_time(context)
 
-        def settle(response: Known[Response], error: ApiError | None) -> None:
+        def abandon() -> None:
+            nonlocal is_abandoned
+            is_abandoned = True
+            reply.abandon()
+
+        def settle(value: Any, error: ApiError | None) -> None:
+            if is_abandoned:
+                return
             try:
                 if served.charge is not None:
                     served.charge.resume_time(context)
                 if error is not None:
-                    response = self._failed(served, context, request, error)
-                if type(response) is served.at_once:
-                    buffers = served.encode(context.header.correlation_id, response)
-                else:
-                    known = self._known(served, context, request, response)
-                    assert not isinstance(known, AtTurn), f"{served.name} has waited, so it is answered now"
-                    buffers = known or []
-            except ApiError as failure:
-                answer.fail(failure)
+                    value = self._failed(served, context, request, error)
+                known = self._reply(served, context, request, value, has_waited=True)
+            except Exception as failure:  # this runs on the stack that settled the reply, which must not be harmed
+                answer.fail(as_api_error(failure))
                 return
-            except Exception as fault:  # this runs on the stack that settled the reply, which must not be harmed
-                try:
-                    buffers = self._after_fault(served, context, request, fault)
-                except Exception as second:
-                    answer.fail(as_api_error(second))
-                    return
-            answer.complete(buffers)
+            if isinstance(known, Pending):
+                answer.on_abandoned = known.abandon
+                known.then(answer.settle)
+            else:
+                answer.complete(known or [])
 
-        def settle_in_time(response: Known[Response], error: ApiError | None) -> None:
+        def settle_in_time(value: Any, error: ApiError | None) -> None:
             """One event may settle thousands: a rebalance answers all members of its group."""
-            self._background.call(partial(settle, response, error))
+            self._background.call(partial(settle, value, error))
 
+        answer.on_abandoned = abandon
         reply.then(settle_in_time)
         return answer
 
-    def _in_steps(
-        self, served: Served, context: RequestContext, request: Request, steps: Steps[Response | Encoded]
-    ) -> Answer:
+    def _in_steps(self, served: Served, context: RequestContext, request: Request, steps: Steps[Any]) -> Answer:
         """The first step is done here, so that a small request is answered without another turn of the loop."""
         if served.charge is not None:
             steps = served.charge.timed_steps(context, steps)
         try:
             next(steps)
         except StopIteration as finished:
-            if isinstance(finished.value, Pending):
-                return self._later(served, context, request, finished.value)
-            return self._known(served, context, request, finished.value)
+            return self._reply(served, context, request, finished.value)
         except Exception as error:
-            return self._known(served, context, request, self._failed(served, context, request, as_api_error(error)))
-        if served.row.throttled is None:
-            steps = _encoded_in_steps(context, steps)
-        run, connection = partial(self._background.run, steps, owner=context), context.connection
+            return self._reply(
+                served, context, request, self._failed(served, context, request, as_api_error(error)), has_waited=True
+            )
+        run = partial(self._background.run, self._made(served, context, request, steps), owner=context)
+        connection = context.connection
         if context.forwarded_by is not None:
-            return self._later(served, context, request, run())
+            return run()
         # The answer may be large: a peer that reads nothing must not have many of them made.
         connection.answer_alone()
-        made = connection.begin_answer(run) if served.row.key in _LARGE_ANSWERS else run()
-        return self._later(served, context, request, made)
+        return connection.begin_answer(run) if served.row.key in _LARGE_ANSWERS else run()
+
+    def _made(
+        self, served: Served, context: RequestContext, request: Request, steps: Steps[Any]
+    ) -> Steps[list[Buffer] | Pending[list[Buffer]]]:
+        """The answer of a request whose first step is done: its other steps, and those of encoding the response."""
+        try:
+            reply = yield from steps
+        except Exception as error:
+            reply = self._failed(served, context, request, as_api_error(error))
+        if isinstance(reply, Response) and not served.is_encoded_whole(context):
+            return (yield from self._encoded(served, context, request, reply))
+        return self._reply(served, context, request, reply) or []
 
     def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
         """Answer a request that names very many things; see `kalda.broker.large_requests`."""
@@ -362,15 +393,6 @@ class RequestPipeline:
         return [] if response is None else served.encode(context.header.correlation_id, response)
 
 
-def _encoded_in_steps(context: RequestContext, steps: Steps[Response | Encoded]) -> Steps[Response | Encoded]:
-    """A response that takes several steps to make takes several to encode. One that is charged by its size, and may be
-    replaced then, is not encoded here."""
-    reply = yield from steps
-    if not isinstance(reply, Response):
-        return reply
-    return Encoded((yield from encode_response_in_steps(context.header.correlation_id, reply, context.api_version)))
-
-
 def _encoded_already(correlation_id: int, buffers: list[Buffer]) -> list[Buffer]:
     """The encoder of replies that are encoded when they are charged."""
     return buffers
@@ -401,7 +423,7 @@ class _Stages:
     ) -> None:
         """Charge the answer to the quotas of the client. `response` gets the pause, before it is encoded."""
         if self._served.charge is not None:
-            self._served.charge.charge_large(context, request, reply, response)
+            self._served.charge.charge(context, request, reply, response)
 
     def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
         """Measure for how long the steps hold the event loop, where the client is charged for that."""

@@ -1,9 +1,9 @@
 """One connection of a listener: frames in, answers out in the order of the requests.
 
 A frame goes to the handler in the callback that read it; no task, future or closure is made for it. The handler
-returns the answer's buffers, a `Pending` that will complete with them, an `AtTurn` that makes them when they can leave,
-or None where the request has no answer. While nothing is pending, answers go straight to the output; behind a pending
-one they wait in slots, so that they leave in request order. All answers of one read leave in one write.
+returns the answer's buffers, a `Pending` that will complete with them, or None where the request has no answer. While
+nothing is pending, answers go straight to the output; behind a pending one they wait in slots, so that they leave in
+request order. All answers of one read leave in one write.
 
 Reading stops while any hold is set (see `Hold`). This slows down a peer that reads slowly, is throttled or has too many
 unanswered requests, without effect on other peers. The memory that such a peer can make the node hold is bounded: one
@@ -45,20 +45,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 
-class AtTurn:
-    """An answer that is made when all answers before it have left, so that it is as fresh as possible.
-
-    A client whose Produce requests wait for a dead leader's replacement sends Metadata behind them on the same
-    connection. An answer made on arrival would still name the dead leader.
-    """
-
-    __slots__ = ("make",)
-
-    def __init__(self, make: Callable[[], list[Buffer]]) -> None:
-        self.make = make
-
-
-Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | AtTurn | None
+Answer: TypeAlias = list[Buffer] | Pending[list[Buffer]] | None
 FrameHandler: TypeAlias = Callable[["Connection", memoryview], Answer]
 
 
@@ -146,16 +133,20 @@ _pack_size = Struct(">i").pack
 class _Slot:
     """The place of one pending answer in the order of answers."""
 
-    __slots__ = ("buffers", "connection", "frame_bytes", "pending", "settled")
+    __slots__ = ("answered", "buffers", "connection", "frame_bytes", "parked_bytes", "pending", "settled")
 
     def __init__(self, connection: Connection, frame_bytes: int, pending: Pending[list[Buffer]] | None) -> None:
         self.connection = connection
         self.frame_bytes = frame_bytes
         self.pending = pending
-        self.buffers: list[Buffer] | AtTurn | None = None
+        self.buffers: list[Buffer] | None = None
+        self.parked_bytes = 0
+        """Of buffers that wait behind an answer that is pending."""
         self.settled = False
+        self.answered: Pending[None] | None = None
+        """Completes when this answer has left; None where nothing waits for that."""
 
-    def settle(self, buffers: list[Buffer] | AtTurn | None, error: ApiError | None) -> None:
+    def settle(self, buffers: list[Buffer] | None, error: ApiError | None) -> None:
         self.buffers = buffers
         self.settled = True
         self.connection._slot_settled(self, error)
@@ -170,6 +161,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_arriving_bytes",
+        "_draining",
         "_frames",
         "_handler",
         "_holds",
@@ -245,6 +237,8 @@ class Connection(asyncio.BufferedProtocol):
         self._holds = 0
         self._reading = True
         self._serving = False
+        self._draining = False
+        """Whether answers are being moved from slots to the output."""
         self._slots: deque[_Slot] = deque()
         self._unanswered_bytes = 0
         self._parked_bytes = 0
@@ -296,6 +290,21 @@ class Connection(asyncio.BufferedProtocol):
         nothing could have many of them parked, and each would hold a large answer when it completes.
         """
         self._hold(Hold.ALONE)
+
+    def after_earlier(self) -> Pending[None] | None:
+        """Completes when the requests received before have been answered; None where they are. It never completes once
+        the connection is closed.
+
+        For an answer that has to be as fresh as possible. A client whose Produce requests wait for a dead leader's
+        replacement sends Metadata behind them on the same connection. An answer made on arrival would still name the
+        dead leader.
+        """
+        if not self._slots:
+            return None
+        last = self._slots[-1]
+        if last.answered is None:
+            last.answered = Pending()
+        return last.answered
 
     def begin_answer(self, begin: Callable[[], Pending[T]]) -> Pending[T]:
         """Begin to make an answer that may be large, when there is room for it; see `kalda.network.answer_memory`."""
@@ -539,28 +548,13 @@ class Connection(asyncio.BufferedProtocol):
         if size >= self._listener.limits.write_high_bytes:
             self._flush()
 
-    def _put_made(self, answer: list[Buffer] | AtTurn | None) -> None:
-        """Add an answer that is now first in order. If an `AtTurn` fails, the connection is closed."""
-        if isinstance(answer, AtTurn):
-            try:
-                answer = answer.make()
-            except Exception:
-                log.exception("request handler failed for %s; closing it", self)
-                self.close()
-                return
-        self._put(answer or [])
-
-    def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]] | AtTurn, frame_bytes: int) -> None:
-        """Add an answer that is pending, is made at its turn, or comes after a pending one."""
-        if not self._slots:
-            if isinstance(answer, AtTurn):
-                self._put(answer.make())
-                return
-            if isinstance(answer, Pending) and answer.done:
-                if answer.error is not None:
-                    raise answer.error
-                self._put_made(answer.value)
-                return
+    def _enqueue(self, answer: list[Buffer] | Pending[list[Buffer]], frame_bytes: int) -> None:
+        """Add an answer that is pending, or comes after a pending one."""
+        if not self._slots and isinstance(answer, Pending) and answer.done:
+            if answer.error is not None:
+                raise answer.error
+            self._put(answer.value or [])
+            return
         limits = self._listener.limits
         slot = _Slot(self, frame_bytes, answer if isinstance(answer, Pending) else None)
         self._slots.append(slot)
@@ -590,20 +584,27 @@ class Connection(asyncio.BufferedProtocol):
             return
         slots = self._slots
         if settled is not slots[0]:
-            self._parked_bytes += _size(settled.buffers)
+            settled.parked_bytes = sum(map(len, settled.buffers or ()))
+            self._parked_bytes += settled.parked_bytes
             if self._parked_bytes >= self._listener.limits.write_high_bytes:
                 self._listener.answers.add(self)
             return
-        while slots and slots[0].settled:
-            slot = slots.popleft()
-            if slot is not settled:
-                self._parked_bytes -= _size(slot.buffers)
-            self._unanswered_bytes -= slot.frame_bytes
-            self._listener.memory.unqueue(slot.frame_bytes)
-            if slot.buffers:
-                self._put_made(slot.buffers)
+        if self._draining:
+            return  # what waited for the answer before it has settled it: the loop below goes on with it
+        self._draining = True
+        try:
+            while slots and slots[0].settled:
+                slot = slots.popleft()
+                self._parked_bytes -= slot.parked_bytes
+                self._unanswered_bytes -= slot.frame_bytes
+                self._listener.memory.unqueue(slot.frame_bytes)
+                self._put(slot.buffers or [])
+                if slot.answered is not None and not self._holds & _CLOSED:
+                    slot.answered.complete(None)
                 if self._holds & _CLOSED:
                     return
+        finally:
+            self._draining = False
         if not self._serving:
             self._flush()
         if self._holds & Hold.UNANSWERED:
@@ -755,10 +756,6 @@ class Connection(asyncio.BufferedProtocol):
             if now_ms - self.frame_since_ms >= allowed:
                 return f"a frame of {self._frames.announced_bytes} bytes did not arrive within {allowed} ms"
         return None
-
-
-def _size(buffers: list[Buffer] | AtTurn | None) -> int:
-    return sum(map(len, buffers)) if isinstance(buffers, list) else 0
 
 
 def _tcp_socket(transport: asyncio.Transport | None) -> socket.socket | None:

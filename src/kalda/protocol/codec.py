@@ -60,7 +60,7 @@ def counting_encoder(cls: type[Message], version: int) -> CountingEncoder:
 
 @cache
 def step_encoder(cls: type[Message], version: int) -> StepEncoder:
-    """As `encoder`, in steps: a generator for a message that takes long to encode."""
+    """As `counting_encoder`, in steps: a generator for a message that takes long to encode."""
     return compile_step_encoder(cls, version)
 
 

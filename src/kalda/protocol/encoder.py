@@ -21,10 +21,10 @@ from kalda.protocol.source import FORMATS, MAX_STRING, TABLE_SIZE, Source
 from kalda.protocol.varint import encode_unsigned
 
 Encoder = Callable[[Any, bytearray], list[Buffer]]
-StepEncoder = Callable[[Any, bytearray], Generator[None, None, list[Buffer]]]
 ErrorCounts = defaultdict[int, int]
 """How often each error code but NONE was there."""
 CountingEncoder = Callable[[Any, bytearray, ErrorCounts], list[Buffer]]
+StepEncoder = Callable[[Any, bytearray, ErrorCounts], Generator[None, None, list[Buffer]]]
 _ERROR_CODE = "error_code"
 _SMALL = tuple(bytes([value]) for value in range(128))
 
@@ -46,8 +46,9 @@ def compile_counting_encoder(cls: type[Message], version: int) -> CountingEncode
 
 
 def compile_step_encoder(cls: type[Message], version: int) -> StepEncoder:
-    """As `compile_encoder`: a generator that yields after each `STEP_ELEMENTS` elements and returns the buffers."""
-    encoder: StepEncoder = _compile(cls, version, in_steps=True)
+    """As `compile_counting_encoder`: a generator that yields after each `STEP_ELEMENTS` elements and returns the
+    buffers."""
+    encoder: StepEncoder = _compile(cls, version, in_steps=True, counts_errors=True)
     return encoder
 
 

@@ -108,11 +108,13 @@ def encode_response(correlation_id: int, response: Response, version: int) -> li
 
 
 def encode_response_in_steps(
-    correlation_id: int, response: Response, version: int
+    correlation_id: int, response: Response, version: int, counts: ErrorCounts | None = None
 ) -> Generator[None, None, list[Buffer]]:
-    """As `encode_response`, in steps, for a response that takes long to encode."""
+    """As `encode_response`, in steps, for a response that takes long to encode. Its error codes are counted."""
     head = response_header(type(response), version)(correlation_id)
-    return step_encoder(type(response), version)(response, bytearray(head))
+    return step_encoder(type(response), version)(
+        response, bytearray(head), ErrorCounts(int) if counts is None else counts
+    )
 
 
 @cache

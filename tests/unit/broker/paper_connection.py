@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.pending import Pending
-from kalda.network.connection import ANONYMOUS, NO_QUOTA_USE, AtTurn
+from kalda.network.connection import ANONYMOUS, NO_QUOTA_USE
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_response_header, encode_request
@@ -24,7 +24,8 @@ class PaperConnection:
         self.principal = principal
         self.token_authenticated = False
         self.security_protocol = "PLAINTEXT"
-        self.unanswered = 0
+        self.earlier: Pending[None] | None = None
+        """Of the requests before; None where they are answered."""
         self.quota_use = NO_QUOTA_USE
         self.id = 1
         self.client_software_name = ""
@@ -45,6 +46,9 @@ class PaperConnection:
     def answer_alone(self) -> None:
         self.is_answered_alone = True
 
+    def after_earlier(self) -> Pending[None] | None:
+        return self.earlier
+
     def begin_answer(self, begin: Callable[[], Any]) -> Any:
         return begin() if self.has_room else Pending()
 
@@ -62,8 +66,6 @@ def read_answer(answer: Any, request: Request, version: int) -> Any:
         assert answer.error is None, answer.error
         assert answer.done
         answer = answer.value
-    if isinstance(answer, AtTurn):
-        answer = answer.make()
     if not answer:
         return None
     frame = memoryview(b"".join(answer))

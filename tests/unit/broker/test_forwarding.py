@@ -72,7 +72,7 @@ def _refused_at_once(error: ApiError) -> Pending[Any]:
 
 def _refused_later(error: ApiError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
-    inline_background()(pending.fail, error)
+    asyncio.get_running_loop().call_soon(pending.fail, error)
     return pending
 
 

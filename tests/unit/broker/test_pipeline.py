@@ -23,7 +23,7 @@ from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.pipeline import Handler, RequestPipeline
 from kalda.broker.rows import Authorization, QuotaClass, Row, on_group
 from kalda.broker.system_clock import SystemClock
-from kalda.network.connection import Answer, AtTurn, Connection
+from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server
 from kalda.protocol.access import READ_GROUP
 from kalda.protocol.apis import ApiKey
@@ -295,7 +295,22 @@ def test_a_client_over_its_quota_is_answered_and_muted(kind: str, version: int) 
     assert other.mutes == []
     [(principal, quota, request, charged)] = throttle.charged
     assert (principal, quota, request) == ("User:ANONYMOUS", QuotaClass.REQUEST, HeartbeatRequest)
-    assert isinstance(charged, Encoded) if kind == "in steps" else charged.error_code == 25
+    assert charged.error_code == 25
+
+
+@pytest.mark.parametrize("kind", [*REPLIES, "settled with steps", "steps that wait"])
+def test_error_codes_of_every_kind_of_reply_are_counted(kind: str) -> None:
+    replies = {
+        **REPLIES,
+        "settled with steps": lambda: settled(stepped(HeartbeatResponse(error_code=25))),
+        "steps that wait": lambda: stepped(settled(HeartbeatResponse(error_code=25))),
+    }
+    bench = Bench(heartbeats(replying(replies[kind])))
+    bench.pipeline.errors = counts = {}
+    answer = bench.send(HEARTBEAT, 4)
+    bench.settle()
+    assert read_answer(answer, HEARTBEAT, 4).error_code == 25
+    assert counts == {ApiKey.HEARTBEAT: {25: 1}}
 
 
 @pytest.mark.parametrize("kind", REPLIES)
@@ -331,13 +346,15 @@ def test_an_encoded_answer_is_charged_in_a_copy(is_late: bool) -> None:
     assert b"".join(encoded.buffers) == before, "others may get the same bytes"  # type: ignore[arg-type]
 
 
-def test_an_answer_that_is_made_at_its_turn_is_charged_then() -> None:
+def test_an_answer_that_is_made_after_the_earlier_ones_is_charged_then() -> None:
     throttle = Throttle(10)
-    encoded = Encoded(AtTurn(lambda: encode_response(77, MetadataResponse(), 12)))
-    row = Row(ApiKey.METADATA, lambda context, request: encoded, metadata_failed, ANYONE)
+    earlier: Pending[None] = Pending()
+    encoded = Encoded(encode_response(77, MetadataResponse(), 12))
+    row = Row(ApiKey.METADATA, lambda context, request: earlier.and_then(lambda _: encoded), metadata_failed, ANYONE)
     bench = Bench(row, throttle=throttle)
     answer = bench.send(MetadataRequest(), 12)
     assert throttle.charged == []
+    earlier.complete(None)
     read_answer(answer, MetadataRequest(), 12)
     assert bench.connection.mutes == [10]
 
@@ -601,14 +618,17 @@ def _late_without_encoding(context: RequestContext, request: ListGroupsRequest) 
     return late
 
 
-def _raising_at_its_turn(context: RequestContext, request: ListGroupsRequest) -> Any:
-    return Encoded(AtTurn(lambda: [bytes(1 // (request is None))]))
+def _raising_after_earlier(context: RequestContext, request: ListGroupsRequest) -> Any:
+    earlier: Pending[None] = Pending()
+    made = earlier.and_then(lambda _: Encoded([bytes(1 // (request is None))]))
+    earlier.complete(None)
+    return made
 
 
 @pytest.mark.parametrize("is_charged", [False, True])
 @pytest.mark.parametrize(
     "handler",
-    [_raising, _raising_in_first_step, _without_encoding, _late_without_encoding, _raising_at_its_turn],
+    [_raising, _raising_in_first_step, _without_encoding, _late_without_encoding, _raising_after_earlier],
 )
 def test_a_fault_is_answered_with_the_error_of_the_api(
     handler: Handler, is_charged: bool, caplog: pytest.LogCaptureFixture

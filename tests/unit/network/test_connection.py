@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from by_hand import HandJobs
@@ -15,7 +15,7 @@ from paper_files import PaperFile
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.network.connection import Answer, AtTurn, Buffer, Connection
+from kalda.network.connection import Answer, Buffer, Connection
 from kalda.network.limits import Limits
 
 
@@ -56,47 +56,57 @@ def test_a_pending_answer_that_is_complete_needs_no_slot() -> None:
     assert bench.transport.answers() == [b"done"]
 
 
-def test_an_answer_at_its_turn_is_made_after_those_before_it() -> None:
+def test_an_answer_is_made_after_the_earlier_ones() -> None:
     bench = Bench()
     news = b"old"
 
     def handle(connection: Connection, frame: memoryview) -> Answer:
-        return AtTurn(lambda: [news]) if frame[:1] == b"t" else bench.handle(connection, frame)
+        if frame[:1] != b"t":
+            return bench.handle(connection, frame)
+        earlier = connection.after_earlier()
+        return [news] if earlier is None else earlier.and_then(lambda _: [news])
 
     bench.answer = handle
     bench.send(body("t"))
     assert bench.transport.answers() == [b"old"], "no answer is before it"
-    bench.send(body("w"), body("t"), body("a"))
+    bench.send(body("w"), body("t"), body("a"), body("t"))
     news = b"new"
     bench.settle(body("w"))
-    assert bench.transport.answers() == [b"old", b"late:" + body("w"), b"new", b"re:" + body("a")]
+    assert bench.transport.answers() == [b"old", b"late:" + body("w"), b"new", b"re:" + body("a"), b"new"]
+    assert len(bench.transport.writes) == 2, "they leave in one write"
     assert bench.connection.unanswered == 0
     assert bench.listener.memory.queued_bytes == 0
 
 
-def test_a_pending_answer_that_completes_with_an_answer_at_its_turn() -> None:
-    """A request that waited for the node to start completes like this."""
-    bench = Bench()
-    late: Pending[Any] = Pending()
-    bench.answer = lambda connection, frame: late
-    bench.send(body("t"))
-    late.complete(AtTurn(lambda: [b"made"]))
-    assert bench.transport.answers() == [b"made"]
-
-
-def test_an_answer_that_cannot_be_made_at_its_turn_closes(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_after_the_earlier_ones_that_fails_closes_the_connection() -> None:
     bench = Bench()
 
     def handle(connection: Connection, frame: memoryview) -> Answer:
-        return AtTurn(lambda: [][0]) if frame[:1] == b"t" else bench.handle(connection, frame)
+        earlier = connection.after_earlier()
+        return bench.handle(connection, frame) if earlier is None else earlier.and_then(lambda _: [][0])
 
     bench.answer = handle
     bench.send(body("w"), body("t"), body("a"))
-    with caplog.at_level(logging.ERROR, "kalda.network"):
-        bench.settle(body("w"))
+    bench.settle(body("w"))
     assert bench.transport.closed
-    assert bench.transport.answers()[:1] == [b"late:" + body("w")]
-    assert "IndexError" in caplog.text
+    assert bench.transport.answers() == [b"late:" + body("w")]
+
+
+def test_nothing_is_made_after_the_earlier_answers_of_a_lost_connection() -> None:
+    bench = Bench()
+    made: list[str] = []
+
+    def handle(connection: Connection, frame: memoryview) -> Answer:
+        earlier = connection.after_earlier()
+        if earlier is None:
+            return bench.handle(connection, frame)
+        earlier.then(lambda _, __: made.append("made"))
+        return bench.handle(connection, frame)
+
+    bench.answer = handle
+    bench.send(body("w"), body("a"))
+    bench.connection.connection_lost(None)
+    assert made == []
 
 
 def test_own_earlier_request_settled_by_a_later_one() -> None:

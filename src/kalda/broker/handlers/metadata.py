@@ -12,14 +12,14 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
 from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, NextPart, Row, message_of
 from kalda.coordinator.routing import coordinator_partition
 from kalda.metadata.topics import TopicImage
-from kalda.network.connection import AtTurn, Buffer
+from kalda.network.connection import Buffer
 from kalda.protocol.access import (
     CREATE_TOPIC,
     DESCRIBE_GROUP,
@@ -107,7 +107,7 @@ class MetadataHandlers:
 
     # -- Metadata
 
-    def metadata(self, context: RequestContext, request: MetadataRequest) -> Encoded | Steps[Encoded]:
+    def metadata(self, context: RequestContext, request: MetadataRequest) -> Reply[MetadataResponse]:
         """Brokers and topics. An answer that names no missing topic is kept for the next equal request. One with more
         than `_SMALL_ANSWER` topics and partitions is made in steps.
 
@@ -115,10 +115,14 @@ class MetadataHandlers:
         for a leader that has died, and an answer made on arrival would still name it.
         """
         _check_names(context, request)
+        earlier = context.connection.after_earlier()
+        if earlier is not None:
+            return earlier.and_then(lambda _: self._answer(context, request))
+        return self._answer(context, request)
+
+    def _answer(self, context: RequestContext, request: MetadataRequest) -> Encoded | Steps[Encoded]:
         if self._is_large(context, request):
             return self._encoded_in_steps(context, request)
-        if context.connection.unanswered:
-            return Encoded(AtTurn(lambda: self._encoded(context, request)))
         return Encoded(self._encoded(context, request))
 
     def _is_large(self, context: RequestContext, request: MetadataRequest) -> bool:
