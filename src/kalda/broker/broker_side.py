@@ -73,10 +73,9 @@ class BrokerSide:
         on_fatal: Callable[[str], None],
         security: NodeSecurity | None,
     ) -> None:
-        """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all other requests.
-        `identity(log_dirs, previous_broker_epoch)` is what the broker registers as; `log_dirs()` are the ids of the
-        directories that are online. `features()` is what ApiVersions announces. `on_fatal` is called with the reason
-        why the broker cannot go on. `security`: None for PLAINTEXT. Reads the log directories; raises `OSError`."""
+        """`heartbeats` is the channel for registrations and heartbeats, `channel` that for all else. The broker is
+        registered as `identity(log_dirs, previous_broker_epoch)`; `log_dirs()` are the ids of directories that are
+        online. `security`: None for PLAINTEXT. Reads the directories; raises `OSError`."""
         self._config = config
         self._quorum = quorum
         self._jobs = jobs

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kalda.base.background import Background, Priority, Steps
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
@@ -120,14 +121,17 @@ class Throttle:
 class LogKeeper:
     """Polls the logs' upkeep and the cleaner from `start` until `close`. No error of theirs ends that."""
 
-    def __init__(self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs) -> None:
+    def __init__(
+        self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs, background: Background
+    ) -> None:
         self._upkeep = upkeep
         self._cleaner = cleaner
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._poll_timer: Timer | None = None
-        """For the next poll of the upkeep; None before `start`."""
+        """For the next polls of the upkeep; None before `start`."""
         self._choice_timer: Timer | None = None
         """For the next choice of logs to compact; None before `start`."""
         self._throttle = Throttle(clock)
@@ -172,18 +176,31 @@ class LogKeeper:
     # -- upkeep
 
     def _poll(self) -> None:
-        """Run the jobs that are due, and set the timer for the next ones."""
-        if self._closed:
-            return
-        delay_ms = _MAX_POLL_INTERVAL_MS
-        try:
+        if not self._closed:
+            self._background.run(self._run_what_is_due(), Priority.UPKEEP).then(self._on_polled)
+
+    def _run_what_is_due(self) -> Steps[int]:
+        """Run the jobs that are due. Returns when the next ones will be."""
+        while not self._closed:
             for job in self._upkeep.poll(self._clock.wall_ms()):
                 self._jobs.run(job.run, partial(_finish, job))
             now_ms = self._clock.wall_ms()
-            delay_ms = min(max(1, self._upkeep.next_deadline_ms(now_ms) - now_ms), _MAX_POLL_INTERVAL_MS)
-        except Exception:
-            log.exception("the upkeep of the logs failed; it goes on in %d ms", delay_ms)
-        self._poll_timer = self._timers.call_later_ms(delay_ms, self._poll)
+            delay_ms = self._upkeep.next_deadline_ms(now_ms) - now_ms
+            if delay_ms > 0:
+                return delay_ms
+            yield
+        return _MAX_POLL_INTERVAL_MS
+
+    def _on_polled(self, delay_ms: int | None, error: ApiError | None) -> None:
+        if error is not None:
+            log.error(
+                "the upkeep of the logs failed; it goes on in %d ms",
+                _MAX_POLL_INTERVAL_MS,
+                exc_info=error.__cause__ or error,
+            )
+        if not self._closed:
+            wait_ms = min(delay_ms or _MAX_POLL_INTERVAL_MS, _MAX_POLL_INTERVAL_MS)
+            self._poll_timer = self._timers.call_later_ms(wait_ms, self._poll)
 
     # -- compaction
 

@@ -215,7 +215,7 @@ class Node:
         cluster_id = ensemble.cluster_id
         assert cluster_id is not None
         _warn_of_properties(config)
-        self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs)
+        self._quotas = NodeQuotas(config, self._host, self.sensors, timers, self._jobs, self._background)
         self._authorizer = self._make_authorizer(timers, self._jobs)
         self._security = self._make_security(timers)
         await self._bind()

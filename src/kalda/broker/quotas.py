@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from kalda.base.background import Background, Priority
 from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.sensors import Sensors
 from kalda.broker.pipeline import RequestPipeline
@@ -42,10 +44,19 @@ class NodeQuotas:
 
     name = "ClientQuotas"
 
-    def __init__(self, config: ServerConfig, host: Host, sensors: Sensors, timers: Timers, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        host: Host,
+        sensors: Sensors,
+        timers: Timers,
+        jobs: Jobs,
+        background: Background,
+    ) -> None:
         """Raises `ValueError` where the operator's class cannot be loaded."""
         self._timers = timers
         self._jobs = jobs
+        self._background = background
         self._host = host
         self._callback = _CallbackFile.of(config)
         self.managers = QuotaManagers(
@@ -62,7 +73,7 @@ class NodeQuotas:
 
     def start(self) -> None:
         """Remove sensors that are not used any more, and watch the file of the operator's class, from now on."""
-        self._repeat(_EXPIRY_INTERVAL_MS, lambda: self.managers.expire(self._host.clock.mono_ms()))
+        self._repeat(_EXPIRY_INTERVAL_MS, self._expire)
         if self._callback is not None:
             self._repeat(_FILE_CHECK_INTERVAL_MS, self._check_callback)
 
@@ -90,6 +101,10 @@ class NodeQuotas:
         timer = self._timers.call_later_ms(interval_ms, again)
         self._pending.append(timer)
 
+    def _expire(self) -> None:
+        expired = self._background.run(self.managers.expire(self._host.clock.mono_ms()), Priority.UPKEEP)
+        expired.then(_log_failure)
+
     def _check_callback(self) -> None:
         callback = self._callback
         assert callback is not None
@@ -102,6 +117,11 @@ class NodeQuotas:
                 self.managers.set_callback(loaded)
 
         self._jobs.run(callback.has_changed, finish)
+
+
+def _log_failure(_: None, error: ApiError | None) -> None:
+    if error is not None:
+        log.error("clients' quotas are not released", exc_info=error.__cause__ or error)
 
 
 class _CallbackFile:

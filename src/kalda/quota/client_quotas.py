@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from itertools import islice
 from typing import Final
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.samples import FreeUse
 from kalda.base.stats import Avg, MetricConfig, Quota, Rate
 from kalda.quota.callback import ClientQuotaCallback
@@ -32,8 +34,6 @@ MAX_NAME_BYTES: Final = 64 * 1024 * 1024
 """Of all tags of one quota, and of the cache of clients."""
 _KEPT_DECISIONS = 100
 _MAX_CONFIGS = 10_000
-_CHECKED_AT_ONCE = 5_000
-"""Sensors that one call of `expire` checks."""
 NANOS_TO_PERCENT: Final = 100.0 / 1_000_000_000
 
 MetricTags = tuple[str, ...]
@@ -150,7 +150,6 @@ class ClientQuotas:
         """Length of all names in `_by_client`."""
         self._configs: dict[float, MetricConfig] = {}
         """By limit; see `_config_of`."""
-        self._unchecked: list[MetricTags] = []
         """Sensors that `expire` has not checked in this round."""
         self.on_throttled: Callable[[ClientQuotas, ClientSensors, Decision], None] | None = None
         """Called with each decision that throttles."""
@@ -270,25 +269,25 @@ class ClientQuotas:
         """A client pauses for this quota: count it in the mean throttle time."""
         self.sensors_of(principal, client_id, now_ms).note_pause(pause_ms, now_ms)
 
-    def expire(self, now_ms: int) -> None:
-        """Check some sensors: remove those without a record for `SENSOR_LIFETIME_MS`, and release the memory of those
-        without one for `IDLE_MS`."""
-        if not self._unchecked:
-            self._unchecked = list(self.sensors)
-            # Those that are used are found again: what is kept for clients that are idle is their sensors alone.
-            self._forget_clients()
-        checked, self._unchecked = self._unchecked[-_CHECKED_AT_ONCE:], self._unchecked[:-_CHECKED_AT_ONCE]
-        expired = []
-        for tags in checked:
-            sensors = self.sensors.get(tags)
-            if sensors is None:
-                continue
-            idle_ms = now_ms - sensors.last_ms
-            if idle_ms > SENSOR_LIFETIME_MS:
-                expired.append(tags)
-            elif idle_ms > IDLE_MS:
-                sensors.release_memory(now_ms)
-        self._remove(expired)
+    def expire(self, now_ms: int) -> Steps[None]:
+        """Remove the sensors without a record for `SENSOR_LIFETIME_MS`, and release the memory of those without one for
+        `IDLE_MS`."""
+        # Those that are used are found again: what is kept for clients that are idle is their sensors alone.
+        self._forget_clients()
+        unchecked = iter(list(self.sensors))
+        while some := list(islice(unchecked, ITEMS_A_STEP)):
+            expired = []
+            for tags in some:
+                sensors = self.sensors.get(tags)
+                if sensors is None:
+                    continue
+                idle_ms = now_ms - sensors.last_ms
+                if idle_ms > SENSOR_LIFETIME_MS:
+                    expired.append(tags)
+                elif idle_ms > IDLE_MS:
+                    sensors.release_memory(now_ms)
+            self._remove(expired)
+            yield
 
     def each_sensors(self) -> Iterator[ClientSensors]:
         """All sensors that there are at the first call; those that are removed meanwhile may be left out."""

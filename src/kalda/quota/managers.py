@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kalda.base.background import Steps
 from kalda.base.stats import MetricConfig
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity
 from kalda.quota.callback import ClientQuotaCallback
@@ -85,10 +86,10 @@ class QuotaManagers:
         for quotas in self.by_type.values():
             quotas.set_callback(callback)
 
-    def expire(self, now_ms: int) -> None:
-        """Remove sensors that are not used any more; some are checked at each call."""
+    def expire(self, now_ms: int) -> Steps[None]:
+        """Remove sensors that are not used any more."""
         for quotas in self.by_type.values():
-            quotas.expire(now_ms)
+            yield from quotas.expire(now_ms)
 
     def _update_ip(self, address: str | None, key: str, value: float | None) -> None:
         if key != CONNECTION_CREATION_RATE:

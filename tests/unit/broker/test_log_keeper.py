@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from by_hand import HandJobs, HandTime
+from by_hand import HandJobs, HandTime, inline_background
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
@@ -85,7 +85,7 @@ class Keeper:
         idle: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
         clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
         self.jobs = HandJobs(hold_jobs)
-        self.keeper = LogKeeper(upkeep or idle, cleaner, clock, time, self.jobs)
+        self.keeper = LogKeeper(upkeep or idle, cleaner, clock, time, self.jobs, inline_background())
         self.keeper.start()
 
 

@@ -69,7 +69,14 @@ class LogUpkeepModule(Module):
         )
         most: int = context.config["kalda.metrics.logs.max"]
         sensors.add_source(lambda: _log_metrics(logs, most))
-        self._keeper = LogKeeper(context.logs.upkeep, self._cleaner, context.host.clock, context.timers, context.jobs)
+        self._keeper = LogKeeper(
+            context.logs.upkeep,
+            self._cleaner,
+            context.host.clock,
+            context.timers,
+            context.jobs,
+            context.background,
+        )
         sensors.add_source(self._compaction_metrics)
 
     def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
