@@ -38,7 +38,7 @@ from kalda.network.frames import SIZE_BYTES, Arena, BadFrameSize, FrameReader
 from kalda.network.limits import Limits
 from kalda.network.peer_log import describe_opening, log
 from kalda.network.request_memory import SMALL_BYTES, RequestMemory
-from kalda.network.turns import SHARE_NS, SLOW_NS, Turns
+from kalda.network.turns import FEW_REQUESTS, SLOW_NS, Turns
 from kalda.protocol.caller import ANONYMOUS
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -410,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         next_frame, handler, now_ns = frames.next_frame, self._handler, turns.now_ns
         began_ns = ended_ns = now_ns()
-        ends_ns = began_ns + SHARE_NS
+        ends_ns = began_ns + turns.share_ns(self)
         served = 0
         self._serving = True
         try:
@@ -442,14 +442,15 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._serving = False
             self.requests += served
+        has_more = ended_ns >= ends_ns and frames.is_complete
         if served:
             self.is_slow = ended_ns - began_ns >= SLOW_NS
-            turns.spend(ended_ns - began_ns)
+            turns.spend(self, ended_ns - began_ns, had_few=served <= FEW_REQUESTS and not has_more and not in_turn)
         if self._arriving_bytes or not frames.in_arena:
             self._count_arriving(served)
         if self._out:
             self._flush()
-        if ended_ns >= ends_ns and not self._holds and frames.is_complete:
+        if has_more and not self._holds:
             self._wait_for_turn()
         if not self._holds:
             if not self._reading:

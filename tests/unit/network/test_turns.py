@@ -95,14 +95,26 @@ class World:
         return longest_ns
 
 
-def test_a_ping_waits_for_a_share_of_a_storm() -> None:
+def test_round_trips_beside_a_storm_are_hardly_longer_than_alone() -> None:
     world = World()
+    alone_ns = world.longest_ping_ns(5)
     storm = world.peer()
     storm.send(*(body("s", n) for n in range(5_000)))
-    assert world.longest_ping_ns(50) < 2 * MS
-    world.run(lambda: len(world.served) == 5_050)
+    assert world.longest_ping_ns(3) < alone_ns + MS
+    assert world.longest_ping_ns(50) < alone_ns + 200 * US
+    world.run(lambda: len(world.served) == 5_058)
     assert storm.transport.answers() == [b"re:" + body("s", n) for n in range(5_000)]
     assert storm.transport.reading
+
+
+def test_requests_come_in_long_shares_where_all_send_many() -> None:
+    """Each share costs a turn of the loop and a write."""
+    world = World()
+    storms = [world.peer() for _ in range(3)]
+    for storm in storms:
+        storm.send(*(body("s", n) for n in range(2_000)))
+    world.run(lambda: len(world.served) == 6_000)
+    assert sum(len(storm.transport.writes) for storm in storms) < 6_000 / 8
 
 
 def test_a_ping_waits_for_the_share_of_each_storm() -> None:
