@@ -30,9 +30,9 @@ from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
-from kalda.storage.opening import opening_job
-from kalda.storage.searching import max_timestamp_job, timestamp_job
-from kalda.storage.snapshot_jobs import start_reads
+from kalda.storage.opening import open_logs
+from kalda.storage.searching import TimeSearch
+from kalda.storage.snapshot_jobs import run_snapshot
 from kalda.storage.truncating import begin_anew_at, begin_truncation, start_truncations
 from kalda.storage.values import FetchInfo
 
@@ -279,14 +279,13 @@ class World(HandTime):
         self.logs.open_files.release()
 
     def open_files(self) -> None:
-        self.begin(opening_job([self.log]))
+        open_logs(self, [self.log])
 
     def search(self) -> None:
         if self.log.truncation is None:
-            times = (max_timestamp_job, lambda log: timestamp_job(log, 1_000_000 + self.rng.randint(0, self.records)))
-            job = self.rng.choice(times)(self.log)
+            timestamp = self.rng.choice((None, 1_000_000 + self.rng.randint(0, self.records)))
             # Of a log that was cut meanwhile it may fail: the client asks again.
-            self.run(job.run, lambda _, error: None if error is not None else job.finish() and None)
+            run_snapshot(self, TimeSearch(self.log, timestamp))
 
     def read(self) -> None:
         log, start = self.log, self.log.log_start_offset
@@ -295,15 +294,14 @@ class World(HandTime):
         offset = self.rng.randrange(start, log.log_end_offset)
         read = log.read_later(offset, self.rng.choice((1, 300, 5_000)), log.log_end_offset, True)
 
-        def done(results: list[FetchInfo | ApiError]) -> None:
-            (found,) = results
-            if not isinstance(found, FetchInfo):
-                assert log.offline or found.code in _PASSING
+        def done(found: FetchInfo | None, error: ApiError | None) -> None:
+            if found is None:
+                assert log.offline or (error is not None and error.code in _PASSING)
             elif not (log.offline or read.is_outdated) and log.truncation is None:
                 batches = _batches(found)
                 assert batches == [each for each in self.batches if each[1] >= offset][: len(batches)]
 
-        start_reads(self, [read], done)
+        run_snapshot(self, read).then(done)
 
     # The end
 

@@ -24,7 +24,7 @@ from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
-from kalda.storage.values import AppendInfo, FetchInfo
+from kalda.storage.values import AppendInfo
 
 TP = TopicPartition("events", 3)
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=150, retention_ms=-1, file_delete_delay_ms=0)
@@ -179,9 +179,7 @@ class Model:
         max_bytes = number % 700
         hot = self.log.read_nowait(offset, max_bytes, end, True)
         cold = self.log.read_later(offset, max_bytes, end, True)
-        cold.run()
-        info = cold.finish()
-        assert isinstance(info, FetchInfo)
+        info = cold.complete()
         assert isinstance(hot, ColdRead) or bytes(hot.records) == bytes(info.records)
         expected = [data for _, after, data in self.batches if after > offset]
         assert bytes(b"".join(expected)).startswith(bytes(info.records))

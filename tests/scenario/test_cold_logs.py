@@ -162,15 +162,16 @@ def test_a_fetcher_has_logs_opened_before_their_first_records() -> None:
     assert fetcher.cold_logs(answer) == []
 
 
-def test_a_search_that_fails_leaves_the_others_their_answers() -> None:
+def test_a_search_whose_disk_fails_leaves_the_others_their_answers() -> None:
     world, partitions = restarted()
     context = cast(RequestContext, SimpleNamespace(api_version=7))
     asked = [ListOffsetsPartition(partition_index=index, timestamp=0) for index in range(PARTITIONS)]
     wanted = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="a", partitions=asked)])
     waiting = OffsetHandlers(world.replicas).list_offsets(context, wanted)
     assert isinstance(waiting, Pending)
-    partitions[0].log.rename_dir("/data/away")
+    world.disk.fail(partitions[0].log.directory, operations=frozenset({"read"}))
     world.let_jobs_run()
     assert waiting.value is not None
+    assert [partition.log.offline for partition in partitions] == [True, False, False]
     answers = {each.partition_index: (each.error_code, each.offset) for each in waiting.value.topics[0].partitions}
     assert answers == {0: (ErrorCode.KAFKA_STORAGE_ERROR, -1), 1: (0, 0), 2: (0, 0)}

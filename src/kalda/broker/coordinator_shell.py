@@ -31,7 +31,7 @@ from kalda.records.compression import Compression
 from kalda.replication.markers import append_marker
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.snapshot_jobs import start_reads
+from kalda.storage.snapshot_jobs import run_snapshots
 from kalda.storage.values import AppendOrigin, FetchInfo, TransactionEnd
 
 log = logging.getLogger("kalda.coordinator")
@@ -189,11 +189,10 @@ class CoordinatorShell:
             self.arm()
             return
 
-        def finish(results: list[FetchInfo | ApiError]) -> None:
-            steps = self._take_slice(load, partition, results[0], end)
-            self._background.run(steps, Priority.UPKEEP).then(self._on_slice_taken)
+        def take(results: list[FetchInfo | ApiError]) -> Pending[None]:
+            return self._background.run(self._take_slice(load, partition, results[0], end), Priority.UPKEEP)
 
-        start_reads(self._jobs, [read], finish)
+        run_snapshots(self._jobs, [read]).and_then(take).then(self._on_slice_taken)
 
     def _on_slice_taken(self, _: None, error: ApiError | None) -> None:
         if error is not None:

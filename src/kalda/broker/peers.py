@@ -30,7 +30,7 @@ from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log import Log
-from kalda.storage.opening import opening_job
+from kalda.storage.opening import open_logs
 from kalda.storage.truncating import start_truncations
 
 if TYPE_CHECKING:
@@ -227,11 +227,9 @@ class ReplicaFetcherManager:
 
     async def _open(self, logs: list[Log]) -> None:
         """Open the files of logs on a thread."""
-        job = opening_job(logs)
         opened = asyncio.Event()
-        self._jobs.run(job.run, lambda _, error: opened.set())
+        open_logs(self._jobs, logs).then(lambda _, error: opened.set())
         await opened.wait()
-        job.finish()
 
     async def _probe(self, broker_id: int) -> None:
         """The connection to the leader broke. If its address refuses connections, mark it missing in the metadata

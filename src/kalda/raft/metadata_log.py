@@ -215,13 +215,16 @@ class MetadataLog:
         cold = found
 
         def read() -> Buffer:
-            cold.run()
             try:
-                return cold.result().records
+                return cold.read().records
+            except FileNotFoundError:
+                return b""  # the segment was removed
             except CorruptRecord:
                 if not cold.is_outdated:
                     raise
                 return b""  # a former leader has cut its log: the replica fetches from the new one
+            finally:
+                cold.close()
 
         return read
 

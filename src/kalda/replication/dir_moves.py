@@ -35,7 +35,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
-from kalda.storage.snapshot_jobs import start_reads
+from kalda.storage.snapshot_jobs import run_snapshot
 from kalda.storage.truncating import (
     append_fetched,
     begin_truncation,
@@ -372,8 +372,7 @@ class DirMoves:
         read = current.read_later(offset, _BATCH_BYTES, end, True)
         self._jobs_running += 1
 
-        def finish(results: list[FetchInfo | ApiError]) -> None:
-            (info,) = results
+        def finish(info: FetchInfo | None, error: ApiError | None) -> None:
             self._jobs_running -= 1
             if self._closed:
                 return
@@ -381,8 +380,9 @@ class DirMoves:
                 self._reentrancy.run()
                 return
             try:
-                if isinstance(info, ApiError):
-                    raise info
+                if info is None:
+                    assert error is not None, "one of the two is set"
+                    raise error
                 if not self._is_under_way(move):
                     self._abandon(move)
                 elif move.future.log_end_offset == offset and not read.is_outdated:
@@ -404,7 +404,7 @@ class DirMoves:
                     self._try_tail(move)
                 self._continue(move)
 
-        start_reads(self._jobs, [read], finish)
+        run_snapshot(self._jobs, read).then(finish)
 
     def _skip(self, move: _Move, end_offset: int) -> None:
         """Compaction has left no record up to the log's end: an empty copy begins there, any other waits until a record

@@ -43,9 +43,9 @@ from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.replication.waiting import Waiter
-from kalda.storage.aborted import AbortedRead, aborted_nowait, start_aborted_reads
+from kalda.storage.aborted import aborted_nowait
 from kalda.storage.reading import SLICED_BYTES
-from kalda.storage.snapshot_jobs import ColdRead, start_reads
+from kalda.storage.snapshot_jobs import SnapshotJob, run_snapshots
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
@@ -140,9 +140,9 @@ class Fetch:
         """The quota of throttled replicas; None for a consumer, and where no replica is throttled."""
         self._throttled: set[Partition] = set()
         """Partitions that are left out because the rate of throttled replicas is exceeded."""
-        self._cold: list[tuple[int, Partition, ColdRead]] = []
+        self._cold: list[tuple[int, Partition, SnapshotJob[FetchInfo]]] = []
         """Partitions that a job reads: index of the answer, partition, the read."""
-        self._cold_aborted: list[tuple[int, Partition, AbortedRead]] = []
+        self._cold_aborted: list[tuple[int, Partition, SnapshotJob[list[AbortedTxn]]]] = []
         """Partitions whose records were read, and of whose aborted transactions a job reads the index; likewise."""
 
     def run(self, settled: bool | None = None) -> Fetched | Steps[Fetched]:
@@ -379,7 +379,7 @@ class Fetch:
         if size:
             throttle.record(size, self.manager.now_ms())
 
-    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | ColdRead:
+    def _read_one(self, partition: Partition, offset: int, max_bytes: int) -> FetchInfo | SnapshotJob[FetchInfo]:
         end_offset = self._end_of(partition)
         if max_bytes <= 0 and (self._read_bytes or partition in self._throttled):
             partition.check_range(offset)
@@ -411,7 +411,7 @@ class Fetch:
             answer.aborted_transactions = []
             if info.size_bytes:
                 aborted = aborted_nowait(log, info.first_offset, info.next_offset)
-                if isinstance(aborted, AbortedRead):
+                if isinstance(aborted, SnapshotJob):
                     self._cold_aborted.append((index, partition, aborted))
                 elif aborted:
                     answer.aborted_transactions = _named(aborted)
@@ -456,46 +456,31 @@ class Fetch:
 
     def _read_cold(self) -> Pending[FetchResponse]:
         """Read in a job what is not in the page cache, then answer without waiting for more."""
-        pending: Pending[FetchResponse] = Pending()
-        cold = self._cold
-        if not cold:
-            self._read_cold_aborted(pending)
-            return pending
+        jobs = self.manager.jobs
 
-        def finish(results: list[FetchInfo | ApiError]) -> None:
-            for (index, partition, _), result in zip(cold, results, strict=True):
+        def fill(results: list[FetchInfo | ApiError]) -> Pending[list[list[AbortedTxn] | ApiError]]:
+            for (index, partition, _), result in zip(self._cold, results, strict=True):
                 answer = self.answers[index]
                 assert answer is not None, "a partition that is left out is not read"
-                if isinstance(result, ApiError):
-                    self._fail(answer, result.code, partition)
-                    continue
                 try:
+                    if isinstance(result, ApiError):
+                        raise result
                     self._fill(answer, partition, result, index)
                 except ApiError as error:
                     self._fail(answer, error.code, partition)
-            if self._cold_aborted:
-                self._read_cold_aborted(pending)
-            else:
-                pending.complete(self.response())
+            return run_snapshots(jobs, [read for _, _, read in self._cold_aborted])
 
-        start_reads(self.manager.jobs, [read for _, _, read in cold], finish)
-        return pending
-
-    def _read_cold_aborted(self, pending: Pending[FetchResponse]) -> None:
-        """Read in a job the indexes of aborted transactions that are not in the page cache, then answer."""
-        cold = self._cold_aborted
-
-        def finish(results: list[list[AbortedTxn] | ApiError]) -> None:
-            for (index, partition, _), result in zip(cold, results, strict=True):
+        def fill_aborted(results: list[list[AbortedTxn] | ApiError]) -> FetchResponse:
+            for (index, partition, _), result in zip(self._cold_aborted, results, strict=True):
                 answer = self.answers[index]
                 assert answer is not None, "a partition that is left out is not read"
                 if isinstance(result, ApiError):
                     self._fail(answer, result.code, partition)
                 else:
                     answer.aborted_transactions = _named(result)
-            pending.complete(self.response())
+            return self.response()
 
-        start_aborted_reads(self.manager.jobs, [read for _, _, read in cold], finish)
+        return run_snapshots(jobs, [read for _, _, read in self._cold]).and_then(fill).and_then(fill_aborted)
 
     # -- answering
 

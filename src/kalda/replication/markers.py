@@ -30,7 +30,7 @@ from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.opening import opening_job
+from kalda.storage.opening import open_logs
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 
 _ALL = -1
@@ -87,20 +87,7 @@ class MarkerWriter:
         ]
         if not cold:
             return self._write(request)
-        answer: Pending[WriteTxnMarkersResponse] = Pending()
-        opening = opening_job(list(dict.fromkeys(cold)))
-
-        def opened(_: None, error: BaseException | None) -> None:
-            if error is None:
-                opening.finish()
-            done = self._write(request)
-            if isinstance(done, Pending):
-                done.then(answer.settle)
-            else:
-                answer.complete(done)
-
-        self.replicas.jobs.run(opening.run, opened)
-        return answer
+        return open_logs(self.replicas.jobs, list(dict.fromkeys(cold))).and_then(lambda _: self._write(request))
 
     def _write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse | Pending[WriteTxnMarkersResponse]:
         return _Writing(self, request, self._timeout_ms).run()

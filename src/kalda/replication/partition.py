@@ -37,7 +37,7 @@ from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.producer_state import Verification
 from kalda.storage.recent_appends import RecentAppends
-from kalda.storage.snapshot_jobs import ColdRead
+from kalda.storage.snapshot_jobs import SnapshotJob
 from kalda.storage.truncating import append_fetched
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
@@ -549,7 +549,7 @@ class Partition:
 
     def read(
         self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool, slices: Jobs | None = None
-    ) -> FetchInfo | ColdRead:
+    ) -> FetchInfo | SnapshotJob[FetchInfo]:
         """Read below `end_offset`, as `Log.read_nowait` does."""
         self.check_range(offset)
         return self.log.read_nowait(offset, max_bytes, end_offset, min_one_message, slices)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs
 from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -36,7 +37,7 @@ from kalda.replication.counters import NO_PRODUCE_FAILURES, DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier, produce_error
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.opening import opening_job
+from kalda.storage.opening import open_logs
 from kalda.storage.producer_state import Verification
 
 if TYPE_CHECKING:
@@ -286,37 +287,29 @@ class Produce:
         verifier.verify(transactional_id, producer_id, epoch, partitions, support).then(on_verified)
         return answer
 
-    def _start_job(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open logs and check records in one job, and append what was deferred; then `finish`."""
+    def _append_deferred(self, timeout_ms: int) -> Pending[ProduceResponse]:
+        """Open logs and check records on a thread, and append what was deferred; then `finish`."""
         deferred, self._deferred = self._deferred, None
         assert deferred, "there is something to append"
-        opening = opening_job([each.cold_log for each in deferred if each.cold_log is not None])
         inspections = [each.inspection for each in deferred if each.inspection is not None]
         required = self._required_epochs()
-        pending: Pending[ProduceResponse] = Pending()
 
-        def work() -> None:
-            opening.run()
-            for inspection in inspections:
-                with suppress(RecordsRefused):  # raised again when the batch is appended
-                    inspection.run()
-
-        def finish(_: None, error: BaseException | None) -> None:
-            if error is not None:
-                pending.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
-                return
-            opening.finish()
+        def append(_: None) -> ProduceResponse | Pending[ProduceResponse]:
             self._recheck_all(required)
             for each in deferred:
                 self.append(each.topic, each.answer, each.data, each)
-            self._go_on(pending, timeout_ms)
+            return self._outcome(timeout_ms)
 
-        self._manager.jobs.run(work, finish)
-        return pending
+        jobs, cold = self._manager.jobs, [each.cold_log for each in deferred if each.cold_log is not None]
+        return open_logs(jobs, cold).and_then(lambda _: _inspect(jobs, inspections)).and_then(append)
+
+    def _outcome(self, timeout_ms: int) -> ProduceResponse | Pending[ProduceResponse]:
+        """As `finish`, also of a request that waits for no replica."""
+        return self.finish(timeout_ms) if self._acks or self.is_deferred else self.response
 
     def _go_on(self, pending: Pending[ProduceResponse], timeout_ms: int) -> None:
         """Settle `pending` as `finish` does now."""
-        done = self.finish(timeout_ms) if self._acks or self.is_deferred else self.response
+        done = self._outcome(timeout_ms)
         if isinstance(done, Pending):
             pending.on_abandoned = done.abandon
             done.then(pending.settle)
@@ -354,7 +347,7 @@ class Produce:
         if self._unverified:
             return self._verify(timeout_ms)
         if self._deferred:
-            return self._start_job(timeout_ms)
+            return self._append_deferred(timeout_ms)
         if not self._required:
             return self._final_response() if self.failed else self.response
         pending: Pending[ProduceResponse] = Pending()
@@ -473,6 +466,28 @@ def has_transactional_records(request: ProduceRequest) -> bool:
             ):
                 return True
     return False
+
+
+def _inspect(jobs: Jobs, inspections: list[Inspection]) -> Pending[None]:
+    """Finish the checks of records on a thread; settled at once where there are none."""
+    inspected: Pending[None] = Pending()
+    if not inspections:
+        inspected.complete(None)
+        return inspected
+
+    def work() -> None:
+        for inspection in inspections:
+            with suppress(RecordsRefused):  # raised again when the batch is appended
+                inspection.run()
+
+    def finish(_: None, error: BaseException | None) -> None:
+        if error is None:
+            inspected.complete(None)
+        else:
+            inspected.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+
+    jobs.run(work, finish)
+    return inspected
 
 
 def _producer_of(records: object) -> tuple[int, int, int]:

@@ -11,14 +11,15 @@ passes may have raised over files that were cut or removed under them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
 from kalda.records.key_offsets import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
-from kalda.storage.aborted import AbortedRead
+from kalda.storage.aborted import collect_from, snapshots_of_indexes
 from kalda.storage.compaction import CleanedTransactions, CleanRules, LastRecord
-from kalda.storage.compaction_passes import KeyMapping, Pass, Rewriting, group_segments
+from kalda.storage.compaction_passes import KeyMapping, Pass, ReadAborted, Rewriting, group_segments
 from kalda.storage.job import Job
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
@@ -97,8 +98,8 @@ class Cleaning:
         self._changes_seen = 0
         """The log's count of removals and cuts when the segments were last found to be those."""
         self._map_transactions = CleanedTransactions()
-        self._aborted_in_map: AbortedRead | None = None
-        """The aborted transactions of the dirty part, which the first pass for the map reads."""
+        self._aborted_in_map: ReadAborted | None = None
+        """Of the dirty part, for the first pass for the map."""
         self._pass: Pass | None = None
         """What is under way."""
         self._groups: list[list[Segment]] = []
@@ -196,7 +197,7 @@ class Cleaning:
         self._unmapped = log.segments.between(start, upto)
         wanted = (int((upto - start) / LOAD_FACTOR) + 2) * ENTRY_BYTES
         self._offsets = KeyOffsets(min(self.memory_bytes, wanted), self._secret)
-        self._aborted_in_map = AbortedRead(log, start, upto)
+        self._aborted_in_map = partial(collect_from, snapshots_of_indexes(log.segments, start), start, upto)
 
     def _slice_job(self, begun: Pass, most_bytes: int) -> Job[None]:
         verb = "map the keys of" if self._rules is None else "clean"
@@ -252,7 +253,8 @@ class Cleaning:
         log, group = self.log, self._groups[0]
         following = log.segments.after(group[-1])
         end = self.end_offset if following is None else following.base_offset
-        aborted = AbortedRead(log, group[0].base_offset, end)
+        start = group[0].base_offset
+        aborted = partial(collect_from, snapshots_of_indexes(log.segments, start), start, end)
         snapshots = [segment.snapshot() for segment in group]
         return Rewriting(log.disk, log.directory, log.config, snapshots, self._rules, self._transactions, aborted)
 

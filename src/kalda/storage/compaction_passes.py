@@ -15,7 +15,8 @@ import contextlib
 import errno
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeAlias
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord
@@ -35,7 +36,6 @@ from kalda.records.checksum import crc32c
 from kalda.records.compacting import KeyScan
 from kalda.records.compacting_runs import RunFilter, map_run
 from kalda.records.key_offsets import KeyOffsets
-from kalda.storage.aborted import AbortedRead
 from kalda.storage.compaction import (
     CleanedTransactions,
     CleanRules,
@@ -49,6 +49,10 @@ from kalda.storage.config import LogConfig
 from kalda.storage.index import read_waiting
 from kalda.storage.naming import CLEANED_SUFFIX, LOG_SUFFIX
 from kalda.storage.segment import MAX_RELATIVE_OFFSET, Placed, Segment
+from kalda.storage.txn_index import AbortedTxn
+
+ReadAborted: TypeAlias = Callable[[], list[AbortedTxn]]
+"""Reads the aborted transactions of what a pass reads, on its thread."""
 
 _WRITE_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
@@ -219,7 +223,7 @@ class KeyMapping(Pass):
         start: int,
         upto: int,
         transactions: CleanedTransactions,
-        aborted: AbortedRead | None = None,
+        aborted: ReadAborted | None = None,
     ) -> None:
         super().__init__(segments)
         self.is_full = False
@@ -234,7 +238,7 @@ class KeyMapping(Pass):
     def _work(self) -> Generator[None, None, None]:
         offsets, start = self._offsets, self._start
         if self._aborted is not None:
-            self._transactions.add_aborted(self._aborted.collect())
+            self._transactions.add_aborted(self._aborted())
         for at, segment in enumerate(self._segments):
             following = self._segments[at + 1].base_offset if at + 1 < len(self._segments) else self._upto
             position = segment.locate(start, read_waiting) if start > segment.base_offset else 0
@@ -292,7 +296,7 @@ class Rewriting(Pass):
         segments: Sequence[Segment],
         rules: CleanRules,
         transactions: CleanedTransactions,
-        aborted: AbortedRead | None = None,
+        aborted: ReadAborted | None = None,
     ) -> None:
         super().__init__(segments)
         self.cleaned: Segment | None = None
@@ -331,7 +335,7 @@ class Rewriting(Pass):
     def _work(self) -> Generator[None, None, None]:
         segments, rules = self._segments, self._rules
         if self._aborted is not None:
-            self._transactions.add_aborted(self._aborted.collect())
+            self._transactions.add_aborted(self._aborted())
         modified_ms = segments[-1].modified_ms()
         base_offset = segments[0].base_offset
         self._spare_bytes = min(_SPARE_BYTES, self._disk.total_bytes(self._directory) // 100)

@@ -6,8 +6,8 @@ ends, and what of it is committed and synced, its `LogOffsets` say.
 Invariants: those of `offsets.py`; a batch is in one segment; the producers' state is that at the log's end; the leader
 epochs cover each record.
 
-The log belongs to one thread. What may wait for a device is given out as a `Job` (a read as a `ColdRead`), whose half
-for another thread works on a snapshot. A disk that fails raises KAFKA_STORAGE_ERROR, here and in every later call, and
+The log belongs to one thread. What may wait for a device is given out as a `Job` or a `SnapshotJob`, whose half for
+another thread works on a snapshot. A disk that fails raises KAFKA_STORAGE_ERROR, here and in every later call, and
 calls the hooks. A file that could merely not be opened, because no descriptor was left, fails that one call.
 """
 
@@ -37,7 +37,7 @@ from kalda.storage.producer_state import Marker, Verification, read_marker
 from kalda.storage.reading import SLICED_BYTES
 from kalda.storage.recent_appends import LEAST_BYTES
 from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
-from kalda.storage.snapshot_jobs import ColdRead
+from kalda.storage.snapshot_jobs import ColdRead, SnapshotJob
 from kalda.storage.state import LogHooks, LogState
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
@@ -360,8 +360,8 @@ class Log(LogState):
         end_offset: int,
         min_one_message: bool = False,
         slices: Jobs | None = None,
-    ) -> FetchInfo | ColdRead:
-        """As `read`, never waiting: where the page cache cannot answer, a read for `start_reads`.
+    ) -> FetchInfo | SnapshotJob[FetchInfo]:
+        """As `read`, never waiting: where the page cache cannot answer, a read for `run_snapshots`.
 
         With `slices` a large part may come as a `FileSlice`, which these jobs read where it is not in the page cache.
         That part must not be truncated later: it must be below the high watermark.
@@ -378,25 +378,22 @@ class Log(LogState):
             if kept is not None:
                 return kept
         try:
-            try:
-                if slices is not None and max_bytes >= SLICED_BYTES:
-                    sliced = self.reads.slice(offset, max_bytes, end_offset, slices, self.on_io_error)
-                    if sliced is not None:
-                        return sliced
-                return self.reads.here(offset, max_bytes, end_offset, log_end, min_one_message, read_cached)
-            except WouldWait:
-                return ColdRead(self, offset, max_bytes, end_offset, min_one_message, slices)
+            if slices is not None and max_bytes >= SLICED_BYTES:
+                sliced = self.reads.slice(offset, max_bytes, end_offset, slices, self.on_io_error)
+                if sliced is not None:
+                    return sliced
+            return self.reads.here(offset, max_bytes, end_offset, log_end, min_one_message, read_cached)
+        except WouldWait:
+            return ColdRead(self, offset, max_bytes, end_offset, min_one_message, slices)
         except OSError as error:
             raise self.refused(error) from error
 
-    def read_later(self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False) -> ColdRead:
+    def read_later(
+        self, offset: int, max_bytes: int, end_offset: int, min_one_message: bool = False
+    ) -> SnapshotJob[FetchInfo]:
         """As `read`, on another thread even where the page cache could answer: for bulk reads, which would otherwise
-        occupy the log's thread. The result is a read for `start_reads`."""
-        self.check_range(offset)
-        try:
-            return ColdRead(self, offset, max_bytes, min(end_offset, self.log_end_offset), min_one_message)
-        except OSError as error:
-            raise self.refused(error) from error
+        occupy the log's thread. The result is a read for `run_snapshots`."""
+        return ColdRead(self, offset, max_bytes, end_offset, min_one_message)
 
     def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap [first_offset, upto), by first offset. It may wait for the device: on a

@@ -7,36 +7,53 @@ indexes, which are loaded into memory. One job opens the files of many logs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from contextlib import suppress
 
-from kalda.base.errors import CorruptRecord
-from kalda.storage.job import Job
+from kalda.base.errors import ApiError, CorruptRecord
+from kalda.base.pending import Pending
+from kalda.base.scheduling import Jobs
 from kalda.storage.segment import Segment
+from kalda.storage.snapshot_jobs import SnapshotJob, run_snapshots
 from kalda.storage.state import LogState
 
 
-def opening_job(logs: Sequence[LogState]) -> Job[None]:
-    """A job after which these are not `cold`. An error in it is passed over: the append that follows raises it."""
-    opening: list[tuple[LogState, Segment, Segment]] = []
+def open_logs(jobs: Jobs, logs: Sequence[LogState]) -> Pending[None]:
+    """Open the files of logs; settled when these are not `cold` any more, at once where there are none. An error is
+    passed over: the append that follows raises it."""
+    openings: list[Opening] = []
     for log in logs:
-        active = log.segments.active
-        try:
-            opening.append((log, active, active.snapshot()))
-        except OSError as error:
-            log.refused(error)
+        with suppress(ApiError):
+            openings.append(Opening(log))
 
-    def work() -> None:
-        for _, _, view in opening:
-            with contextlib.suppress(OSError, CorruptRecord):
-                view.prepare()
-
-    def finish(_: None) -> None:
+    def opened(_: object) -> None:
         for log in logs:
             log.cold = False
-        for log, active, view in opening:
-            if not log.offline and log.segments.active is active:
-                active.adopt(view)
-            view.close()
 
-    return Job(f"open {len(opening)} logs", work, finish)
+    return run_snapshots(jobs, openings).and_then(opened)
+
+
+class Opening(SnapshotJob[None]):
+    """Of one log."""
+
+    __slots__ = ("_active", "_view")
+
+    _active: Segment
+    _view: Segment
+    """The snapshot that gets the open files."""
+
+    def __init__(self, log: LogState) -> None:
+        super().__init__(log, attempts=1)
+
+    def take_snapshot(self) -> list[tuple[Segment, Segment]]:
+        self._active = self.log.segments.active
+        self._view = self._active.snapshot()
+        return [(self._active, self._view)]
+
+    def read(self, found_before: bool = False) -> None:
+        with suppress(OSError, CorruptRecord):
+            self._view.prepare()
+
+    def adopt(self) -> None:
+        if self.log.segments.active is self._active:
+            self._active.adopt(self._view)

@@ -1,7 +1,7 @@
 """Reading batches out of a log, wherever they are.
 
 A read (`Log.read_nowait`, `Log.read_later`) has one of these outcomes. Callers distinguish two kinds: a `FetchInfo` is
-the result; any other outcome is given to `start_reads`, which calls back with a `FetchInfo` or an `ApiError`.
+the result; any other outcome is a `SnapshotJob`, for `run_snapshots`.
 
 | outcome | when | what waits for the device |
 | --- | --- | --- |

@@ -6,74 +6,66 @@ the start are in files: the search opens these by name, and the timestamps that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.records.batch import TimestampType
 from kalda.records.builder import Record, read_records
-from kalda.storage.job import Job
 from kalda.storage.segment import Segment
+from kalda.storage.segments import Segments
+from kalda.storage.snapshot_jobs import SnapshotJob
 from kalda.storage.state import LogState
 from kalda.storage.values import TimestampOffset
 
 
-def timestamp_job(log: LogState, timestamp: int) -> Job[TimestampOffset | None]:
-    """A job that finds the first record at or after `timestamp`; None where there is none."""
-    log.check_online()
-    start_offset = log.log_start_offset
+class TimeSearch(SnapshotJob[TimestampOffset | None]):
+    """Finds the first record at or after a time, or the one with the largest timestamp; None where there is none."""
+
+    __slots__ = ("_searched", "_start_offset", "_timestamp")
+
+    def __init__(self, log: LogState, timestamp: int | None) -> None:
+        """`timestamp`: None for the record with the largest one."""
+        self._timestamp = timestamp
+        self._start_offset = 0
+        self._searched: list[tuple[Segment, Segment]] = []
+        """The segments of the snapshot, each with its view."""
+        super().__init__(log)
+
+    def take_snapshot(self) -> list[tuple[Segment, Segment]]:
+        log, timestamp = self.log, self._timestamp
+        log.check_online()
+        self._start_offset = log.log_start_offset
+        chosen = _with_largest(log.segments) if timestamp is None else _up_to(log.segments, timestamp)
+        self._searched = [(segment, segment.snapshot(times=True)) for segment in chosen]
+        return self._searched
+
+    def read(self, found_before: bool = False) -> TimestampOffset | None:
+        views, timestamp = [view for _, view in self._searched], self._timestamp
+        if timestamp is None:
+            latest = max(views, key=lambda view: view.max_timestamp[0])
+            return find_max_timestamp(latest) if latest.max_timestamp[0] >= 0 else None
+        holder = next((view for view in views if view.largest_timestamp() >= timestamp), None)
+        return None if holder is None else find_timestamp(holder, timestamp, self._start_offset)
+
+    def adopt(self) -> None:
+        for segment, view in self._searched:
+            segment.adopt_timestamp(view)
+
+
+def _up_to(segments: Segments, timestamp: int) -> list[Segment]:
+    """Those of which one may hold the first record at or after that time."""
     chosen: list[Segment] = []
-    for segment in log.segments:
+    for segment in segments:
         known = segment.known_timestamp
         if known is None or known >= timestamp:
             chosen.append(segment)
         if known is not None and known >= timestamp:
             break
-
-    def find(views: Iterable[Segment]) -> TimestampOffset | None:
-        view = next((each for each in views if each.largest_timestamp() >= timestamp), None)
-        return None if view is None else find_timestamp(view, timestamp, start_offset)
-
-    return _job(log, chosen, find)
+    return chosen
 
 
-def max_timestamp_job(log: LogState) -> Job[TimestampOffset | None]:
-    """A job that finds the record with the largest timestamp; None in a log without any."""
-    log.check_online()
-
-    def find(views: Iterable[Segment]) -> TimestampOffset | None:
-        view = max(views, key=lambda each: each.max_timestamp[0])
-        return find_max_timestamp(view) if view.max_timestamp[0] >= 0 else None
-
-    known = [segment.known_timestamp for segment in log.segments]
+def _with_largest(segments: Segments) -> list[Segment]:
+    """Those of which one holds the record with the largest timestamp."""
+    known = [segment.known_timestamp for segment in segments]
     largest = max((each for each in known if each is not None), default=-1)
-    return _job(log, [each for each in log.segments if each.known_timestamp in (None, largest)], find)
-
-
-def _job(
-    log: LogState, segments: list[Segment], find: Callable[[Iterable[Segment]], TimestampOffset | None]
-) -> Job[TimestampOffset | None]:
-    name = str(log.topic_partition)
-    try:
-        views = [segment.snapshot(times=True) for segment in segments]
-    except OSError as error:
-        raise log.refused(error) from error
-
-    def work() -> TimestampOffset | None:
-        try:
-            return find(views)
-        except FileNotFoundError as error:
-            # Deleted or renamed since the job was made: the client's next request searches the files of that time.
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name}: {error}") from error
-        finally:
-            for view in views:
-                view.close()
-
-    def finish(found: TimestampOffset | None) -> TimestampOffset | None:
-        for segment, view in zip(segments, views, strict=True):
-            segment.adopt_timestamp(view)
-        return found
-
-    return Job(f"search {name}", work, finish)
+    return [segment for segment in segments if segment.known_timestamp in (None, largest)]
 
 
 def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:

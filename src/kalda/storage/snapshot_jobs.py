@@ -3,11 +3,14 @@ under them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, cast
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar, cast
 
 from kalda.base.disk import Buffer
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
 from kalda.storage.index import read_waiting
 from kalda.storage.reading import SLICED_BYTES, find_place, find_slice
@@ -16,185 +19,241 @@ from kalda.storage.segments import Segments
 from kalda.storage.state import LogState
 from kalda.storage.values import FetchInfo
 
+log_ = logging.getLogger("kalda.logs")
+
 _ATTEMPTS = 5
-"""How often a read whose files change under it is run. Each attempt takes a new snapshot of what the log has."""
+"""How often a job whose files change under it is run. Each attempt takes a new snapshot of what the log has."""
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
-class Read(Protocol[T_co]):
-    """A read of a snapshot of the log."""
+class View(Protocol):
+    """A snapshot of files of one segment, which share nothing that changes with the segment's own."""
 
-    def finish(self, last: bool = False) -> T_co | ApiError | None:
-        """On the log's thread, after a run: its outcome; None where the read has taken a new snapshot and must run
-        again, or an error instead with `last`."""
+    @property
+    def is_open(self) -> bool:
+        """Whether a read of it opens no file by name."""
         ...
 
-
-def start_repeated(
-    jobs: Jobs,
-    reads: Sequence[Read[T]],
-    run: Callable[[Sequence[int], Sequence[T | ApiError | None]], None],
-    done: Callable[[list[T | ApiError]], None],
-) -> None:
-    """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread.
-
-    `run(unread, results)` runs, on any thread, those reads whose indexes are `unread`; `results` has what the others
-    have found."""
-    results: list[T | ApiError | None] = [None] * len(reads)
-    attempts_left = _ATTEMPTS
-
-    def start() -> None:
-        unread = [at for at, result in enumerate(results) if result is None]
-
-        def finish(_: None, error: BaseException | None) -> None:
-            nonlocal attempts_left
-            attempts_left -= 1
-            for at in unread:
-                if error is None:
-                    results[at] = reads[at].finish(last=not attempts_left)
-                else:
-                    results[at] = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-            if None in results:
-                start()
-            else:
-                done([result for result in results if result is not None])
-
-        jobs.run(lambda: run(unread, results), finish)
-
-    start()
+    def close(self) -> None: ...
 
 
-class ColdRead:
-    """A read that may wait for a device: `run` does it on another thread, on a snapshot of the log; `finish` follows on
-    the log's own thread.
+class SnapshotJob(ABC, Generic[T]):
+    """One read: `run` on any thread, then `finish` on the log's own, and both again where that says so.
 
-    No file is opened to make the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
-    before that, or replaced by compaction, belongs to another state of the log: then `finish` takes a new snapshot, for
-    another `run`. Likewise where a read fails in a file that was cut, and perhaps written anew, meanwhile.
+    No file is opened to take the snapshot, so `run` opens by name what was closed. A file that was renamed or removed
+    before that, or replaced by compaction, belongs to another state of the log: then there is another attempt, with a
+    new snapshot. Likewise where a read fails in a file that was cut, and perhaps written anew, meanwhile.
     """
 
-    __slots__ = (
-        "_by_name", "_changes", "_end_offset", "_failure", "_found", "_log", "_max_bytes", "_min_one", "_offset",
-        "_slices", "_views",
-    )  # fmt: skip
+    __slots__ = ("_attempts_left", "_by_name", "_changes", "_failure", "_found", "_views", "log", "result")
+
+    result: T | ApiError
+    """Set by the last `finish`."""
+
+    def __init__(self, log: LogState, attempts: int = _ATTEMPTS) -> None:
+        """Takes the first snapshot. Raises `ApiError`."""
+        self.log = log
+        self._attempts_left = attempts
+        self._views: Sequence[tuple[Segment, View]] = ()
+        """Segments of the log, each with the snapshot that is read."""
+        self._by_name: list[tuple[Segment, View]] = []
+        """Those of them that were closed when the snapshot was taken."""
+        self._found: T | None = None
+        """What `read` has returned; None before it, or where it failed."""
+        self._failure: Exception | None = None
+        """What was raised in `read`."""
+        self._changes = 0
+        """The log's count of removals and cuts at the snapshot."""
+        try:
+            self._begin()
+        except OSError as error:
+            raise log.refused(error) from error
+
+    def _begin(self) -> None:
+        self._changes = self.log.unsynced.truncations
+        self._views = self.take_snapshot()
+        self._by_name = [pair for pair in self._views if not pair[1].is_open]
+        self._found = self._failure = None
+
+    @abstractmethod
+    def take_snapshot(self) -> Sequence[tuple[Segment, View]]:
+        """On the log's thread: the segments that the read needs, each with a snapshot. Raises `ApiError` where the log
+        does not have what is to be read any more, and `OSError`."""
+
+    @abstractmethod
+    def read(self, found_before: bool = False) -> T:
+        """On any thread: read the snapshot. `found_before`: a read of the same job has found records before this one.
+        Raises `ApiError` and `OSError`."""
+
+    def adopt(self) -> None:
+        """On the log's thread: let later reads and appends have what was opened and read."""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `read` has found records."""
+        return False
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the log has been cut, or has lost segments, since the snapshot; true before any file changes."""
+        return self._changes != self.log.unsynced.truncations
+
+    def run(self, found_before: bool = False) -> None:
+        """`read`, on any thread."""
+        try:
+            self._found = self.read(found_before)
+        except Exception as error:
+            self._failure = error
+
+    def finish(self) -> bool:
+        """On the log's thread, after a run: whether there is a `result`; otherwise it must `run` again. An `OSError` of
+        the disk takes the log offline."""
+        log, failure = self.log, self._failure
+        is_replaced = any(
+            view.is_open and log.segments.floor(segment.base_offset) is not segment for segment, view in self._by_name
+        )
+        if isinstance(failure, FileNotFoundError) or (failure is not None and self.is_outdated):
+            is_replaced = True
+        elif isinstance(failure, OSError):
+            failure = log.refused(failure)
+        if not log.offline and not self.is_outdated:
+            self.adopt()
+        self.close()
+        if not is_replaced:
+            self.result = cast(T, self._found) if failure is None else self._error(failure)
+            return True
+        self._attempts_left -= 1
+        try:
+            log.check_online()
+            if not self._attempts_left:
+                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"segments of {log.topic_partition} change while read")
+            self._begin()
+        except ApiError as error:
+            self.result = error
+        except OSError as error:
+            self.result = log.refused(error)
+        else:
+            return False
+        return True
+
+    def _error(self, failure: Exception) -> ApiError:
+        if isinstance(failure, ApiError):
+            return failure
+        log_.error("a read of %s failed", self.log.topic_partition, exc_info=failure)
+        return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(failure))
+
+    def fail(self, error: ApiError) -> None:
+        """It is not run any more."""
+        self.close()
+        self.result = error
+
+    def close(self) -> None:
+        """Close the files of the snapshot."""
+        for _, view in self._views:
+            view.close()
+        self._views = ()
+
+    def complete(self) -> T:
+        """All of it here and now. Raises `ApiError`."""
+        self.run()
+        while not self.finish():
+            self.run()
+        if isinstance(self.result, ApiError):
+            raise self.result
+        return self.result
+
+
+def run_snapshots(jobs: Jobs, reads: Sequence[SnapshotJob[T]]) -> Pending[list[T | ApiError]]:
+    """Run reads by one job, one after another; those whose files have changed again, by another one. Their results, in
+    the same order, are set on the log's thread; without any reads at once."""
+    done: Pending[list[T | ApiError]] = Pending()
+
+    def start(unfinished: list[SnapshotJob[T]]) -> None:
+        if not unfinished:
+            done.complete([each.result for each in reads])
+            return
+
+        def run() -> None:
+            has_records = any(each.has_records for each in reads)
+            for each in unfinished:
+                each.run(has_records)
+                has_records = has_records or each.has_records
+
+        def finish(_: None, error: BaseException | None) -> None:
+            if error is None:
+                start([each for each in unfinished if not each.finish()])
+                return
+            for each in unfinished:
+                each.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)))
+            start([])
+
+        jobs.run(run, finish)
+
+    start(list(reads))
+    return done
+
+
+def run_snapshot(jobs: Jobs, read: SnapshotJob[T]) -> Pending[T]:
+    """`run_snapshots` of one read, whose `ApiError` fails the result."""
+
+    def only(results: list[T | ApiError]) -> T:
+        (result,) = results
+        if isinstance(result, ApiError):
+            raise result
+        return result
+
+    return run_snapshots(jobs, [read]).and_then(only)
+
+
+class ColdRead(SnapshotJob[FetchInfo]):
+    """A read of batches that may wait for a device. A batch larger than its limit is only returned where no batch was
+    found before it by the same job (KIP-74)."""
+
+    __slots__ = ("_end_offset", "_max_bytes", "_min_one", "_offset", "_pairs", "_slices")
 
     def __init__(
         self, log: LogState, offset: int, max_bytes: int, end_offset: int, min_one: bool, slices: Jobs | None = None
     ) -> None:
         """`offset` and `end_offset` are within the log. `slices`: as of `Log.read_nowait`."""
-        self._log = log
         self._offset = offset
         self._max_bytes = max_bytes
         self._end_offset = end_offset
         self._min_one = min_one
         self._slices = slices
-        self._views: list[tuple[Segment, Segment]] = []
-        """Segments of the log, each with the snapshot of it that `run` reads."""
-        self._by_name: list[tuple[Segment, Segment]] = []
-        """Those of them whose file was closed when the snapshot was made."""
-        self._found: FetchInfo | None = None
-        """What `run` has read; None before it, or where it failed."""
-        self._failure: ApiError | OSError | None = None
-        """What was raised in `run`."""
-        self._changes = 0
-        """The log's count of removals and cuts at the snapshot."""
-        self._take_snapshot()
+        self._pairs: list[tuple[Segment, Segment]] = []
+        """The segments of the snapshot, each with its view."""
+        super().__init__(log)
 
-    def _take_snapshot(self) -> None:
-        """Take a snapshot of the segments that the read needs."""
-        self._changes = self._log.unsynced.truncations
-        self._views = [(segment, segment.snapshot()) for segment in self._log.segments.for_read(self._offset)]
-        self._by_name = [pair for pair in self._views if not pair[1].is_open]
-        self._found = self._failure = None
+    def take_snapshot(self) -> list[tuple[Segment, Segment]]:
+        log = self.log
+        log.check_range(self._offset)
+        self._end_offset = min(self._end_offset, log.log_end_offset)
+        self._pairs = [(segment, segment.snapshot()) for segment in log.segments.for_read(self._offset)]
+        return self._pairs
 
-    def run(self, min_one: bool = True) -> bool:
-        """Read, on any thread. Whether a batch was found. With `min_one` false the first batch must fit, too."""
-        try:
-            self._found = self._read(self._min_one and min_one)
-        except (OSError, ApiError) as error:
-            self._failure = error
-            return False
-        return self._found.size_bytes > 0
-
-    def _read(self, min_one: bool) -> FetchInfo:
+    def read(self, found_before: bool = False) -> FetchInfo:
         offset, max_bytes, end_offset = self._offset, self._max_bytes, self._end_offset
         if offset >= end_offset:
             return FetchInfo(offset, offset, b"")
-        place = find_place(Segments([view for _, view in self._views]), offset, read_waiting)
+        place = find_place(Segments([view for _, view in self._pairs]), offset, read_waiting)
         if place is None:
             return FetchInfo(offset, offset, b"")
         segment, position = place
         if self._slices is not None and max_bytes >= SLICED_BYTES:
             sliced = find_slice(
-                segment, position, max_bytes, end_offset, self._slices, read_waiting, self._log.on_io_error
+                segment, position, max_bytes, end_offset, self._slices, read_waiting, self.log.on_io_error
             )
             if sliced is not None:
                 return FetchInfo(offset, sliced[1], cast(Buffer, sliced[0]))
         max_bytes = segment.bound(position, end_offset, max_bytes, read_waiting)
+        min_one = self._min_one and not found_before
         return segment.read_slice(position, max_bytes, end_offset, min_one, read_waiting).info(offset)
 
-    def result(self) -> FetchInfo:
-        """What `run` has found, for callers that do not `finish`: no batch where the files were renamed or removed.
-        Raises `ApiError`."""
-        if self._found is not None:
-            return self._found
-        if isinstance(self._failure, FileNotFoundError):
-            return FetchInfo(self._offset, self._offset, b"")
-        raise self._error()
-
     @property
-    def is_outdated(self) -> bool:
-        """Whether the log has been cut, or has lost segments, since the snapshot; true before any file changes."""
-        return self._changes != self._log.unsynced.truncations
+    def has_records(self) -> bool:
+        return self._found is not None and self._found.size_bytes > 0
 
-    def finish(self, last: bool = False) -> FetchInfo | ApiError | None:
-        """On the log's thread: what `run` has found; None where it must `run` again, or an error instead with `last`.
-        An `OSError` of the disk takes the log offline."""
-        log, views = self._log, self._views
-        self._views = []
-        replaced = any(
-            view.is_open and log.segments.floor(segment.base_offset) is not segment for segment, view in self._by_name
-        )
-        if isinstance(self._failure, FileNotFoundError) or (self._failure is not None and self.is_outdated):
-            replaced = True
-        elif isinstance(self._failure, OSError):
-            log.on_io_error(self._failure)
-        for segment, view in views:
-            if not log.offline and not self.is_outdated:
-                log.reads.adopt(segment, view)
-            view.close()
-        if not replaced:
-            return self._error() if self._found is None else self._found
-        try:
-            log.check_range(self._offset)
-            if last:
-                raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"segments of {log.topic_partition} change while read")
-            self._end_offset = min(self._end_offset, log.log_end_offset)
-            self._take_snapshot()
-        except ApiError as error:
-            return error
-        except OSError as error:
-            return log.refused(error)
-        return None
-
-    def _error(self) -> ApiError:
-        if isinstance(self._failure, ApiError):
-            return self._failure
-        return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._log.topic_partition}: {self._failure}")
-
-
-def start_reads(jobs: Jobs, reads: Sequence[ColdRead], done: Callable[[list[FetchInfo | ApiError]], None]) -> None:
-    """Run reads by one job, one after another; `done` gets their results, in the same order, on the log's thread. A
-    batch larger than its limit is only returned where no batch was found before it (KIP-74).
-
-    A read whose files were renamed or removed meanwhile is done again.
-    """
-
-    def run(unread: Sequence[int], results: Sequence[FetchInfo | ApiError | None]) -> None:
-        found = any(isinstance(result, FetchInfo) and result.size_bytes for result in results)
-        for at in unread:
-            found = reads[at].run(min_one=not found) or found
-
-    start_repeated(jobs, reads, run, done)
+    def adopt(self) -> None:
+        for segment, view in self._pairs:
+            self.log.reads.adopt(segment, view)

@@ -145,7 +145,7 @@ class LogState(LogOffsets):
         self.blocked = False
         """The log is offline, or is being truncated; see `unblock`."""
         self.cold = False
-        """The files of the active segment have not been opened yet: `opening_job` opens them, before an append."""
+        """The files of the active segment have not been opened yet: `open_logs` opens them, before an append."""
         self._latest_epoch = -1
         """The latest leader epoch, -1 for none; kept for appends, by `refresh`."""
         self.refresh()

@@ -177,9 +177,9 @@ class TxnIndex:
         return twin
 
     @property
-    def is_in_file_only(self) -> bool:
-        """Whether a read of it has to open the file by name."""
-        return self.exists and self._rows is None and self._file is None
+    def is_open(self) -> bool:
+        """Whether a read of it need not open the file by name."""
+        return not self.exists or self._rows is not None or self._file is not None
 
     def adopt(self, twin: TxnIndex) -> None:
         """Take the entries that a snapshot has read, where they are still all of them. They are held until `close`."""

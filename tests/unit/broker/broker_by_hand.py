@@ -53,16 +53,20 @@ class _Read:
         self._log = log
         self._offset = offset
 
-    def run(self, min_one: bool) -> bool:
-        return self._log.failure is None and bool(self._log.data)
+        self.has_records = False
+        self.result: FetchInfo | ApiError = ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
 
-    def finish(self, last: bool) -> FetchInfo | ApiError:
+    def run(self, found_before: bool) -> None:
+        pass
+
+    def finish(self) -> bool:
         log = self._log
         if log.failure is not None:
             log.failed_reads.append(log.failure)
-            return ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+            return True
         end = log.log_end_offset if log.data else self._offset
-        return FetchInfo(self._offset, end, log.data, first_entry_incomplete=log.is_cut_off)
+        self.result = FetchInfo(self._offset, end, log.data, first_entry_incomplete=log.is_cut_off)
+        return True
 
 
 class BrokerByHand:

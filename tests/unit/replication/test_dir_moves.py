@@ -290,10 +290,10 @@ def test_a_piece_that_was_read_while_the_log_was_cut_and_written_anew_is_read_ag
     """The read found the old batch at 6 and the new one behind it, each whole, with epochs that look as the log's."""
     partition = world.lead()
     write(partition, 10)
-    run = ColdRead.run
+    read_snapshot = ColdRead.read
 
-    def run_while_the_log_changes(read: ColdRead, min_one: bool = True) -> bool:
-        monkeypatch.setattr(ColdRead, "run", run)
+    def read_while_the_log_changes(read: ColdRead, found_before: bool = False) -> FetchInfo:
+        monkeypatch.setattr(ColdRead, "read", read_snapshot)
         before = content(partition.log)
         world.follow(1)
         truncate_to(partition.log, 6)
@@ -301,10 +301,9 @@ def test_a_piece_that_was_read_while_the_log_was_cut_and_written_anew_is_read_ag
         for _ in range(4):
             partition.log.append_as_leader(build_batch([(1_000_000, b"k", bytes(100), ())]), 1, 1_000_000)
         size = len(before) // 10 * 7
-        read._found = FetchInfo(0, 10, before[:size] + content(partition.log)[size:])
-        return True
+        return FetchInfo(0, 10, before[:size] + content(partition.log)[size:])
 
-    monkeypatch.setattr(ColdRead, "run", run_while_the_log_changes)
+    monkeypatch.setattr(ColdRead, "read", read_while_the_log_changes)
     world.moves.alter(TP, "/d1")
     future = world.logs.futures.get(TP)
     assert future is not None

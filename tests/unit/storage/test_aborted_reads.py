@@ -13,10 +13,11 @@ from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.aborted import AbortedRead, aborted_nowait, start_aborted_reads
+from kalda.storage.aborted import AbortedRead, aborted_nowait
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_segments
+from kalda.storage.snapshot_jobs import run_snapshots
 from kalda.storage.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin
 
@@ -77,9 +78,9 @@ def disk() -> SimDisk:
 def by_job(log: Log, first: int, upto: int, jobs: Jobs) -> list[AbortedTxn] | ApiError:
     read = aborted_nowait(log, first, upto)
     assert isinstance(read, AbortedRead)
-    results: list[list[AbortedTxn] | ApiError] = []
-    start_aborted_reads(jobs, [read], results.extend)
-    (result,) = results
+    done = run_snapshots(jobs, [read])
+    assert done.value is not None
+    (result,) = done.value
     return result
 
 
@@ -94,13 +95,14 @@ def test_a_job_finds_what_the_logs_own_thread_would(disk: SimDisk) -> None:
 def test_a_log_that_was_opened_holds_no_entries(disk: SimDisk) -> None:
     """A log may have aborted very many transactions."""
     log = opened(disk)
-    assert [segment.txn_index.is_in_file_only for segment in log.segments if segment.txn_index.exists]
-    assert all(segment.txn_index.is_in_file_only for segment in log.segments if segment.txn_index.exists)
+    indexes = [segment.txn_index for segment in log.segments if segment.txn_index.exists]
+    assert indexes
+    assert not any(index.is_open for index in indexes)
     log.aborted_transactions(0, log.log_end_offset)
-    assert not any(segment.txn_index.is_in_file_only for segment in log.segments if segment.txn_index.exists)
+    assert all(index.is_open for index in indexes)
     for segment in log.segments:
         segment.close()
-    assert all(segment.txn_index.is_in_file_only for segment in log.segments if segment.txn_index.exists)
+    assert not any(index.is_open for index in indexes)
 
 
 def test_the_next_read_in_that_segment_needs_no_job(disk: SimDisk) -> None:

@@ -18,7 +18,7 @@ from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.retention import delete_segments
-from kalda.storage.snapshot_jobs import ColdRead, start_reads
+from kalda.storage.snapshot_jobs import ColdRead, run_snapshots
 from kalda.storage.truncating import truncate_to
 from kalda.storage.values import FetchInfo
 
@@ -60,9 +60,9 @@ def compacting() -> tuple[Log, Callable[[], object]]:
 
 
 def read(log: Log, offset: int, jobs: Jobs, max_bytes: int = 1) -> FetchInfo | ApiError:
-    results: list[FetchInfo | ApiError] = []
-    start_reads(jobs, [log.read_later(offset, max_bytes, log.log_end_offset, True)], results.extend)
-    (result,) = results
+    done = run_snapshots(jobs, [log.read_later(offset, max_bytes, log.log_end_offset, True)])
+    assert done.value is not None
+    (result,) = done.value
     return result
 
 
@@ -150,8 +150,8 @@ def test_one_batch_of_several_reads_may_be_larger_than_its_limit(sizes: tuple[in
     log, _ = compacting()
     offsets = [1 if size else log.log_end_offset for size in sizes]
     reads = [log.read_later(offset, 1, log.log_end_offset, True) for offset in offsets]
-    results: list[FetchInfo | ApiError] = []
-    start_reads(Jobs(), reads, results.extend)
+    results = run_snapshots(Jobs(), reads).value
+    assert results is not None
     brought = [isinstance(result, FetchInfo) and result.size_bytes > 0 for result in results]
     assert brought == [size == 1 and 1 not in sizes[:at] for at, size in enumerate(sizes)]
 

@@ -18,7 +18,7 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
-from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.searching import TimeSearch
 from kalda.storage.segment import Segment
 from kalda.storage.truncating import truncate_to
 
@@ -182,17 +182,17 @@ def test_the_log_is_cut_before_the_batch_that_holds_the_offset(magic: int, codec
 def test_records_are_found_by_their_time(codec: Compression) -> None:
     log = open_log(old_disk(1, codec), clean=False)
     for offset in (0, 4, 17, 42, 79):
-        found = timestamp_job(log, NOW + offset * 1000).complete()
+        found = TimeSearch(log, NOW + offset * 1000).complete()
         assert found == (NOW + offset * 1000, offset, -1)
-    assert timestamp_job(log, NOW + 80_000).complete() is None
-    assert max_timestamp_job(log).complete() == (NOW + 79_000, 79, -1)
+    assert TimeSearch(log, NOW + 80_000).complete() is None
+    assert TimeSearch(log, None).complete() == (NOW + 79_000, 79, -1)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_without_a_time_are_not_found_by_it(codec: Compression) -> None:
     log = open_log(old_disk(0, codec), clean=False)
-    assert timestamp_job(log, 0).complete() is None
-    assert max_timestamp_job(log).complete() is None
+    assert TimeSearch(log, 0).complete() is None
+    assert TimeSearch(log, None).complete() is None
 
 
 def test_retention_goes_by_the_records_time_or_that_of_the_file() -> None:

@@ -22,7 +22,7 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
-from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.searching import TimeSearch
 from kalda.storage.snapshot_jobs import ColdRead
 from kalda.storage.truncating import append_fetched, truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
@@ -150,9 +150,10 @@ def test_a_cold_cache_is_read_by_a_thread(disk: SimDisk) -> None:
     disk.cold = True
     read = log.read_nowait(0, 1000, 5)
     assert isinstance(read, ColdRead)
-    assert read.run()
+    read.run()
     disk.cold = False
-    found = read.finish()
+    assert read.finish()
+    found = read.result
     assert isinstance(found, FetchInfo)
     assert (found.first_offset, found.next_offset) == (0, 5)
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -181,14 +182,14 @@ def test_timestamps_are_found(disk: SimDisk) -> None:
     for i in range(10):
         append(log, 2, timestamp=NOW + 100 * i)
     assert len(log.segments) > 2
-    found = timestamp_job(log, NOW + 301).complete()
+    found = TimeSearch(log, NOW + 301).complete()
     assert found is not None
     assert (found.timestamp, found.offset) == (NOW + 301, 7)
-    found = timestamp_job(log, NOW + 302).complete()
+    found = TimeSearch(log, NOW + 302).complete()
     assert found is not None
     assert found.offset == 8
-    assert timestamp_job(log, NOW + 902).complete() is None
-    latest = max_timestamp_job(log).complete()
+    assert TimeSearch(log, NOW + 902).complete() is None
+    latest = TimeSearch(log, None).complete()
     assert latest is not None
     assert latest.offset == 19
 
@@ -197,13 +198,13 @@ def test_the_largest_time_of_appends_is_that_of_its_batchs_first_record(disk: Si
     """As in Apache Kafka: all records of the batch have it."""
     log = open_log(disk, LogConfig(message_timestamp_type=TimestampType.LOG_APPEND))
     log.append_as_leader(build_batch([(NOW, b"k", b"v", ())] * 3), 0, NOW)
-    assert max_timestamp_job(log).complete() == TimestampOffset(NOW, 0, 0)
+    assert TimeSearch(log, None).complete() == TimestampOffset(NOW, 0, 0)
 
 
 def test_the_largest_timestamp_is_0(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 1, timestamp=0)
-    assert max_timestamp_job(log).complete() == TimestampOffset(0, 0, 0)
+    assert TimeSearch(log, None).complete() == TimestampOffset(0, 0, 0)
 
 
 # Segments

@@ -373,9 +373,10 @@ def test_a_disk_that_fails_a_reader_on_a_thread_takes_its_directory_offline(node
     append(log := node.log(0, IDS[0]))
     read = log.read_later(0, 1_000, 1, True)
     node.disk.fail("/d0", operations=frozenset({"read"}))
-    assert not read.run()
+    read.run()
     assert node.failed == [], "only `finish` takes a directory offline"
-    failed = read.finish()
+    assert read.finish()
+    failed = read.result
     assert isinstance(failed, ApiError)
     assert failed.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert node.failed == ["/d0"]

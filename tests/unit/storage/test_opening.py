@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.aborted import aborted_nowait
 from kalda.storage.config import LogConfig
 from kalda.storage.log import Log
-from kalda.storage.opening import opening_job
-from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.opening import open_logs
+from kalda.storage.searching import TimeSearch
 from kalda.storage.snapshot_jobs import ColdRead
-from kalda.storage.values import FetchInfo
+from kalda.storage.truncating import truncate_to
+from kalda.storage.values import FetchInfo, TimestampOffset
 
 NOW = 1_700_000_000_000
 
@@ -38,6 +40,21 @@ class WatchedDisk(SimDisk):
     def stat(self, path: str) -> Any:
         assert not self.owner, f"{path} is looked up"
         return super().stat(path)
+
+
+class HeldJobs:
+    """One job, of which the test runs the two halves."""
+
+    def run(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        self._job, self._finish = job, finish
+
+    def work(self) -> None:
+        """On another thread."""
+        self._job()
+
+    def end(self) -> None:
+        """On the logs' own thread."""
+        self._finish(None, None)
 
 
 @pytest.fixture
@@ -72,9 +89,10 @@ def read(disk: WatchedDisk, log: Log, offset: int) -> int:
     while isinstance(found := log.read_nowait(offset, 20_000, log.log_end_offset), ColdRead):
         jobs += 1
         disk.owner = False
-        assert found.run()
+        found.run()
         disk.owner = True
-        assert isinstance(found.finish(), FetchInfo)
+        assert found.finish()
+        assert isinstance(found.result, FetchInfo)
     disk.owner = False
     assert found.first_offset == offset
     assert found.next_offset > offset
@@ -88,11 +106,12 @@ def test_a_new_log_is_not_cold(disk: WatchedDisk) -> None:
 def test_the_first_appends_open_nothing(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
     assert log.cold
-    job = opening_job([log])
+    jobs = HeldJobs()
+    open_logs(jobs, [log])
     disk.owner = False
-    job.run()
+    jobs.work()
     disk.owner = True
-    job.finish()
+    jobs.end()
     assert not log.cold
     for _ in range(3):  # so many that an index gets entries
         append(log)
@@ -104,11 +123,12 @@ def test_the_first_appends_open_nothing(disk: WatchedDisk) -> None:
 
 def test_batches_appended_while_the_files_are_opened_stay(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
-    job = opening_job([log])
-    job.run()
+    jobs = HeldJobs()
+    open_logs(jobs, [log])
+    jobs.work()
     for _ in range(3):
         append(log)
-    job.finish()
+    jobs.end()
     append(log)
     log.close()
     log = open_log(disk)
@@ -120,12 +140,13 @@ def test_batches_appended_while_the_files_are_opened_stay(disk: WatchedDisk) -> 
 
 def test_a_log_that_was_moved_away_meanwhile_is_not_opened(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
-    job = opening_job([log])
+    jobs = HeldJobs()
+    open_logs(jobs, [log])
     log.rename_dir("/d/t-0.x-delete")
     other = open_log(disk)  # another one takes its name
     append(other)
-    job.run()
-    job.finish()
+    jobs.work()
+    jobs.end()
     append(log)
     assert (log.log_end_offset, other.log_end_offset) == (6, 1)
     assert other.read(0, 1 << 20, 1).next_offset == 1
@@ -134,10 +155,11 @@ def test_a_log_that_was_moved_away_meanwhile_is_not_opened(disk: WatchedDisk) ->
 
 def test_the_append_opens_what_the_job_did_not_find(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 5)
-    job = opening_job([log])
+    jobs = HeldJobs()
+    open_logs(jobs, [log])
     log.rename_dir("/d/u-0")
-    job.run()
-    job.finish()
+    jobs.work()
+    jobs.end()
     assert disk.stat("/d/t-0") is None
     append(log)
     assert log.log_end_offset == 6
@@ -157,9 +179,10 @@ def test_files_that_cannot_be_kept_open_are_opened_by_the_next_read_too(disk: Wa
     """As when the process has no descriptor left."""
     log = found_on_disk(disk, 60)
     reader = log.read_later(3, 20_000, 60, True)
-    assert reader.run()
+    reader.run()
     disk.fail("/d", operations=frozenset({"read"}))
-    assert isinstance(reader.finish(), FetchInfo)
+    assert reader.finish()
+    assert isinstance(reader.result, FetchInfo)
     disk.mend("/d")
     assert not log.offline
     assert read(disk, log, 3) == 1
@@ -167,10 +190,11 @@ def test_files_that_cannot_be_kept_open_are_opened_by_the_next_read_too(disk: Wa
 
 def test_files_opened_for_an_append_that_cannot_be_kept_are_opened_again(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 3)
-    job = opening_job([log])
-    job.run()
+    jobs = HeldJobs()
+    open_logs(jobs, [log])
+    jobs.work()
     disk.fail("/d", operations=frozenset({"read"}))
-    job.finish()
+    jobs.end()
     disk.mend("/d")
     append(log)
     assert log.log_end_offset == 4
@@ -185,17 +209,18 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert len(log.segments) > 5
     for wanted in (3, 30, 59, 3):
         disk.owner = True
-        job = timestamp_job(log, NOW + 10 * wanted - 5)
+        search = TimeSearch(log, NOW + 10 * wanted - 5)
         disk.owner = False
-        job.run()
+        search.run()
         disk.owner = True
-        found = job.finish()
-        assert found is not None
+        assert search.finish()
+        found = search.result
+        assert isinstance(found, TimestampOffset)
         assert (found.offset, found.timestamp) == (wanted, NOW + 10 * wanted)
         disk.owner = False
     assert all(segment.known_timestamp is not None for segment in log.segments), "what was found is kept"
     disk.owner = True
-    latest, beyond = max_timestamp_job(log), timestamp_job(log, NOW + 10_000)
+    latest, beyond = TimeSearch(log, None), TimeSearch(log, NOW + 10_000)
     disk.owner = False
     found = latest.complete()
     assert found is not None
@@ -203,18 +228,38 @@ def test_searches_by_time_open_on_a_thread(disk: WatchedDisk) -> None:
     assert beyond.complete() is None
 
 
-def test_a_search_in_files_that_are_renamed_meanwhile_is_refused(disk: WatchedDisk) -> None:
+def test_a_search_in_files_that_are_renamed_meanwhile_is_begun_again(disk: WatchedDisk) -> None:
     log = found_on_disk(disk, 60)
-    job = timestamp_job(log, NOW)
+    search = TimeSearch(log, NOW)
     log.rename_dir("/d/u-0")
-    with pytest.raises(ApiError) as refused:
-        job.complete()
-    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    search.run()
+    assert not search.finish(), "its files had other names"
     assert not log.offline
     assert disk.stat("/d/t-0") is None
-    found = timestamp_job(log, NOW).complete()
+    found = search.complete()
     assert found is not None
     assert found.offset == 0
+
+
+def test_a_search_of_a_log_that_is_cut_meanwhile_finds_what_the_log_has_then(disk: WatchedDisk) -> None:
+    log = open_log(disk)
+    for number in range(9):
+        log.append_as_leader(build_batch([(NOW + 10 * number, b"k", bytes(5_000), ())]), 0, NOW)
+    search = TimeSearch(log, NOW + 70)
+    truncate_to(log, 3)
+    assert search.complete() is None
+    assert not log.offline
+
+
+def test_a_disk_that_fails_under_a_search_is_reported(disk: WatchedDisk) -> None:
+    log = found_on_disk(disk, 60)
+    search = TimeSearch(log, NOW)
+    disk.fail("/d/t-0", operations=frozenset({"read"}))
+    search.run()
+    assert not log.offline, "only `finish` takes the log offline"
+    with pytest.raises(ApiError) as failed:
+        search.complete()
+    assert (failed.value.code, log.offline) == (ErrorCode.KAFKA_STORAGE_ERROR, True)
 
 
 def test_a_disk_that_fails_before_the_files_of_another_log_are_opened(disk: WatchedDisk) -> None:
@@ -227,7 +272,10 @@ def test_a_disk_that_fails_before_the_files_of_another_log_are_opened(disk: Watc
         append(log)
         log.cold = True
     disk.fail("/d/t-0", operations=frozenset({"read"}))
-    opening_job(logs).complete()
+    jobs = HeldJobs()
+    open_logs(jobs, logs)
+    jobs.work()
+    jobs.end()
     assert [log.offline for log in logs] == [True, False]
     assert [log.cold for log in logs] == [False, False]
     append(logs[1])
@@ -235,8 +283,8 @@ def test_a_disk_that_fails_before_the_files_of_another_log_are_opened(disk: Watc
 
 def test_a_disk_that_fails_before_a_search_or_a_read_begins_is_reported(disk: WatchedDisk) -> None:
     for start in (
-        lambda log: timestamp_job(log, NOW),
-        max_timestamp_job,
+        lambda log: TimeSearch(log, NOW),
+        lambda log: TimeSearch(log, None),
         lambda log: aborted_nowait(log, 0, log.log_end_offset),
         lambda log: log.read_later(0, 100, log.log_end_offset),
     ):

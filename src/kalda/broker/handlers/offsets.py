@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import NamedTuple
 
@@ -38,8 +37,8 @@ from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.job import Job
-from kalda.storage.searching import max_timestamp_job, timestamp_job
+from kalda.storage.searching import TimeSearch
+from kalda.storage.snapshot_jobs import run_snapshots
 from kalda.storage.values import TimestampOffset
 
 requests_log = logging.getLogger("kalda.requests")
@@ -67,22 +66,17 @@ class Found(NamedTuple):
 _NOTHING = Found(-1, -1, -1)
 
 
-class _Search:
-    """A search by time in a log, below the end that its client may see. `run` reads the disk, on a thread."""
+class _Search(NamedTuple):
+    """A search by time in a log, below the end that its client may see."""
 
-    __slots__ = ("_end", "_job", "run")
+    read: TimeSearch
+    end: int
+    """An offset from it on counts as not found."""
 
-    def __init__(self, job: Job[TimestampOffset | None], end: int) -> None:
-        """An offset from `end` on counts as not found."""
-        self._job = job
-        self._end = end
-        self.run = job.run
-
-    def finish(self) -> Found:
-        found = self._job.finish()
-        if found is None or found.offset >= self._end:
+    def found(self, record: TimestampOffset | None) -> Found:
+        if record is None or record.offset >= self.end:
             return _NOTHING
-        return Found(found.timestamp, found.offset, found.leader_epoch)
+        return Found(record.timestamp, record.offset, record.leader_epoch)
 
 
 def _need_for_epochs(context: RequestContext, request: OffsetForLeaderEpochRequest) -> Need | None:
@@ -204,11 +198,11 @@ class OffsetHandlers:
                 # Both are offsets in remote storage, which holds nothing.
                 return _NOTHING
             case OffsetSpec.MAX_TIMESTAMP:
-                search = max_timestamp_job(log)
+                search = TimeSearch(log, None)
             case timestamp:
                 if timestamp < 0:
                     raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-                search = timestamp_job(log, timestamp)
+                search = TimeSearch(log, timestamp)
         return _Search(search, end)
 
     def _visible_end(self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition) -> int:
@@ -226,28 +220,15 @@ class OffsetHandlers:
         response: ListOffsetsResponse,
         searches: list[tuple[ListOffsetsPartitionResponse, _Search]],
     ) -> Pending[ListOffsetsResponse]:
-        pending: Pending[ListOffsetsResponse] = Pending()
+        def fill(records: list[TimestampOffset | ApiError | None]) -> ListOffsetsResponse:
+            for (result, search), record in zip(searches, records, strict=True):
+                if isinstance(record, ApiError):
+                    result.error_code = record.code
+                else:
+                    _fill(result, search.found(record))
+            return response
 
-        def job() -> None:
-            for _, search in searches:
-                with contextlib.suppress(Exception):  # `finish` raises it; the other searches go on
-                    search.run()
-
-        def finish(_: None, error: BaseException | None) -> None:
-            for result, search in searches:
-                try:
-                    _fill(result, search.finish())
-                except ApiError as failure:
-                    result.error_code = failure.code
-                except OSError:
-                    result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                except Exception:
-                    requests_log.exception("a search for the offset of partition %d failed", result.partition_index)
-                    result.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
-            pending.complete(response)
-
-        self._replicas.jobs.run(job, finish)
-        return pending
+        return run_snapshots(self._replicas.jobs, [search.read for _, search in searches]).and_then(fill)
 
     # -- OffsetForLeaderEpoch
 
