@@ -339,7 +339,7 @@ class Node:
         """Bind every port. Requests wait in the gate of their listener."""
         config = self.config
         limits = NodeLimits.of(config, by_address(config.connections_per_ip_overrides()))
-        server = self._server = Server(self._clock, limits, self._host.busy_ns)
+        server = self._server = Server(self._clock, limits, self._host.work_ns)
         self.sensors.add_source(server.measured)
         assert self._quotas is not None, "made before the server"
         self._quotas.managers.on_ip_rate = server.set_ip_rate

@@ -4,7 +4,7 @@ A driver is the house's sixth shape. It is synchronous and owns state; `Jobs`, `
 in, and it never imports asyncio, so that the simulator and the tests run it on virtual time. Its rule on re-entrancy:
 it changes its state completely before it calls out, or does its work in a `Reentrancy`. What it calls (a `Pending` that
 it completes, a listener, `send`) may call it back at once: such a call may queue effects, and those are carried out by
-the turn that is under way.
+the work that is under way.
 
 Effects are carried out strictly in order. Two take time, and their outcome comes back as an event: the sync of the log,
 on a thread, one at a time, so that the next one covers whatever was appended meanwhile; and the installation of a
@@ -130,8 +130,8 @@ class RaftDriver:
         self._prepared: _EncodedBatch | None = None
         """Set between `prepare_append` and `schedule_append`; one that was never scheduled is replaced by the next."""
         self._reentrancy = Reentrancy(self._work)
-        self._is_turn_scheduled = False
-        """Whether a timer will run the turn, for the effects of an append."""
+        self._has_scheduled_work = False
+        """Whether a timer will run the work, for the effects of an append."""
         self._is_failed = False
         """Nothing is carried out any more: after a fatal error, or `close`."""
         self._timer: Timer | None = None
@@ -304,7 +304,7 @@ class RaftDriver:
         except Exception as error:
             self._fail(error)
             return
-        self._run_turn()
+        self._run_work()
 
     def _step_later(self, event: ev.Event) -> None:
         """Step the machine; the effects are carried out in the next turn of the event loop. Raises what the machine
@@ -314,15 +314,15 @@ class RaftDriver:
         except Exception as error:
             self._fail(error)
             raise
-        if not self._is_turn_scheduled:
-            self._is_turn_scheduled = True
-            self._timers.call_later_ms(0, self._contained(self._run_scheduled_turn))
+        if not self._has_scheduled_work:
+            self._has_scheduled_work = True
+            self._timers.call_later_ms(0, self._contained(self._run_scheduled_work))
 
-    def _run_scheduled_turn(self) -> None:
-        self._is_turn_scheduled = False
-        self._run_turn()
+    def _run_scheduled_work(self) -> None:
+        self._has_scheduled_work = False
+        self._run_work()
 
-    def _run_turn(self) -> None:
+    def _run_work(self) -> None:
         try:
             self._log_transition()
             if not self._is_failed:

@@ -6,7 +6,7 @@ controller has recorded it, and the copy has caught up again and is as durable a
 the log. So a directory that fails afterwards takes the replica along in the controller's metadata too.
 
 Reads for the copy run as jobs of bounded size, for a bounded number of moves at a time. Whatever syncs the copy is a
-job too, also where the copy is cut back because the log was. The last piece is read from the page cache in the turn in
+job too, also where the copy is cut back because the log was. The last piece is read from the page cache in the step in
 which the copy takes the place of the log. A move ends early where one of the disks fails, or where the replica leaves
 this broker; if the new directory has been reported by then, the old one is reported again.
 
@@ -125,7 +125,7 @@ class DirMoves:
         """Bytes a second that were copied."""
         self._moves: dict[TopicPartition, _Move] = {}
         self._ready: deque[_Move] = deque()
-        """Moves that take their next step in the next turn."""
+        """Moves that take their next step when the work is done next."""
         self._reentrancy = Reentrancy(self._work)
         self._jobs_running = 0
         self._timer: Timer | None = None
@@ -288,7 +288,7 @@ class DirMoves:
             self._timer = self._timers.call_later_ms(_PAUSE_MS, self._on_timer)
 
     def _continue(self, move: _Move) -> None:
-        """Take the next step at once, in the next turn."""
+        """Take the next step, behind those that are ready."""
         self._ready.append(move)
         self._reentrancy.run()
 

@@ -40,11 +40,11 @@ from kalda.statemachine.timeline import TimelineDict, TimelineSet
 log = logging.getLogger(__name__)
 
 _ABORTS_AT_ONCE = 100
-"""Timed-out transactions that are aborted in one turn of the event loop."""
+"""Timed-out transactions that are aborted by one call of the timer."""
 _SLICE_PAUSE_MS = 1
-"""Between two turns of one pass."""
+"""Between two calls of one pass."""
 _EXPIRY_SLICE = 5_000
-"""Ids that one turn of the event loop checks for expiry."""
+"""Ids that one call of the timer checks for expiry."""
 _TOMBSTONE_BYTES = 256 * 1024
 """Keys in one batch of tombstones; an id may have 32 KiB."""
 _FIRST_RETRY_MS = 20
