@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 from by_hand import inline_background
 from paper_connection import PaperConnection
 
+from kalda.base.background import Background, Steps
 from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.pipeline import RequestPipeline
@@ -93,6 +95,24 @@ def test_a_request_of_an_earlier_turn_is_not_named(loop: Loop, caplog: pytest.Lo
     assert loop.pipeline.handling is None, "the memory of its frame is released"
     loop.hold(101)
     assert "no request" in caplog.records[0].getMessage()
+
+
+def test_a_long_step_of_the_background_is_named(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    turns: list[Callable[[], None]] = []
+    background = Background(turns.append, lambda: loop.now_ms * 1_000_000)
+    loop.watchdog.watch_background(background)
+
+    def slow() -> Steps[None]:
+        loop.now_ms += 150
+        yield
+
+    background.run(slow(), owner="the load of a topic")
+    turns.pop()()
+    loop.hold(250)
+    assert "a step of 150 ms of the load of a topic" in caplog.records[-1].getMessage()
+    loop.turn(20)
+    loop.hold(250)
+    assert "no request" in caplog.records[-1].getMessage(), "it was of an earlier turn"
 
 
 def test_short_delays_are_measured_but_not_logged(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
