@@ -37,6 +37,7 @@ class Turns:
             return read(each, entries, note_follower)
 
         monkeypatch.setattr(fetch, "READ_AT_ONCE", AT_ONCE)
+        monkeypatch.setattr(fetch, "ITEMS_A_STEP", AT_ONCE)
         monkeypatch.setattr(Fetch, "_read", counted)
 
     def take(self, count: int = 100) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kalda.base.background import Steps
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 READ_COMMITTED = 1
 READ_AT_ONCE = 2_000
-"""Partitions that are read in one step: about ten milliseconds."""
+"""Partitions of a fetch that are read as it arrives: about ten milliseconds. Larger ones are read in steps."""
 _COPIED_BYTES = 2 << 20
 """Bytes of records in memory that are enough for a consumer's answer."""
 _COPIED_FOR_FOLLOWER = 10 << 20
@@ -207,8 +207,8 @@ class Fetch:
         """As `_read` of all partitions."""
         settled = False
         entries = self._context.entries
-        for start in range(0, len(entries), READ_AT_ONCE):
-            settled |= self._read(entries[start : start + READ_AT_ONCE], note_follower)
+        for start in range(0, len(entries), ITEMS_A_STEP):
+            settled |= self._read(entries[start : start + ITEMS_A_STEP], note_follower)
             yield
         return settled
 
