@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from by_hand import inline_background
+
+from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
@@ -122,8 +125,10 @@ class World:
         lead: bool = True,
         bootstrap: Sequence[VersionedRecord] | None = None,
         voters: Callable[[], Iterable[int]] = tuple,
+        background: Background | None = None,
         **settings: Any,
     ) -> None:
+        self.background = inline_background() if background is None else background
         self.log = QuorumLog()
         self.now_ms = 1_000
         self.elapsed_ms = 0
@@ -160,8 +165,10 @@ class World:
             bootstrap=self._bootstrap,
             new_id=lambda: Uuid(next(self._ids).to_bytes(16, "big").replace(b"\0", b"\x07", 1)),
             rng=random.Random(self._seed),
+            background=self.background,
             elapsed_ms=lambda: self.elapsed_ms,
             on_fatal=self.fatal_faults.append,
+            on_poll=lambda: self.controllers[node_id].poll(self.now_ms) and None,
             voters=self._voters,
             **self.policies,
         )

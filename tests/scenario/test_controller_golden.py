@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from by_hand import inline_background
 from controller_world import QuorumLog, World, creatable, state
 from metadata_logs import NODES, log_batches, snapshots
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid, uuid_from_text
 from kalda.controller.config_schema import NodeConfigSchema
@@ -52,8 +54,10 @@ def standby_at(node: str, end: int, log: KafkaLog | None = None, new_ids: Iterab
         bootstrap=(),
         new_id=lambda: next(ids),
         rng=random.Random(1),
+        background=inline_background(),
         elapsed_ms=lambda: 0,
         on_fatal=pytest.fail,
+        on_poll=pytest.fail,
     )
     for batch in log_batches(node):
         if batch.last_offset < end:
@@ -118,7 +122,7 @@ def test_a_snapshot_gives_the_state_of_the_log(node: str) -> None:
         if end == 0 or not contents:
             continue
         from_snapshot = standby_at(node, 0)
-        from_snapshot.on_load_snapshot(_Snapshot(end - 1, contents))
+        run_to_end(from_snapshot.load_snapshot(_Snapshot(end - 1, contents)))
         assert state(from_snapshot) == state(standby_at(node, end))
 
 

@@ -155,6 +155,7 @@ class QuorumSide:
         self._due_ms = 0
         """That deadline."""
         self._host = host
+        self._background = background
         self._is_writing_snapshot = False
         """At most one snapshot is being written."""
         self.snapshot_written_ms = host.clock.mono_ms()
@@ -241,8 +242,10 @@ class QuorumSide:
             bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
             new_id=self._host.new_uuid,
             rng=self._host.rng,
+            background=self._background,
             elapsed_ms=self._clock.mono_ms,
             on_fatal=self._on_fatal,
+            on_poll=self.arm,
             wall_ms=self._clock.wall_ms,
             kraft_version=_KraftVersion(self.raft),
             voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],

@@ -6,6 +6,7 @@ request. Brokers read decisions from the log.
 
 - `quorum_controller.py`: requests, becoming and ceasing to be active
 - `replaying.py`: which manager applies which record
+- `event_queue.py`: one event at a time; those that decide in steps, and what waits behind them
 - `faults.py`, `event_times.py`: events that fail, and events that are slow
 - `answers.py`: error fields of responses, and the limit of records for each request
 - `activation.py`: the first records of a new active controller

@@ -4,17 +4,18 @@ The leader of the metadata log is the active controller. A request to it gives r
 once, and the response is sent when they are committed. Standbys apply committed records. So a new active controller
 loads nothing: it has the same state already, and starts writing at the end of the log.
 
-A request, a step of a periodic task and the outcome of a probe are *events*. An event that raises before it has records
-has changed nothing: its request fails with UNKNOWN_SERVER_ERROR, a task runs again one period later, and the leadership
-goes on. Otherwise one request that the program did not foresee would leave the cluster without a controller, again and
-again. Where a record cannot be applied or appended, the node stops. So no method but those that the quorum calls lets
-an exception out.
+A request, a step of a periodic task and the outcome of a probe are *events*, which run one at a time
+(`event_queue.py`). An event that raises before it has records has changed nothing: its request fails with
+UNKNOWN_SERVER_ERROR, a task runs again one period later, and the leadership goes on. Otherwise one request that the
+program did not foresee would leave the cluster without a controller, again and again. Where a record cannot be applied
+or appended, the node stops. So no method but those that the quorum calls lets an exception out.
 
 The managers decide what one request does. This class connects them:
 
-- The quorum calls `on_commit`, `on_load_snapshot` and `on_leader_change`. `load_image` replaces a long replay.
+- The quorum calls `on_commit`, `load_snapshot` and `on_leader_change`. `load_image` replaces a long replay.
 - `handle_<api>` answers a request. On a standby it fails with NOT_CONTROLLER.
-- `poll` runs the tasks that are due, and returns when to call it again.
+- `poll` runs the tasks that are due, and returns when to call it again. Where events wait it waits behind them, and is
+  asked for by `on_poll` when its turn comes.
 - `probes_due` returns the brokers that may be dead, with the addresses to probe; `on_probed` takes the outcomes.
 
 Each call that needs the time gets it as `now_ms`, from any clock in milliseconds that never goes back.
@@ -23,11 +24,11 @@ Each call that needs the time gets it as `now_ms`, from any clock in millisecond
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from kalda.base.background import ITEMS_A_STEP
+from kalda.base.background import ITEMS_A_STEP, Background, Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.ids import Uuid, UuidSource
@@ -43,6 +44,7 @@ from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSch
 from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenConfig, TokenRequest
 from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
+from kalda.controller.event_queue import Decide, Decision, EventQueue
 from kalda.controller.event_times import EventTimes
 from kalda.controller.faults import Faults
 from kalda.controller.features import FeatureControl, KraftVersionControl
@@ -183,8 +185,10 @@ class QuorumController:
         bootstrap: Sequence[VersionedRecord],
         new_id: UuidSource,
         rng: Random,
+        background: Background,
         elapsed_ms: Callable[[], int],
         on_fatal: Callable[[BaseException], None],
+        on_poll: Callable[[], None],
         voters: Callable[[], Iterable[int]] = tuple,
         kraft_version: KraftVersionControl | None = None,
         create_topic_policy: CreateTopicPolicy | None = None,
@@ -192,18 +196,18 @@ class QuorumController:
         wall_ms: Callable[[], int] | None = None,
     ) -> None:
         """`bootstrap`: records that the first active controller writes to an empty log. `elapsed_ms()`: a clock to
-        measure how long events take. `on_fatal(error)` stops the node. `voters()`: ids of voters. `wall_ms()`: the time
-        of day, by which tokens expire; `elapsed_ms` where it is None."""
+        measure how long events take and wait. `on_fatal(error)` stops the node. `on_poll()` calls `poll`. `voters()`:
+        ids of voters. `wall_ms()`: the time of day, by which tokens expire; `elapsed_ms` where it is None."""
         self.config = config
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
-        self._elapsed_ms = elapsed_ms
         self.faults = Faults(on_fatal, elapsed_ms)
         self.event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
         self.runtime = self._make_runtime(registry)
+        self._events = self._make_events(background, elapsed_ms, on_poll)
         self.features = FeatureControl(
             registry, config.node_id, config.supported_features, voters=voters, kraft_version=kraft_version
         )
@@ -247,6 +251,19 @@ class QuorumController:
             schedule=self._quorum.schedule_append,
             not_leader=ErrorCode.NOT_CONTROLLER,
             max_records_per_batch=self.config.max_records_per_batch,
+        )
+
+    def _make_events(
+        self, background: Background, elapsed_ms: Callable[[], int], on_poll: Callable[[], None]
+    ) -> EventQueue:
+        return EventQueue(
+            background,
+            elapsed_ms,
+            self.event_times,
+            write=lambda result: self.runtime.write(lambda: result),
+            refusal=lambda: None if self.is_active else self._wrong_controller(),
+            failure=self._event_failed,
+            on_poll=on_poll,
         )
 
     def _make_configs(
@@ -301,14 +318,9 @@ class QuorumController:
             runtime.replay_some(batch.records, batch.base_offset)
         runtime.on_commit(batches[-1].last_offset)
 
-    def on_load_snapshot(self, snapshot: CommittedSnapshot) -> None:
-        """The log no longer has the next records: build the state anew from a snapshot."""
-        for _ in self.load_snapshot(snapshot):
-            pass
-
-    def load_snapshot(self, snapshot: CommittedSnapshot) -> Iterator[None]:
-        """`on_load_snapshot` in steps. Before the last step the only call allowed is `on_leader_change` with another
-        leader than this node."""
+    def load_snapshot(self, snapshot: CommittedSnapshot) -> Steps[None]:
+        """The log no longer has the next records: build the state anew from a snapshot. Before the last step the only
+        call allowed is `on_leader_change` with another leader than this node."""
         self.runtime.offsets.begin_load_snapshot()
         offset = snapshot.last_contained_offset
         for step, record in enumerate(snapshot.records, 1):
@@ -317,7 +329,7 @@ class QuorumController:
                 yield
         self.runtime.offsets.end_load_snapshot(offset)
 
-    def load_image(self, image: MetadataImage) -> Iterator[None]:
+    def load_image(self, image: MetadataImage) -> Steps[None]:
         """Build the state anew from the image of this node's loader; in steps, as `load_snapshot`.
 
         The result is the state after a replay of the same records, at a fraction of the cost: only the last of many
@@ -362,7 +374,7 @@ class QuorumController:
             metadata_version=self.features.metadata_version_at(before),
             min_insync_replicas=self.configs.static_min_insync_replicas,
         )
-        self._event("completeActivation", lambda: Result(activation, None, atomic=True)).then(self._on_activated)
+        self._events.run("completeActivation", lambda: Result(activation, None, atomic=True)).then(self._on_activated)
 
     def _on_activated(self, _none: None, error: ApiError | None) -> None:
         if error is not None and self.is_active:
@@ -374,6 +386,7 @@ class QuorumController:
         self._periodic.deactivate()
         self._liveness.deactivate()
         self.runtime.renounce(self._wrong_controller())
+        self._events.drop_all(self._wrong_controller())
 
     def _wrong_controller(self) -> ApiError:
         """The error of an event on a node that is not the active controller, in Kafka's words."""
@@ -405,6 +418,14 @@ class QuorumController:
         except Exception as second:
             self.faults.fatal(f"{event}: the leadership could not be given up.", second)
 
+    def _event_failed(self, event: str, error: Exception) -> ApiError:
+        """The error of the answer to an event that has raised."""
+        if isinstance(error, ReplayFault):
+            self._stop_node(event, error)
+        elif not isinstance(error, ApiError):
+            self.faults.on_failure(event, error)
+        return as_api_error(error)
+
     def _stop_node(self, event: str, fault: ReplayFault) -> None:
         """A record cannot be applied: no node could. Its batch was not written."""
         try:
@@ -428,15 +449,22 @@ class QuorumController:
 
     def on_probed(self, probe: Probe, refused: bool) -> None:
         """The outcome of a probe; `refused` where every address refused the connection."""
-        with self.faults.contained("probed"):
+
+        def probed(_epoch: int) -> None:
             self._liveness.on_probed(probe, refused)
             if self._liveness.is_fencing_dead:
                 self._periodic.hasten(FENCE_STALE, 0)
 
+        self._events.run("probed", lambda: self.runtime.read(probed))
+
     # Periodic tasks
 
     def poll(self, now_ms: int) -> int | None:
-        """Run the tasks that are due. Returns when to poll again, None while this controller is not active."""
+        """Run the tasks that are due. Returns when to poll again, None while this controller is not active, and where
+        events wait."""
+        if self._events.is_busy:
+            self._events.poll_later()
+            return None
         deadline_ms: int | None = now_ms + _POLL_RETRY_MS
         with self.faults.contained("poll"):
             self._observe_time(now_ms)
@@ -508,7 +536,7 @@ class QuorumController:
 
     def _write_records(self, event: str, records_of: Callable[[], list[VersionedRecord]]) -> bool:
         """Write the records of an event that answers nobody. Whether they were appended."""
-        return self._event(event, lambda: Result(records_of(), None)).error is None
+        return self._events.run_inside(event, lambda: Result(records_of(), None)).error is None
 
     # Requests about topics
 
@@ -549,7 +577,7 @@ class QuorumController:
             caller.require_on_cluster(AclOperation.DESCRIBE)
             return self.reassignments.list_ongoing(request, epoch)
 
-        return self._run("listPartitionReassignments", lambda: self.runtime.read(operation))
+        return self._events.run("listPartitionReassignments", lambda: self.runtime.read(operation))
 
     # Requests about configs, quotas, credentials, ACLs, features
 
@@ -650,21 +678,18 @@ class QuorumController:
     def handle_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
     ) -> Pending[BrokerHeartbeatResponse]:
-        is_shutting_down = False
-
-        def operation() -> Result[VersionedRecord, BrokerHeartbeatResponse]:
-            nonlocal is_shutting_down
+        def operation() -> Pending[BrokerHeartbeatResponse]:
             result, is_shutting_down = self.broker_changes.heartbeat(request)
             self._liveness.on_heartbeat(request.broker_id, request.broker_epoch, now_ms)
-            return result
+            answer = self.runtime.write(lambda: result)
+            next_write = self.runtime.offsets.next_write_offset
+            if is_shutting_down and answer.error is None and next_write is not None:
+                self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
+                if self.broker_changes.departures.is_under_way(request.broker_id):
+                    self._periodic.hasten(CONTINUE_SHUTDOWN, now_ms + RERUN_MS)
+            return answer
 
-        pending = self._write("processBrokerHeartbeat", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
-        next_write = self.runtime.offsets.next_write_offset
-        if is_shutting_down and pending.error is None and next_write is not None:
-            self.cluster.heartbeats.set_shutdown_offset(request.broker_id, next_write - 1)
-            if self.broker_changes.departures.is_under_way(request.broker_id):
-                self._periodic.hasten(CONTINUE_SHUTDOWN, now_ms + RERUN_MS)
-        return pending
+        return self._write("processBrokerHeartbeat", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
 
     def handle_unregister_broker(
         self, request: UnregisterBrokerRequest, caller: Caller, now_ms: int
@@ -720,9 +745,10 @@ class QuorumController:
         self,
         event: str,
         now_ms: int,
-        operation: Callable[[], Result[VersionedRecord, R]],
+        operation: Decide[R],
         caller: Caller | None = None,
         needs: AclOperation | None = None,
+        timeout_ms: int = 0,
     ) -> Pending[R]:
         """Run a request's operation and write its records. Fails where the caller lacks the right `needs` on the
         cluster."""
@@ -732,30 +758,11 @@ class QuorumController:
             except ApiError as error:
                 return _failed(error)
 
-        def run() -> Pending[R]:
+        def decide() -> Decision[R] | Steps[Decision[R]]:
             self._observe_time(now_ms)
-            return self.runtime.write(operation)
+            return operation()
 
-        return self._run(event, run)
-
-    def _event(self, name: str, operation: Callable[[], Result[VersionedRecord, R]]) -> Pending[R]:
-        return self._run(name, lambda: self.runtime.write(operation))
-
-    def _run(self, event: str, run: Callable[[], Pending[R]]) -> Pending[R]:
-        """Run an event of the active controller, by its name in Apache Kafka. Never raises."""
-        if not self.is_active:
-            return _failed(self._wrong_controller())
-        began_ms = self._elapsed_ms()
-        try:
-            pending = run()
-        except ReplayFault as fault:
-            pending = _failed(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR))
-            self._stop_node(event, fault)
-        except Exception as error:
-            pending = _failed(as_api_error(error))
-            self.faults.on_failure(event, error)
-        self.event_times.observe(event, self._elapsed_ms() - began_ms)
-        return pending
+        return self._events.run(event, decide, timeout_ms)
 
     def _require_exists(self, resource: ConfigResource) -> None:
         if resource.type == ConfigResourceType.TOPIC and resource.name not in self.partitions.topic_ids:

@@ -16,12 +16,14 @@ What must hold meanwhile:
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kalda.base.background import TURN_BUDGET_NS, Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.loop_time import LoopTime
@@ -106,9 +108,16 @@ class ControllerNode:
             bootstrap=BootstrapMetadata.from_levels(LATEST_PRODUCTION, world.levels, "the simulator").records,
             new_id=world.new_id,
             rng=world.rng,
+            background=Background(self._next_turn, itertools.count(0, TURN_BUDGET_NS).__next__),
             elapsed_ms=lambda: self.now,
             on_fatal=self._on_fatal,
+            on_poll=self.arm,
         )
+
+    def _next_turn(self, turn: Callable[[], None]) -> None:
+        """The turns of the background: each step of an event takes one, after what has arrived meanwhile."""
+        life = self.life
+        self.world.at(1, lambda: self.do(turn) if self.life == life else None)
 
     # The quorum of its controller.
 

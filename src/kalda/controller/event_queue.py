@@ -1,0 +1,188 @@
+"""The events of the active controller: one at a time, in the order in which they came, as on Kafka's one thread.
+
+An event decides, and its records are written. Where nothing else is under way both happen inside `run`. An event about
+many things decides in `Steps`, in the background of the event loop: what comes meanwhile waits behind it. So nothing
+changes between two of its steps, and what it has decided holds when it is written. Writing is never cut.
+
+The periodic tasks are polled by the shell, with the time. While an event is under way or waits, a poll waits behind it:
+`poll_later` puts one there, and `on_poll` is called when its turn comes. So a heartbeat that has come before a poll
+counts in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from kalda.base.background import Background, Steps, run_to_end
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.controller.event_times import EventTimes
+from kalda.protocol.record_framing import VersionedRecord
+from kalda.statemachine.runtime import Result
+
+R = TypeVar("R")
+Decision: TypeAlias = Result[VersionedRecord, R] | Pending[R]
+"""What an event has decided: records to write, or the answer itself where it has read or written already."""
+Decide: TypeAlias = Callable[[], Decision[R] | Steps[Decision[R]]]
+
+
+class Event(Generic[R]):
+    """An event that waits or is under way."""
+
+    __slots__ = ("answer", "deadline_ms", "decide", "name")
+
+    def __init__(self, name: str, decide: Decide[R], deadline_ms: int | None) -> None:
+        self.name = name
+        """Its name in Apache Kafka."""
+        self.decide = decide
+        self.answer: Pending[R] = Pending()
+        self.deadline_ms = deadline_ms
+        """When its request times out, unless it has begun."""
+
+
+class EventQueue:
+    """Runs events. Invariant: no event begins while another one is under way, but for those that a poll or an event
+    runs inside itself (`run_inside`)."""
+
+    def __init__(
+        self,
+        background: Background,
+        elapsed_ms: Callable[[], int],
+        times: EventTimes,
+        *,
+        write: Callable[[Result[VersionedRecord, Any]], Pending[Any]],
+        refusal: Callable[[], ApiError | None],
+        failure: Callable[[str, Exception], ApiError],
+        on_poll: Callable[[], None],
+    ) -> None:
+        """`refusal()` is why no event may begin now. `failure(name, error)` is called with what an event has raised,
+        and returns the error of its answer. None of them raises."""
+        self._background = background
+        self._elapsed_ms = elapsed_ms
+        self._times = times
+        self._write = write
+        self._refusal = refusal
+        self._failure = failure
+        self._on_poll = on_poll
+        self._waiting: deque[Event[Any] | None] = deque()
+        """None for a poll; there is one at most."""
+        self._is_running = False
+        """Whether `_run_all` is under way."""
+        self._is_polling = False
+        self._under_way: Event[Any] | None = None
+        """The event that decides in steps."""
+        self._steps: Steps[Any] | None = None
+        """Its remaining steps."""
+
+    def __str__(self) -> str:
+        """What the log calls the owner of a step."""
+        return "an event of the controller" if self._under_way is None else f"controller event {self._under_way.name}"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a poll has to wait."""
+        return self._is_running and not self._is_polling
+
+    def run(self, name: str, decide: Decide[R], timeout_ms: int = 0) -> Pending[R]:
+        """Run an event; now, where no other is under way or waits. Never raises. With a positive `timeout_ms` it is
+        not begun after so long."""
+        deadline_ms = self._elapsed_ms() + timeout_ms if timeout_ms > 0 else None
+        event = Event(name, decide, deadline_ms)
+        self._waiting.append(event)
+        if not self._is_running:
+            self._is_running = True
+            steps = self._run_all()
+            try:
+                next(steps)
+            except StopIteration:
+                pass
+            else:
+                self._background.run(steps, owner=self)
+        return event.answer
+
+    def run_inside(self, name: str, decide: Callable[[], Result[VersionedRecord, R]]) -> Pending[R]:
+        """Run an event of the poll or of the event that is under way. It waits for nothing."""
+        event = Event(name, decide, None)
+        run_to_end(self._run_one(event))
+        return event.answer
+
+    def poll_later(self) -> None:
+        """Call `on_poll` behind what waits now."""
+        if None not in self._waiting:
+            self._waiting.append(None)
+
+    def drop_all(self, error: ApiError) -> None:
+        """The leadership is lost: what has not been written fails."""
+        under_way, steps = self._under_way, self._steps
+        self._under_way = self._steps = None
+        dropped = [] if under_way is None else [under_way]
+        dropped += [event for event in self._waiting if event is not None]
+        self._waiting.clear()
+        if steps is not None:
+            steps.close()
+        for event in dropped:
+            event.answer.fail(error)
+
+    def _run_all(self) -> Steps[None]:
+        try:
+            while self._waiting:
+                event = self._waiting.popleft()
+                if event is not None:
+                    yield from self._run_one(event)
+                else:
+                    self._poll()
+                if self._waiting:
+                    yield
+        finally:
+            self._is_running = False
+
+    def _poll(self) -> None:
+        self._is_polling = True
+        try:
+            self._on_poll()
+        finally:
+            self._is_polling = False
+
+    def _run_one(self, event: Event[Any]) -> Steps[None]:
+        error = self._refusal() or self._timeout(event)
+        if error is not None:
+            event.answer.fail(error)
+            return
+        took_ms = -self._elapsed_ms()
+        try:
+            decided = event.decide()
+            if not isinstance(decided, Result | Pending):
+                self._under_way, self._steps = event, decided
+                while (ended := _step(decided)) is None:
+                    took_ms += self._elapsed_ms()
+                    yield
+                    if self._under_way is not event:
+                        return  # it was dropped, and has failed
+                    took_ms -= self._elapsed_ms()
+                self._under_way = self._steps = None
+                decided = ended
+            answer = self._write(decided) if isinstance(decided, Result) else decided
+        except Exception as raised:
+            self._under_way = self._steps = None
+            answer = Pending()
+            answer.fail(self._failure(event.name, raised))
+        self._times.observe(event.name, took_ms + self._elapsed_ms())
+        answer.then(event.answer.settle)
+
+    def _timeout(self, event: Event[Any]) -> ApiError | None:
+        if event.deadline_ms is None or self._elapsed_ms() < event.deadline_ms:
+            return None
+        self._times.timed_out += 1
+        return ApiError(ErrorCode.REQUEST_TIMED_OUT)
+
+
+def _step(steps: Steps[Decision[R]]) -> Decision[R] | None:
+    """Take one step. What was decided, where it was the last one."""
+    try:
+        next(steps)
+    except StopIteration as finished:
+        decision: Decision[R] = finished.value
+        return decision
+    return None
