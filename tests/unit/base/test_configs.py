@@ -18,9 +18,16 @@ from hypothesis import strategies as st
 
 from kalda.base.configs import client_metrics, describe, documentation, group, topic
 from kalda.base.configs.admin import ADMIN
-from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY, PER_BROKER_ONLY, base_name, find_key, synonyms
-from kalda.base.configs.broker_kalda import KALDA_KEYS
-from kalda.base.configs.client_documentation import CLIENT
+from kalda.base.configs.broker import (
+    BROKER,
+    DYNAMIC,
+    DYNAMIC_ONLY,
+    KALDA_KEYS,
+    PER_BROKER_ONLY,
+    base_name,
+    find_key,
+    synonyms,
+)
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.configs.definition import (
     DOUBLE,
@@ -36,6 +43,7 @@ from kalda.base.configs.definition import (
     to_text,
 )
 from kalda.base.configs.describe import Entry
+from kalda.base.configs.documentation import CLIENT
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
 from kalda.base.configs.listeners import Endpoint
 from kalda.base.configs.producer import PRODUCER

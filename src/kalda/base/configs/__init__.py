@@ -3,15 +3,10 @@
 Pure functions of texts and mappings: no file is read, and the state of the cluster is an argument.
 
 - `definition`: types, validators, a table of keys, text to value and back
-- `broker`: the table of broker and controller keys
-- `broker_groups`, `broker_log`, `broker_node`, `broker_quorum`, `broker_replication`, `broker_security`,
-  `broker_share`, `broker_tiering`, `broker_transactions`: its rows by area
-- `broker_kalda`: rows that Kafka does not have
+- `broker`: the table of broker and controller keys, by area, and those that Kafka does not have
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `client`: the keys that all clients have, and how their configurations are gathered
-- `client_security`: those of TLS and SASL
 - `oauthbearer`: those of OAUTHBEARER, of nodes as well
-- `client_documentation`: a line on each key of producers, consumers and admin clients
 - `consumer`, `admin`: the tables of consumers and admin clients
 - `producer`: the keys of producers, and what must hold between them
 - `quorum_addresses`, `listeners`: addresses inside values

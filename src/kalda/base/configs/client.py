@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kalda.base.configs.client_security import CLIENT_SECURITY_KEYS
 from kalda.base.configs.definition import (
     BOOLEAN,
     CLASS,
+    DOUBLE,
     INT,
     LIST,
     LONG,
+    PASSWORD,
+    SHORT,
     STRING,
     AtLeast,
+    Between,
     Definition,
     InvalidConfig,
     Items,
@@ -28,6 +31,53 @@ from kalda.base.configs.definition import (
     Value,
     to_text,
 )
+from kalda.base.configs.oauthbearer import OAUTHBEARER_KEYS
+
+CLIENT_SECURITY_KEYS = (
+    Key("kalda.sasl.oauthbearer.allowed.files", LIST, (), Items()),
+    Key("kalda.sasl.oauthbearer.allowed.urls", LIST, (), Items()),
+    Key("sasl.client.callback.handler.class", CLASS, None),
+    Key("sasl.jaas.config", PASSWORD, None),
+    Key("sasl.kerberos.kinit.cmd", STRING, "/usr/bin/kinit"),
+    Key("sasl.kerberos.min.time.before.relogin", LONG, 60000),
+    Key("sasl.kerberos.service.name", STRING, None),
+    Key("sasl.kerberos.ticket.renew.jitter", DOUBLE, 0.05),
+    Key("sasl.kerberos.ticket.renew.window.factor", DOUBLE, 0.8),
+    Key("sasl.login.callback.handler.class", CLASS, None),
+    Key("sasl.login.class", CLASS, None),
+    Key("sasl.login.connect.timeout.ms", INT, None),
+    Key("sasl.login.read.timeout.ms", INT, None),
+    Key("sasl.login.refresh.buffer.seconds", SHORT, 300, Between(0, 3600)),
+    Key("sasl.login.refresh.min.period.seconds", SHORT, 60, Between(0, 900)),
+    Key("sasl.login.refresh.window.factor", DOUBLE, 0.8, Between(0.5, 1.0)),
+    Key("sasl.login.refresh.window.jitter", DOUBLE, 0.05, Between(0.0, 0.25)),
+    Key("sasl.login.retry.backoff.max.ms", LONG, 10000),
+    Key("sasl.login.retry.backoff.ms", LONG, 100),
+    Key("sasl.mechanism", STRING, "GSSAPI"),
+    *OAUTHBEARER_KEYS,
+    Key("sasl.oauthbearer.header.urlencode", BOOLEAN, False),
+    Key("security.providers", STRING, None),
+    Key("ssl.cipher.suites", LIST, (), Items()),
+    Key("ssl.enabled.protocols", LIST, ("TLSv1.2", "TLSv1.3"), Items()),
+    Key("ssl.endpoint.identification.algorithm", STRING, "https"),
+    Key("ssl.engine.factory.class", CLASS, None),
+    Key("ssl.key.password", PASSWORD, None),
+    Key("ssl.keymanager.algorithm", STRING, "SunX509"),
+    Key("ssl.keystore.certificate.chain", PASSWORD, None),
+    Key("ssl.keystore.key", PASSWORD, None),
+    Key("ssl.keystore.location", STRING, None),
+    Key("ssl.keystore.password", PASSWORD, None),
+    Key("ssl.keystore.type", STRING, "JKS"),
+    Key("ssl.protocol", STRING, "TLSv1.3"),
+    Key("ssl.provider", STRING, None),
+    Key("ssl.secure.random.implementation", STRING, None),
+    Key("ssl.trustmanager.algorithm", STRING, "PKIX"),
+    Key("ssl.truststore.certificates", PASSWORD, None),
+    Key("ssl.truststore.location", STRING, None),
+    Key("ssl.truststore.password", PASSWORD, None),
+    Key("ssl.truststore.type", STRING, "JKS"),
+)
+
 
 KEYS = (
     Key("bootstrap.servers", LIST, (), Items()),
