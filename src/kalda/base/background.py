@@ -47,6 +47,7 @@ class Priority(IntEnum):
 
 
 _SHARE_OF_CALLS: Final = 4
+_FAILED: Final = "work in the background failed"
 
 
 def run_to_end(steps: Steps[T]) -> T:
@@ -111,7 +112,9 @@ class Background:
             return self._call_later(function)
         self._began_ns = began_ns = self._now_ns()
         try:
-            _make(function)
+            function()
+        except Exception:
+            log.exception(_FAILED)
         finally:
             self._end(began_ns)
         return _MADE
@@ -138,9 +141,17 @@ class Background:
         self._ask_for_turn()
 
     def _ask_for_turn(self) -> None:
-        if self._began_ns is None and not self._has_next_turn and any(queue.waiting for queue in self._queues):
+        if self._began_ns is None and not self._has_next_turn and self._next_queue() is not None:
             self._has_next_turn = True
             self._next_turn(self._turn)
+
+    def _next_queue(self) -> _Queue[Any] | None:
+        """The one that has used least of its share, of those with work."""
+        found: _Queue[Any] | None = None
+        for queue in self._queues:
+            if queue.waiting and (found is None or queue.used_ns < found.used_ns):
+                found = queue
+        return found
 
     def _end(self, began_ns: int) -> None:
         """The turn is over, or the call outside of one."""
@@ -154,7 +165,7 @@ class Background:
         self._began_ns = began_ns = now_ns = self._now_ns()
         try:
             while now_ns - began_ns < TURN_BUDGET_NS:
-                queue = min((each for each in self._queues if each.waiting), key=_used_ns, default=None)
+                queue = self._next_queue()
                 if queue is None:
                     break
                 work = queue.waiting.popleft()
@@ -183,10 +194,6 @@ class _Queue(Generic[W]):
         self.used_ns = 0
         """The time that was used, divided by the share."""
         self.waiting: deque[W] = deque()
-
-
-def _used_ns(queue: _Queue[Any]) -> int:
-    return queue.used_ns
 
 
 class _Work(Generic[T]):
@@ -274,7 +281,7 @@ def _make(function: Callable[[], object]) -> None:
     try:
         function()
     except Exception:
-        log.exception("work in the background failed")
+        log.exception(_FAILED)
 
 
 def name_of(owner: object) -> str:
