@@ -8,6 +8,7 @@ its loop. The command line, the embedded cluster and Spark use these clients too
 - `consumer_io`: the blocking consumer's I/O, in the caller's thread or in the background
 - `admin_client`, `aio_admin`: the blocking admin client and the asyncio one
 - `admin_driven`: what both run on their I/O
+- `driven`: what the I/O of every client runs: its core, with what the shell adds
 - `columns`: fetched batches as Arrow columns, those of Spark's Kafka source
 - `producer`, `aio_producer`: the producer, blocking and for asyncio, over `core/producing`
 - `producer_calls`: what both have in common: metrics, and why a record cannot be sent

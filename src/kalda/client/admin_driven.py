@@ -15,28 +15,31 @@ from kalda.client.core.administration import AdminCore, Plan
 from kalda.client.core.backoff import Backoff, Random
 from kalda.client.core.client_metrics import ClientMetrics, metric_config
 from kalda.client.core.cluster_values import Address, configured_bootstrap
-from kalda.client.core.connections import Action, ConnectionConfig, Connections
+from kalda.client.core.connections import ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.controllers import ControllerMetadata
 from kalda.client.core.metadata import ClusterMetadata
 from kalda.client.core.own_metrics import OwnMetrics, measured_by
+from kalda.client.driven import Driven
 from kalda.protocol.apis import ApiKey
 
 _numbers = itertools.count(1)
 _MAX_IN_FLIGHT = 100
 
 
-class AdminDriven:
-    """A core, with the operations of threads or tasks that are to be started."""
+class AdminDriven(Driven):
+    """The core of an admin client, with the operations of threads or tasks that are to be started."""
+
+    core: AdminCore
 
     def __init__(self, config: AdminConfig, random: Random, now_ms: int, first_contact_ms: int | None = None) -> None:
         self.client_id = config.client_id or f"adminclient-{next(_numbers)}"
-        self.metrics = ClientMetrics(
+        metrics = ClientMetrics(
             "admin-client", self.client_id, metric_config(config.values), version=__version__, lock=threading.Lock()
         )
         retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
         kind = ControllerMetadata if config.bootstrap_controllers else ClusterMetadata
-        self.core = AdminCore(
+        core = AdminCore(
             kind(
                 _bootstrap(config),
                 retry,
@@ -54,18 +57,17 @@ class AdminDriven:
                     _MAX_IN_FLIGHT,
                     ApiKey.DESCRIBE_CLUSTER if config.bootstrap_controllers else ApiKey.METADATA,
                 ),
-                self.metrics,
+                metrics,
             ),
             retry,
             now_ms,
             first_contact_ms,
         )
+        super().__init__(core)
         self._config = config
         self._random = random
         self.own_metrics: OwnMetrics | None = None
         """None where `push_metrics` was not called, or has nothing to do."""
-        self.is_ending = False
-        self.failure: ApiError | None = None
         self._lock: AbstractContextManager[Any] = threading.Lock()
         self._waiting: list[tuple[Plan[Any], Operation]] = []
         self._started: list[Operation] = []
@@ -93,9 +95,6 @@ class AdminDriven:
                 random=self._random,
             )
 
-    def at(self, now_ms: int) -> Connections:
-        return self.core.at(now_ms)
-
     def run(self, now_ms: int) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -117,12 +116,6 @@ class AdminDriven:
             return due_ms
         return self.own_metrics.due_ms if due_ms is None else min(due_ms, self.own_metrics.due_ms)
 
-    def take_actions(self) -> list[Action]:
-        return self.core.take_actions()
-
-    def finish(self) -> None:
-        return None
-
     def is_over(self) -> bool:
         """A client that was closed sends its last metrics first."""
         if not self.is_ending:
@@ -132,7 +125,7 @@ class AdminDriven:
     def on_end(self, error: ApiError | None) -> None:
         closed = error or ApiError(ErrorCode.NETWORK_EXCEPTION, "the admin client was closed")
         with self._lock:
-            self.is_ending = True
+            self.is_ending = self.is_ended = True
             self.failure = error
             left = [*self._started, *(operation for _, operation in self._waiting)]
             self._waiting = []

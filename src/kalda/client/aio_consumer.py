@@ -32,6 +32,7 @@ from kalda.client.config_files import read_config
 from kalda.client.consumer_calls import (
     ConsumerCalls,
     ConsumerClosed,
+    ConsumerDriven,
     Offset,
     Partition,
     RebalanceListener,
@@ -42,7 +43,6 @@ from kalda.client.consumer_calls import (
     unknown_topic,
 )
 from kalda.client.core.cluster_values import Topic
-from kalda.client.core.connections import Action, Connections
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
 from kalda.client.core.interceptors import interceptors_of
@@ -61,43 +61,18 @@ _NS_PER_MS = 1_000_000
 _FOREVER_S = 3600.0 * 24 * 365
 
 
-class _Driven:
-    """What the loop runs: the core, and what tasks wait for."""
+class _Driven(ConsumerDriven):
+    """What the loop runs, and what tasks wait for."""
 
     def __init__(self, core: ConsumerCore) -> None:
-        self.core = core
-        self.metrics = core.metrics
-        self.polling = 0
-        """Calls of `poll` that are running."""
-        self.is_ending = False
-        self.failure: ApiError | None = None
+        super().__init__(core)
         self.waiting: dict[asyncio.Future[bool], Callable[[], bool]] = {}
         """What each waiting task waits for."""
-
-    def at(self, now_ms: int) -> Connections:
-        return self.core.at(now_ms)
-
-    def run(self, now_ms: int) -> None:
-        self.core.run(now_ms, self.polling > 0)
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return self.core.deadline_ms(now_ms, self.polling > 0)
-
-    def take_actions(self) -> list[Action]:
-        return self.core.take_actions()
 
     def finish(self) -> None:
         for future, is_done in list(self.waiting.items()):
             if not future.done() and (self.is_ending or is_done()):
                 future.set_result(True)
-
-    def is_over(self) -> bool:
-        return self.is_ending
-
-    def on_end(self, error: ApiError | None) -> None:
-        self.failure = error
-        self.is_ending = True
-        self.core.connections.close(self.core.requests.now_ms)
 
 
 class Consumer(ConsumerCalls):
@@ -216,7 +191,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
-            driven.metrics.on_poll_ended(self._now_ms())
+            driven.core.metrics.on_poll_ended(self._now_ms())
 
     def _has_news(self) -> bool:
         return self._is_woken or self._may_continue()

@@ -23,16 +23,15 @@ from kalda.client.channels import security_of
 from kalda.client.client_host import REAL_HOST, ClientHost
 from kalda.client.config_files import read_config
 from kalda.client.core.cluster_values import Partition
-from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
-from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
+from kalda.client.core.transaction_errors import is_of_state
 from kalda.client.delivery import leaves
 from kalda.client.io_loop import IoLoop
-from kalda.client.producer_calls import ProducerCalls
+from kalda.client.producer_calls import ProducerCalls, ProducerDriven
 from kalda.records.appending import Ticket, TopicAppender
 
 if TYPE_CHECKING:
@@ -43,56 +42,23 @@ Delivery = asyncio.Future[RecordMetadata]
 _numbers = itertools.count(1)
 
 
-class _Driven:
-    """What the loop runs: the core, and what tasks wait for."""
+class _Driven(ProducerDriven):
+    """What the loop runs, and what tasks wait for."""
 
     def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
-        self.core = core
-        self.metrics = core.metrics
-        self.outgoing = outgoing
+        super().__init__(core, outgoing)
         self.waiting: set[asyncio.Future[None]] = set()
         """Tasks that wait for metadata."""
         self.waiting_for_transaction: set[asyncio.Future[None]] = set()
         """Tasks that wait for a request of a transaction."""
-        self.is_closing = False
-        self.is_forced = False
-        self.is_ended = False
-        self.failure: ApiError | None = None
-        self._seen_version = -1
 
-    def at(self, now_ms: int) -> Connections:
-        return self.core.at(now_ms)
+    def _deliver(self, batch: ProducerBatch) -> None:
+        _deliver(batch, self.outgoing)
 
-    def run(self, now_ms: int) -> None:
-        if not self.is_forced:
-            self.core.run(now_ms)
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return self.core.deadline_ms(now_ms)
-
-    def take_actions(self) -> list[Action]:
-        return self.core.take_actions()
-
-    def finish(self) -> None:
-        for batch in self.core.take_finished():
-            _deliver(batch, self.outgoing)
-        if self.is_ended:
-            self.outgoing.close()
+    def _wake(self, is_news: bool) -> None:
         # A task that waits for metadata takes a turn when it is woken: were it woken by each turn, turns would not end.
-        if self.core.metadata.version != self._seen_version or self.core.refused is not None:
-            self._seen_version = self.core.metadata.version
+        if is_news:
             _wake(self.waiting)
-        if self.waiting_for_transaction:
-            _wake(self.waiting_for_transaction)
-
-    def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.has_ended(self.core.now_ms()))
-
-    def on_end(self, error: ApiError | None) -> None:
-        self.is_closing = self.is_ended = True
-        self.failure = error
-        self.core.end(error, self.core.now_ms())
-        _wake(self.waiting)
         _wake(self.waiting_for_transaction)
 
 
@@ -106,6 +72,7 @@ class Producer(ProducerCalls):
     ```
     """
 
+    _driven: _Driven
     _host: ClientHost = REAL_HOST
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
@@ -302,13 +269,6 @@ class Producer(ProducerCalls):
     def _now_ns(self) -> int:
         return int(asyncio.get_running_loop().time() * 1e9)
 
-    def _check_open(self) -> None:
-        driven = self._driven
-        if driven.failure is not None:
-            raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
-        if driven.is_closing:
-            raise ProducerClosed("the producer is closed")
-
     # -- transactions
 
     async def init_transactions(self, timeout: float | None = None, *, keep_prepared_txn: bool = False) -> None:
@@ -379,13 +339,11 @@ class Producer(ProducerCalls):
             yield
             await self.commit_transaction()
         except BaseException as error:
-            if transactions.may_abort and not self._driven.is_closing:
+            if transactions.may_abort and not self._driven.is_ending:
                 try:
                     await self.abort_transaction()
                 except (ApiError, TimeoutError, ProducerClosed) as failure:
-                    if isinstance(error, AbortableTransactionError) and isinstance(failure, FatalTransactionError):
-                        raise failure from error
-                    error.add_note(f"The transaction was not aborted: {failure}")
+                    self._on_failed_abort(error, failure)
             raise
 
     def _transactions(self) -> TransactionDriver:
@@ -428,7 +386,7 @@ class Producer(ProducerCalls):
 
     async def close(self, timeout: float | None = None) -> None:
         """As the blocking producer's."""
-        self._driven.is_closing = True
+        self._driven.is_ending = True
         self._appenders.clear()
         self._core.accumulator.close()
         if self._io is None:

@@ -14,50 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.client.channel import Channel
-from kalda.client.core.client_metrics import ClientMetrics
-from kalda.client.core.connections import Action, Close, Connect, Connections, SocketAddress, Write
+from kalda.client.core.connections import Close, Connect, SocketAddress, Write
+from kalda.client.driven import Driven
 
 if TYPE_CHECKING:
     from kalda.client.sasl_channel import SaslChannel
     from kalda.network.client_security import ClientSecurity
     from kalda.security.login import ClientLogin
-
-
-class Driven(Protocol):
-    """A core with what its shell adds to it: what is run."""
-
-    @property
-    def metrics(self) -> ClientMetrics:
-        """The client's metrics: I/O is counted there."""
-        ...
-
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        ...
-
-    def run(self, now_ms: int) -> None:
-        """Do what can be done now."""
-        ...
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        """When `run` is due again, after a `run` at `now_ms`, which has done all that was due by then."""
-        ...
-
-    def take_actions(self) -> list[Action]:
-        """What to do on connections."""
-        ...
-
-    def finish(self) -> None:
-        """Call what is done."""
-        ...
-
-    def is_over(self) -> bool:
-        """Whether this client ends now."""
-        ...
-
-    def on_end(self, error: ApiError | None) -> None:
-        """This client ends; `error`: by a fault of the program."""
-        ...
 
 
 class Watch(Protocol):

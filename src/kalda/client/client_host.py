@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kalda.client.channels import Driven, monotonic_ms
+from kalda.client.channels import monotonic_ms
+from kalda.client.driven import Driven
 from kalda.client.io_loop import IoLoop
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from kalda.client.consumer_calls import (
     times_of,
     unknown_topic,
 )
-from kalda.client.consumer_io import ConsumerDriven, ConsumerIo
+from kalda.client.consumer_io import ConsumerIo, LockedConsumer
 from kalda.client.core.cluster_values import Topic
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.core.consumer_errors import Operation
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
-_open: weakref.WeakSet[ConsumerDriven] = weakref.WeakSet()
+_open: weakref.WeakSet[LockedConsumer] = weakref.WeakSet()
 _TURN_EVERY_MS = 5
 """How long polls are served from the buffers alone, without a turn of the loop."""
 _FOREVER_S = 3600.0 * 24 * 365
@@ -93,7 +93,7 @@ class Consumer(ConsumerCalls):
             wall_ms=lambda: int(time.time() * 1000),
         )
         self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
-        self._driven = ConsumerDriven(self._core)
+        self._driven = LockedConsumer(self._core)
         security: ClientSecurity | None = security_of(settings.values)
         self._io = ConsumerIo(
             f"kafka-consumer-network-thread | {client_id}",
@@ -206,7 +206,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
-            driven.metrics.on_poll_ended(monotonic_ms())
+            driven.core.metrics.on_poll_ended(monotonic_ms())
 
     def _begin_poll(self, now_ms: int) -> None:
         with self._lock:

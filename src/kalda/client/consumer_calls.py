@@ -19,6 +19,7 @@ from kalda.client.core.fetching import Taken
 from kalda.client.core.interceptors import close_all
 from kalda.client.core.membership import Call, Callback
 from kalda.client.core.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
+from kalda.client.driven import Driven
 from kalda.records.consuming import Record, RecordIterator
 
 Partition = TopicPartition | tuple[str, int]
@@ -35,6 +36,28 @@ class RebalanceListener(Protocol):
     def assigned(self, partitions: list[TopicPartition]) -> Any: ...
     def revoked(self, partitions: list[TopicPartition]) -> Any: ...
     def lost(self, partitions: list[TopicPartition]) -> Any: ...
+
+
+class ConsumerDriven(Driven):
+    """What both consumers run."""
+
+    core: ConsumerCore
+
+    def __init__(self, core: ConsumerCore) -> None:
+        super().__init__(core)
+        self.polling = 0
+        """Calls of `poll` that are running."""
+
+    def run(self, now_ms: int) -> None:
+        self.core.run(now_ms, self.polling > 0)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return self.core.deadline_ms(now_ms, self.polling > 0)
+
+    def on_end(self, error: ApiError | None) -> None:
+        self.failure = error
+        self.is_ending = self.is_ended = True
+        self.core.connections.close(self.core.requests.now_ms)
 
 
 class ListenerCalls:

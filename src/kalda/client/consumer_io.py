@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.channels import Channels, Watch, monotonic_ms
-from kalda.client.core.connections import Action, Connections
+from kalda.client.consumer_calls import ConsumerDriven
+from kalda.client.core.connections import Action
 from kalda.client.core.consumer import ConsumerCore
 from kalda.client.io_thread import Awaited, IoThread
 
@@ -34,62 +35,45 @@ _SHARED_WAIT_S = 0.005
 """How often a thread that waits for a turn of another one checks whether what it waits for has happened."""
 
 
-class ConsumerDriven:
+class LockedConsumer(ConsumerDriven):
     """What is run: the core, under its lock."""
 
     def __init__(self, core: ConsumerCore) -> None:
-        self.core = core
-        self.metrics = core.metrics
+        super().__init__(core)
         self.lock = threading.RLock()
-        self.polling = 0
-        """Calls of `poll` that are running."""
-        self.is_ending = False
-        self.is_ended = False
-        self.failure: ApiError | None = None
         self.was_forked = False
         self.due_ms: int | None = None
         """When the call that runs the turns ends."""
         self.is_done: Callable[[], bool] = _never
         """Whether the call that runs the turns has what it waits for."""
 
-    def at(self, now_ms: int) -> Connections:
-        return self.core.at(now_ms)
-
     def run(self, now_ms: int) -> None:
         with self.lock:
-            self.core.run(now_ms, self.polling > 0)
+            super().run(now_ms)
 
     def deadline_ms(self, now_ms: int) -> int | None:
         with self.lock:
             if self.is_done():
                 return now_ms
-            due_ms = self.core.deadline_ms(now_ms, self.polling > 0)
+            due_ms = super().deadline_ms(now_ms)
         if self.due_ms is not None:
             due_ms = self.due_ms if due_ms is None else min(due_ms, self.due_ms)
         return due_ms
 
     def take_actions(self) -> list[Action]:
         with self.lock:
-            return self.core.take_actions()
-
-    def finish(self) -> None:
-        return None
-
-    def is_over(self) -> bool:
-        return self.is_ending
+            return super().take_actions()
 
     def on_end(self, error: ApiError | None) -> None:
-        self.failure = error
-        self.is_ended = True
         with self.lock:
-            self.core.connections.close(monotonic_ms())
+            super().on_end(error)
 
 
 class ConsumerIo(IoThread):
     """The turns of one consumer's loop, and the thread that runs them while the application does not."""
 
     def __init__(
-        self, name: str, driven: ConsumerDriven, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
+        self, name: str, driven: LockedConsumer, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
         super().__init__(name, driven, security, send_bytes, receive_bytes)
         self._channels = _LockedChannels(driven, self, security, send_bytes, receive_bytes)
@@ -214,7 +198,7 @@ class _LockedChannels(Channels):
     """Calls of the core, as actions are carried out and events come, are made under its lock."""
 
     def __init__(
-        self, driven: ConsumerDriven, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
+        self, driven: LockedConsumer, watch: Watch, security: ClientSecurity | None, send_bytes: int, receive_bytes: int
     ) -> None:
         super().__init__(driven, watch, security, send_bytes, receive_bytes)
         self._lock = driven.lock

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import Channels, Driven, monotonic_ms
+from kalda.client.channels import Channels, monotonic_ms
 from kalda.client.core.connections import Connect
+from kalda.client.driven import Driven
 
 if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity

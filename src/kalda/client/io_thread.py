@@ -19,8 +19,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.channels import Channels, Driven, monotonic_ms
+from kalda.client.channels import Channels, monotonic_ms
 from kalda.client.core.connections import Connect
+from kalda.client.driven import Driven
 from kalda.client.held_signals import HeldSignals
 
 if TYPE_CHECKING:

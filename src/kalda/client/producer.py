@@ -37,15 +37,14 @@ from kalda.client.channels import monotonic_ms, security_of
 from kalda.client.config_files import read_config
 from kalda.client.core.accumulator import TopicState
 from kalda.client.core.cluster_values import Partition
-from kalda.client.core.connections import Action, Connections
 from kalda.client.core.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.client.core.producer_batch import FinalState, ProducerBatch, unwritten
 from kalda.client.core.producer_errors import ProducerClosed, made_by_parent
 from kalda.client.core.producing import ProducerCore
 from kalda.client.core.row_batches import Columns, Rows, append_next, next_sticky, parts_of
-from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
+from kalda.client.core.transaction_errors import is_of_state
 from kalda.client.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
-from kalda.client.producer_calls import ProducerCalls
+from kalda.client.producer_calls import ProducerCalls, ProducerDriven
 from kalda.client.producer_io import ProducerIo
 from kalda.records import appending
 
@@ -59,75 +58,41 @@ _numbers = itertools.count(1)
 _open: weakref.WeakSet[_Driven] = weakref.WeakSet()
 
 
-class _Driven:
-    """What the I/O thread runs: the core, and what threads of callers wait for."""
+class _Driven(ProducerDriven):
+    """What the I/O thread runs, and what threads of callers wait for."""
 
     def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
-        self.core = core
-        self.metrics = core.metrics
-        self.outgoing = outgoing
+        super().__init__(core, outgoing)
         self.changed = threading.Condition()
         """Notified where the metadata has changed, and at the end."""
         self.thread: ProducerIo
         self.appenders: dict[str, appending.TopicAppender] = {}
         """The topics to which `send` appends without a detour; empty where every record needs one."""
-        self.is_closing = False
         self.is_abandoned = False
         """The producer was dropped without `close`."""
-        self.is_forced = False
-        """Do not wait for what is not acknowledged."""
-        self.is_ended = False
         self.unacknowledged = 0
         """Records that failed because the producer ended."""
-        self.failure: ApiError | None = None
         self.waits_for_transaction = 0
         """Threads that wait for a request of a transaction."""
-        self._seen_version = -1
-
-    def at(self, now_ms: int) -> Connections:
-        return self.core.at(now_ms)
 
     def run(self, now_ms: int) -> None:
-        if self.is_forced:
-            self.core.sender.abort("the producer was closed before the record was acknowledged")
-            return
-        if self.is_abandoned and not self.is_closing:
+        if self.is_abandoned and not self.is_ending:
             self._begin_closing()
-        self.core.run(now_ms)
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return self.core.deadline_ms(now_ms)
-
-    def take_actions(self) -> list[Action]:
-        return self.core.take_actions()
-
-    def finish(self) -> None:
-        for batch in self.core.take_finished():
-            deliver(batch, self.outgoing)
-        if self.is_ended:
-            self.outgoing.close()
-        if (
-            self.waits_for_transaction
-            or self.core.metadata.version != self._seen_version
-            or self.core.refused is not None
-        ):
-            self._seen_version = self.core.metadata.version
-            with self.changed:
-                self.changed.notify_all()
-
-    def is_over(self) -> bool:
-        return self.is_forced or (self.is_closing and self.core.has_ended(monotonic_ms()))
+        super().run(now_ms)
 
     def on_end(self, error: ApiError | None) -> None:
-        now_ms = monotonic_ms()
-        self.core.at(now_ms)
+        self.core.at(monotonic_ms())
         self.appenders.clear()
-        self.failure = error
         self.unacknowledged = sum(batch.count for batch in list(self.core.accumulator.incomplete))
-        self.core.end(error, now_ms)
-        self.is_ended = True
-        with self.changed:
-            self.changed.notify_all()
+        super().on_end(error)
+
+    def _deliver(self, batch: ProducerBatch) -> None:
+        deliver(batch, self.outgoing)
+
+    def _wake(self, is_news: bool) -> None:
+        if is_news or self.waits_for_transaction:
+            with self.changed:
+                self.changed.notify_all()
 
     def close(self, timeout: float | None) -> None:
         """Take no more records; end the thread when all is acknowledged, or after `timeout` seconds."""
@@ -151,7 +116,7 @@ class _Driven:
     def _begin_closing(self) -> None:
         self.appenders.clear()
         self.core.accumulator.close()
-        self.is_closing = True
+        self.is_ending = True
 
 
 class Producer(ProducerCalls):
@@ -162,6 +127,8 @@ class Producer(ProducerCalls):
         producer.send("orders", value=b"42", key=b"k").result()
     ```
     """
+
+    _driven: _Driven
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
@@ -274,7 +241,7 @@ class Producer(ProducerCalls):
 
     def _may_append_directly(self) -> bool:
         """Whether `send` may put records of a known topic into open batches itself."""
-        return self._outgoing.is_plain and appending.COMPILED and not self._driven.is_closing
+        return self._outgoing.is_plain and appending.COMPILED and not self._driven.is_ending
 
     def send_batch(
         self,
@@ -395,13 +362,9 @@ class Producer(ProducerCalls):
         return time.perf_counter_ns()
 
     def _check_open(self) -> None:
-        driven = self._driven
         if self._thread.was_forked:
             raise made_by_parent()
-        if driven.failure is not None:
-            raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
-        if driven.is_closing or driven.is_ended:
-            raise ProducerClosed("the producer is closed")
+        super()._check_open()
 
     # -- transactions
 
@@ -484,9 +447,7 @@ class Producer(ProducerCalls):
                 try:
                     self.abort_transaction()
                 except (ApiError, TimeoutError, ProducerClosed) as failure:
-                    if isinstance(error, AbortableTransactionError) and isinstance(failure, FatalTransactionError):
-                        raise failure from error
-                    error.add_note(f"The transaction was not aborted: {failure}")
+                    self._on_failed_abort(error, failure)
             raise
 
     def _transactions(self) -> TransactionDriver:

@@ -1,4 +1,4 @@
-"""What the blocking producer and that of asyncio have in common: metrics, and why a record cannot be sent."""
+"""What the blocking producer and that of asyncio have in common: what they run, and their calls that do not wait."""
 
 from __future__ import annotations
 
@@ -13,18 +13,68 @@ from kalda.base.topic_names import is_topic_name
 from kalda.client.core.cluster_values import Partition
 from kalda.client.core.errors import refused
 from kalda.client.core.outgoing import Outgoing, ProducerRecord
-from kalda.client.core.producer_batch import unwritten
-from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout
+from kalda.client.core.producer_batch import ProducerBatch, unwritten
+from kalda.client.core.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.client.core.producing import ProducerCore
-from kalda.client.core.transaction_errors import is_of_state
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
+from kalda.client.driven import Driven
 
 if TYPE_CHECKING:
     from kalda.client.core.transactions import TransactionDriver
 
 
+class ProducerDriven(Driven):
+    """What both producers run, and what their calls wait for."""
+
+    core: ProducerCore
+
+    def __init__(self, core: ProducerCore, outgoing: Outgoing) -> None:
+        super().__init__(core)
+        self.outgoing = outgoing
+        self.is_forced = False
+        """Do not wait for what is not acknowledged."""
+        self._seen_version = -1
+
+    def run(self, now_ms: int) -> None:
+        if not self.is_forced:
+            self.core.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return self.core.deadline_ms(now_ms)
+
+    def finish(self) -> None:
+        core = self.core
+        for batch in core.take_finished():
+            self._deliver(batch)
+        if self.is_ended:
+            self.outgoing.close()
+        is_news = core.metadata.version != self._seen_version or core.refused is not None
+        self._seen_version = core.metadata.version
+        self._wake(is_news)
+
+    def is_over(self) -> bool:
+        return self.is_forced or (self.is_ending and self.core.has_ended(self.core.now_ms()))
+
+    def on_end(self, error: ApiError | None) -> None:
+        self.failure = error
+        self.is_ending = True
+        self.core.end(error, self.core.now_ms())
+        self.is_ended = True
+        self._wake(True)
+
+    def _deliver(self, batch: ProducerBatch) -> None:
+        """The batch has its final state: call what waits for its records."""
+        raise NotImplementedError
+
+    def _wake(self, is_news: bool) -> None:
+        """Let those go on that wait for a transaction, or, where there `is_news` of the cluster, for a topic."""
+        raise NotImplementedError
+
+
 class ProducerCalls:
     """What both producers can do without waiting."""
 
+    _driven: ProducerDriven
     _core: ProducerCore
     _config: ProducerConfig
     _outgoing: Outgoing
@@ -35,6 +85,14 @@ class ProducerCalls:
     def _now_ns(self) -> int:
         """The clock of the metrics that are in nanoseconds."""
         raise NotImplementedError
+
+    def _check_open(self) -> None:
+        """Raises `ProducerClosed` where no call is possible any more."""
+        driven = self._driven
+        if driven.failure is not None:
+            raise ProducerClosed(f"the producer cannot be used any more: {driven.failure.message}")
+        if driven.is_ending:
+            raise ProducerClosed("the producer is closed")
 
     @contextmanager
     def _timed(self, spent_ns: Counter) -> Iterator[None]:
@@ -138,3 +196,11 @@ class ProducerCalls:
         if self._core.transactions is None:
             raise ApiError(ErrorCode.INVALID_TXN_STATE, "the producer has no transactional.id")
         return self._core.transactions
+
+    @staticmethod
+    def _on_failed_abort(error: BaseException, failure: Exception) -> None:
+        """The transaction of a block that has raised `error` could not be aborted. Raises the `failure` where that is
+        fatal and the error was one of the transaction; else a note of the error says it."""
+        if isinstance(error, AbortableTransactionError) and isinstance(failure, FatalTransactionError):
+            raise failure from error
+        error.add_note(f"The transaction was not aborted: {failure}")

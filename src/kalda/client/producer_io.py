@@ -18,7 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError
-from kalda.client.channels import Driven, monotonic_ms
+from kalda.client.channels import monotonic_ms
+from kalda.client.driven import Driven
 from kalda.client.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from kalda.base.ids import random_uuid, uuid_to_text
 from kalda.client.aio_admin import Admin
 from kalda.client.aio_consumer import Consumer
 from kalda.client.aio_producer import Producer
-from kalda.client.channels import Channels, Driven
+from kalda.client.channels import Channels
 from kalda.client.client_host import ClientHost
 from kalda.client.core.administration import Ask, Kind, Target, single
 from kalda.client.core.connections import Action, Connect, Connections, OnDone, Write
+from kalda.client.driven import Driven
 from kalda.client.io_loop import IoLoop
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
