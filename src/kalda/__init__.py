@@ -148,3 +148,8 @@ def __getattr__(name: str) -> object:
     found: object = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """With the names that are not imported yet, for completion and for tools that write the reference."""
+    return sorted({*globals(), *_PUBLIC})

@@ -22,3 +22,7 @@ def __getattr__(name: str) -> object:
     found: object = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
