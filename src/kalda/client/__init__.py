@@ -20,6 +20,7 @@ its loop. The command line, the embedded cluster and Spark use these clients too
   one that logs in
 - `instance_ids`: the id under which a client pushes metrics, awaited
 - `client_host`: clocks, random numbers and connections of an asyncio client's machine
+- `one_node`: a connection to one certain node, driven by the calling thread
 - `config_files`: a client's configuration from a properties file
 - `admin`: administration of a cluster, one file a subject
 - `core`: decisions without I/O

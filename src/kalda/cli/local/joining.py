@@ -15,7 +15,7 @@ from kalda.base.ids import METADATA_TOPIC_NAME
 from kalda.cli.local.layout import LayoutError
 from kalda.client.core.cluster_values import parse_bootstrap
 from kalda.client.core.errors import refused
-from kalda.network.blocking import BlockingConnection
+from kalda.client.one_node import OneNode
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
@@ -51,8 +51,8 @@ def ask_controllers(servers: str) -> Found:
 
 
 def _ask_controller(host: str, port: int) -> Found:
-    with BlockingConnection(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as connection:
-        answer = connection.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
+    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
+        answer = controller.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
     if answer.error_code:
         raise refused(answer.error_code, f"{host}:{port}", answer.error_message)
     leader = next((node for node in answer.brokers if node.broker_id == answer.controller_id), None)
@@ -71,8 +71,8 @@ def _replicas(host: str, port: int) -> frozenset[int]:
             )
         ]
     )
-    with BlockingConnection(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as connection:
-        answer = connection.request(request)
+    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
+        answer = controller.request(request)
     return frozenset(
         replica.replica_id
         for topic in answer.topics

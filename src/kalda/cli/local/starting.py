@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, Portable
 from kalda.cli.local.layout import Layout, LayoutError, Place
 from kalda.cli.local.log_lines import tail
 from kalda.cli.local.process import NodeProcess
-from kalda.network.blocking import BlockingConnection
+from kalda.client.one_node import OneNode
 from kalda.network.free_ports import free_ports, is_free
 from kalda.protocol.messages.metadata import DescribeClusterRequest
 
@@ -112,10 +112,8 @@ def _check_alive(layout: Layout) -> None:
 
 def _unfenced_brokers(layout: Layout, place: Place) -> set[int]:
     """The unfenced brokers in this node's metadata. Raises `ApiError`."""
-    with BlockingConnection(
-        layout.local_host, place.port, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS
-    ) as connection:
-        answer = connection.request(DescribeClusterRequest())
+    with OneNode(layout.local_host, place.port, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS) as node:
+        answer = node.request(DescribeClusterRequest())
     if answer.cluster_id != layout.cluster_id:
         return set()
     return {broker.broker_id for broker in answer.brokers if not broker.is_fenced}
