@@ -28,7 +28,7 @@ SHORT_NS: Final = 100_000
 TURN_NS: Final = 2_000_000
 SLOW_NS: Final = 5_000_000
 FEW_REQUESTS: Final = 2
-_SHORT_TURNS: Final = 10
+_SHORT_TURNS: Final = 200
 
 
 class TurnTaker(Protocol):
