@@ -14,6 +14,7 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.truncating import (
     begin_anew_at,
@@ -29,7 +30,15 @@ TP = TopicPartition("t", 0)
 
 def open_log(disk: SimDisk, recovery_point: int) -> Log:
     return Log.open(
-        disk, "/d/t-0", CONFIG, topic_partition=TP, now_ms=0, clean=not recovery_point, recovery_point=recovery_point
+        Unopened(
+            disk,
+            "/d/t-0",
+            CONFIG,
+            topic_partition=TP,
+            now_ms=0,
+            clean=not recovery_point,
+            recovery_point=recovery_point,
+        )
     )
 
 

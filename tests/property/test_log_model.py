@@ -19,7 +19,7 @@ from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage import recovery, truncating
 from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
-from kalda.storage.loading import Loading
+from kalda.storage.loading import Loading, Unopened
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.snapshot_jobs import ColdRead
@@ -66,15 +66,17 @@ class Model:
 
     def open(self, clean: bool) -> Log:
         return Log.open(
-            self.disk,
-            "/data/events-3",
-            CONFIG,
-            topic_partition=TP,
-            topic_id=bytes(15) + b"\x07",  # type: ignore[arg-type]
-            now_ms=1_000_000,
-            clean=clean,
-            recovery_point=self.recovery_point,
-            log_start_offset=self.log_start,
+            Unopened(
+                self.disk,
+                "/data/events-3",
+                CONFIG,
+                topic_partition=TP,
+                topic_id=bytes(15) + b"\x07",  # type: ignore[arg-type]
+                now_ms=1_000_000,
+                clean=clean,
+                recovery_point=self.recovery_point,
+                log_start_offset=self.log_start,
+            ),
             hooks=self,
         )
 

@@ -22,6 +22,7 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.hooks import StandaloneHooks
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.truncating import begin_truncation
 from kalda.storage.txn_index import AbortedTxn
@@ -88,15 +89,17 @@ class Replica:
 
     def open(self, *, clean: bool) -> Log:
         return Log.open(
-            self.disk,
-            "/data/events-3",
-            CONFIG,
-            topic_partition=TP,
-            topic_id=bytes(15) + b"\x07",  # type: ignore[arg-type]
-            now_ms=NOW,
-            clean=clean,
-            log_start_offset=self.start,
-            high_watermark=self.high_watermark,
+            Unopened(
+                self.disk,
+                "/data/events-3",
+                CONFIG,
+                topic_partition=TP,
+                topic_id=bytes(15) + b"\x07",  # type: ignore[arg-type]
+                now_ms=NOW,
+                clean=clean,
+                log_start_offset=self.start,
+                high_watermark=self.high_watermark,
+            ),
             hooks=StandaloneHooks(self.disk),
         )
 

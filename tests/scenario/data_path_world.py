@@ -39,6 +39,7 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import TransactionVerifier
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 
 T = TypeVar("T")
@@ -99,14 +100,16 @@ class World(HandTime, HandJobs):
             topic_id,
             assigned or Assigned(SELF, 0, (SELF,), (SELF,)),
             lambda: Log.open(
-                self.disk,
-                f"/data/{topic}-{index}",
-                LogConfig.from_dict({key.replace("_", "."): value for key, value in config.items()}),
-                topic_partition=at,
-                topic_id=topic_id,
-                now_ms=self.now_ms,
-                clean=True,
-                verify_transactions=self.verifies,
+                Unopened(
+                    self.disk,
+                    f"/data/{topic}-{index}",
+                    LogConfig.from_dict({key.replace("_", "."): value for key, value in config.items()}),
+                    topic_partition=at,
+                    topic_id=topic_id,
+                    now_ms=self.now_ms,
+                    clean=True,
+                    verify_transactions=self.verifies,
+                )
             ),
         )
         partition = self.replicas.find(topic, index)

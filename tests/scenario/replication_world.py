@@ -43,6 +43,7 @@ from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.truncating import start_truncations
 
@@ -141,7 +142,9 @@ class Broker:
     def _open(self) -> Log:
         disk = self.world.disks[self.id]
         config = LogConfig(min_insync_replicas=self.world.min_isr)
-        return Log.open(disk, "/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=self.now_ms(), clean=False)
+        return Log.open(
+            Unopened(disk, "/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=self.now_ms(), clean=False)
+        )
 
     def write(self, values: str, acks: int = 1) -> None:
         """Append one batch, a record a letter."""

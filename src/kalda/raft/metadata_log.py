@@ -39,6 +39,7 @@ from kalda.records.control import read_control_batch
 from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed, replace_file
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
@@ -98,14 +99,16 @@ class MetadataLog:
                 disk.remove(f"{directory}/{name}")
         try:
             log = Log.open(
-                disk,
-                directory,
-                config.log_config(),
-                topic_partition=METADATA_PARTITION,
-                topic_id=METADATA_TOPIC_ID,
-                now_ms=now_ms,
-                clean=False,
-                distrusts_cache=has_failed,
+                Unopened(
+                    disk,
+                    directory,
+                    config.log_config(),
+                    topic_partition=METADATA_PARTITION,
+                    topic_id=METADATA_TOPIC_ID,
+                    now_ms=now_ms,
+                    clean=False,
+                    distrusts_cache=has_failed,
+                )
             )
             # After an unclean stop the end of the log may be in the page cache only, and the next vote or fetch claims
             # that all of it is durable.

@@ -29,7 +29,8 @@ from typing import NamedTuple
 
 from kalda.base.disk import Disk
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
-from kalda.storage.config import LogConfig
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.corrupt_files import CorruptFiles
 from kalda.storage.index import read_waiting
 from kalda.storage.leader_epochs import LeaderEpochs
@@ -45,6 +46,7 @@ from kalda.storage.naming import (
     file_name,
     offset_of,
 )
+from kalda.storage.producer_limit import ProducerIdLimit
 from kalda.storage.producer_snapshot import SnapshotFiles
 from kalda.storage.producer_state import ProducerStates
 from kalda.storage.recovery import count_batches, note_epoch, recover_segment
@@ -71,52 +73,61 @@ class Loaded(NamedTuple):
     """names in the directory may not be synced"""
 
 
+class Unopened(NamedTuple):
+    """A log that is about to be opened: where its files are, and what is known of it before."""
+
+    disk: Disk
+    directory: str
+    """The path of the partition's own directory; made where it is missing."""
+    config: LogConfig
+    topic_partition: TopicPartition
+    now_ms: int
+    clean: bool
+    """Whether the process that had it open before stopped cleanly; otherwise the log is recovered from `recovery_point`
+    on, on a thread."""
+    topic_id: Uuid | None = None
+    """None where it may be any topic's."""
+    recovery_point: int = 0
+    """From the checkpoint; everything below it was synced."""
+    log_start_offset: int = 0
+    """From the checkpoint; 0 where that does not name the log."""
+    high_watermark: int | None = None
+    """From the checkpoint; None where that does not name the log. The caller sets it in the open log."""
+    compacted_upto: int | None = None
+    """As in `LogDir.compacted_upto`."""
+    corrupt_files: CorruptFiles | None = None
+    """Of the whole log directory; None: of this log."""
+    distrusts_cache: bool = False
+    """The disk failed, see `DISK_FAILED_FILE`: what is above the recovery point may be in the page cache only, and
+    count as synced there."""
+    producer_expiration_ms: int = DAY_MS
+    producer_limit: ProducerIdLimit | None = None
+    verify_transactions: bool = False
+    """As `Log.verify_transactions`."""
+    jitter: Callable[[int], int] = lambda _: 0
+    """As `Log` keeps it: a random number below its argument."""
+    segment_disk: Disk | None = None
+    """The same disk, for the files of segments; None: `disk`."""
+
+    @property
+    def segment_jitter_ms(self) -> int:
+        """How much earlier than `segment.ms` the segment after the active one is begun; random."""
+        return self.jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
+
+
 class Loading:
     """One opening."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        segment_disk: Disk,
-        directory: str,
-        config: LogConfig,
-        name: str,
-        *,
-        now_ms: int,
-        clean: bool,
-        recovery_point: int,
-        log_start_offset: int,
-        compacted_upto: int | None,
-        expiration_ms: int,
-        jitter: Callable[[int], int],
-        corrupt_files: CorruptFiles,
-        distrusts_cache: bool,
-        high_watermark: int | None = None,
-    ) -> None:
-        self._disk = disk
-        self._segment_disk = segment_disk
-        """As `Log.segment_disk`."""
-        self._directory = directory
-        self._config = config
-        self._now_ms = now_ms
-        self._clean = clean
-        """The last stop left the marker of a clean stop."""
-        self._recovery_point = recovery_point
-        """From the checkpoint; everything below it was synced."""
-        self._log_start_offset = log_start_offset
-        """From the checkpoint; 0 where that does not name the log."""
-        self._compacted_upto = compacted_upto
-        """As in `LogDir.compacted_upto`."""
-        self._high_watermark = high_watermark
-        """From the checkpoint; None where that does not name the log."""
-        self._expiration_ms = expiration_ms
-        self._jitter = jitter
-        self._name = name
+    def __init__(self, given: Unopened) -> None:
+        self._given = given
+        self._disk = given.disk
+        self._segment_disk = given.disk if given.segment_disk is None else given.segment_disk
+        self._directory = given.directory
+        self._config = given.config
+        self._name = str(given.topic_partition)
         """For messages."""
-        self._corrupt_files = corrupt_files
-        self._distrusts_cache = distrusts_cache
-        """What is above the recovery point may be in the page cache only, and count as synced there."""
-        self._changed = distrusts_cache
+        self._corrupt_files = given.corrupt_files or CorruptFiles()
+        self._changed = given.distrusts_cache
         """Names in the directory were changed."""
         self._truncated = False
         """Records were cut off, or segments removed."""
@@ -124,15 +135,16 @@ class Loading:
         """Base offset of the segment that holds the recovery point: recovery reads from there on."""
         self._recovered_from = 0
         """Base offset of the first segment that was recovered; lower where one before that had no index."""
-        self._producers = ProducerStates(name)
+        self._producers = ProducerStates(self._name)
 
     def load(self) -> Loaded:
         """Raises `OSError` where the disk fails."""
+        given, start = self._given, self._given.log_start_offset
         names = self._clean_up(self._disk.list_dir(self._directory))
         self._corrupt_files.note(self._disk, self._directory, names)
         segments, unindexed = self._open_segments(names)
         self._snapshots = SnapshotFiles(self._disk, self._directory, _offsets(names, SNAPSHOT_SUFFIX))
-        if not self._clean:
+        if not given.clean:
             self._snapshots.check_versions()
         self._epochs = self._load_epochs(segments)
         stored_epochs = self._epochs.entries
@@ -149,7 +161,7 @@ class Loading:
                 to_recover = [segments.active]
         if to_recover:
             next_offset = self._recover(segments, to_recover)
-        first = max(self._log_start_offset, segments.first.base_offset) if len(segments) else self._log_start_offset
+        first = max(start, segments.first.base_offset) if len(segments) else start
         if len(segments) and next_offset < first:
             # The log's end was lost, down to below its start: all that is left was deleted on purpose.
             log.warning(
@@ -161,9 +173,12 @@ class Loading:
             for segment in list(segments):
                 self._drop(segments, segment)
         if not len(segments):
-            first = next_offset = self._log_start_offset
-            jitter = self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms))
-            segments.add(Segment.create(self._segment_disk, self._directory, first, self._config, self._now_ms, jitter))
+            first = next_offset = start
+            segments.add(
+                Segment.create(
+                    self._segment_disk, self._directory, first, self._config, given.now_ms, given.segment_jitter_ms
+                )
+            )
             self._changed = True
         self._epochs.truncate_from_end(next_offset)
         self._epochs.truncate_from_start(first)
@@ -174,11 +189,14 @@ class Loading:
         producers.on_log_start_offset(first)
         for segment in segments:
             segment.close()  # a partition without requests has no file open
-        made_anew = bool(to_recover) and (self._clean or self._recovered_from < self._recovery_begin)
+        made_anew = bool(to_recover) and (given.clean or self._recovered_from < self._recovery_begin)
         if self._truncated or made_anew:
             self._sync(segments)
-        whole = self._truncated or made_anew or self._clean
-        recovery_point = next_offset if whole else min(self._recovery_point, next_offset)
+        if given.corrupt_files is None:
+            for path in self._corrupt_files.prune():
+                self._disk.remove(path)
+        whole = self._truncated or made_anew or given.clean
+        recovery_point = next_offset if whole else min(given.recovery_point, next_offset)
         return Loaded(
             segments, self._epochs, producers, self._snapshots, first, next_offset, recovery_point, self._changed
         )
@@ -267,8 +285,8 @@ class Loading:
                         offset,
                         self._config,
                         size=self._size_of(name),
-                        created_ms=self._now_ms,
-                        jitter_ms=self._jitter(min(self._config.segment_jitter_ms, self._config.segment_ms)),
+                        created_ms=self._given.now_ms,
+                        jitter_ms=self._given.segment_jitter_ms,
                         has_txn_index=file_name(offset, TXN_INDEX_SUFFIX) in known,
                     )
                 )
@@ -278,10 +296,10 @@ class Loading:
 
     def _load_epochs(self, segments: Segments) -> LeaderEpochs:
         # A young log that was not flushed yet has no such file: that is no damage.
-        why, is_damaged = "it has no entries", self._clean or self._recovery_point > 0
+        why, is_damaged = "it has no entries", self._given.clean or self._given.recovery_point > 0
         try:
             epochs = LeaderEpochs.load(self._disk, self._directory)
-            if self._distrusts_cache:
+            if self._given.distrusts_cache:
                 epochs.write()
             if epochs.entries or not segments.size_bytes:
                 return epochs
@@ -294,7 +312,7 @@ class Loading:
                 for _, header in segment.headers():
                     note_epoch(epochs, header)
             except CorruptRecord as error:
-                synced = self._clean or segment.base_offset < self._edge(segments)
+                synced = self._given.clean or segment.base_offset < self._edge(segments)
                 if synced and isinstance(error, UnsupportedFormat):
                     raise  # in the others recovery finds out whether the batch is damaged
                 break
@@ -311,7 +329,7 @@ class Loading:
 
     def _edge(self, segments: Segments) -> int:
         """Where the first segment begins that was not synced whole."""
-        return (segments.floor(self._recovery_point) or segments.first).base_offset
+        return (segments.floor(self._given.recovery_point) or segments.first).base_offset
 
     def _report_epochs(self, stored: list[tuple[int, int]], first: int) -> None:
         """Name the epochs of the file that the log, which begins at `first`, does not have any more."""
@@ -345,7 +363,7 @@ class Loading:
     # Recovery
 
     def _to_recover(self, segments: Segments, unindexed: set[int]) -> list[Segment]:
-        if self._clean:
+        if self._given.clean:
             return [
                 segment for segment in segments if segment.base_offset in unindexed or not segment.txn_index.is_sane()
             ]
@@ -364,9 +382,9 @@ class Loading:
         for segment in to_recover:
             base = segment.base_offset
             if producers.map_end_offset != base or not base:
-                self._load_producers(segments, self._log_start_offset, base)
+                self._load_producers(segments, self._given.log_start_offset, base)
             later = segments.above(base)
-            is_synced = bool(later) and (self._clean or base < self._recovery_begin)
+            is_synced = bool(later) and (self._given.clean or base < self._recovery_begin)
             cut = self._recover_segment(segment, later[0].base_offset if later else None, is_synced)
             if is_synced:
                 self._changed = True
@@ -389,7 +407,7 @@ class Loading:
         try:
             return segments.active.next_offset()
         except CorruptRecord:
-            self._load_producers(segments, self._log_start_offset, segments.active.base_offset)
+            self._load_producers(segments, self._given.log_start_offset, segments.active.base_offset)
             self._recover_segment(segments.active, None)
             self._truncated = True
             return segments.active.next_offset()
@@ -397,10 +415,10 @@ class Loading:
     def _recover_segment(self, segment: Segment, upto: int | None, is_synced: bool = False) -> bool:
         """`recover_segment`; whether something was cut off, which is kept and reported. Of a segment that `is_synced`,
         damage is only reported."""
-        if self._distrusts_cache:
+        if self._given.distrusts_cache:
             segment.file().sync()
             segment.file().drop_cache()
-        position, why = recover_segment(segment, self._producers, self._epochs, upto, self._recovery_point)
+        position, why = recover_segment(segment, self._producers, self._epochs, upto, self._given.recovery_point)
         cut = segment.size - position
         if cut and is_synced:
             log.warning(
@@ -461,22 +479,25 @@ class Loading:
         Compaction leaves such gaps too: below the recovery point, and, as Kafka may compact beyond that, below the
         offset up to which the log was compacted. Where neither is known, any gap may be compaction's.
         """
-        if self._compacted_upto is None and self._config.compacts:
+        if self._given.compacted_upto is None and self._config.compacts:
             return False
-        return self._recovery_point < next_base > (self._compacted_upto or 0) and end < next_base <= end + MAX_GAP
+        return (
+            self._given.recovery_point < next_base > (self._given.compacted_upto or 0)
+            and end < next_base <= end + MAX_GAP
+        )
 
     # Producers
 
     def _load_producers(self, segments: Segments, start: int, upto: int) -> None:
         """Producer state at `upto`: the last snapshot, and the batches after it."""
         producers = self._producers
-        if self._clean and not self._snapshots.offsets and not self._truncated and upto:
+        if self._given.clean and not self._snapshots.offsets and not self._truncated and upto:
             # A clean stop writes a snapshot where there is any producer.
             producers.clear(upto)
             return
         load = self._snapshots.load_latest
-        load(producers, start, upto, self._now_ms, self._expiration_ms)
-        high_watermark, known_to = self._high_watermark, self._snapshots.latest
+        load(producers, start, upto, self._given.now_ms, self._given.producer_expiration_ms)
+        high_watermark, known_to = self._given.high_watermark, self._snapshots.latest
         try:
             if (
                 high_watermark is not None
@@ -484,10 +505,10 @@ class Loading:
                 and 0 < known_to - high_watermark <= _MAX_UNREPLICATED
                 and self._has_undecided(segments, high_watermark, known_to)
             ):
-                load(producers, start, upto, self._now_ms, self._expiration_ms, high_watermark)
+                load(producers, start, upto, self._given.now_ms, self._given.producer_expiration_ms, high_watermark)
             replay_producers(producers, segments, upto)
         except CorruptRecord as error:
-            if self._clean or isinstance(error, UnsupportedFormat):
+            if self._given.clean or isinstance(error, UnsupportedFormat):
                 raise  # the log is opened anew, and recovered, or it is not opened
             log.warning("%s: its producers are known as of a damaged batch only: %s", self._name, error)
             producers.map_end_offset = upto
@@ -501,7 +522,7 @@ class Loading:
         old one then."""
         begin = high_watermark
         if self._config.compacts:
-            begin = self._snapshots.latest_at(high_watermark) or self._log_start_offset
+            begin = self._snapshots.latest_at(high_watermark) or self._given.log_start_offset
         expected, found = begin, False
         for segment in segments.between(begin, upto):
             position = segment.locate(max(begin, segment.base_offset), read_waiting)

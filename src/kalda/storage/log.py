@@ -14,11 +14,10 @@ calls the hooks. A file that could merely not be opened, because no descriptor w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader
 from kalda.records.inspection import Inspection
@@ -26,13 +25,11 @@ from kalda.records.validate import validate_produced
 from kalda.storage.aborted import collect_aborted
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
-from kalda.storage.config import DAY_MS, LogConfig
-from kalda.storage.corrupt_files import CorruptFiles
+from kalda.storage.config import LogConfig
 from kalda.storage.hooks import StandaloneHooks
 from kalda.storage.index import WouldWait, read_cached, read_waiting
 from kalda.storage.job import Job
-from kalda.storage.loading import Loaded, Loading
-from kalda.storage.producer_limit import ProducerIdLimit
+from kalda.storage.loading import Loaded, Loading, Unopened
 from kalda.storage.producer_state import Marker, Verification, read_marker
 from kalda.storage.reading import SLICED_BYTES
 from kalda.storage.recent_appends import LEAST_BYTES
@@ -53,109 +50,26 @@ class Log(LogState):
 
     __slots__ = ("_jitter", "_rules", "verify_transactions")
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        config: LogConfig,
-        topic_partition: TopicPartition,
-        topic_id: Uuid | None,
-        loaded: Loaded,
-        *,
-        segment_disk: Disk,
-        now_ms: int,
-        verify_transactions: bool,
-        hooks: LogHooks,
-        jitter: Callable[[int], int],
-    ) -> None:
-        super().__init__(
-            disk,
-            directory,
-            config,
-            topic_partition,
-            topic_id,
-            loaded,
-            segment_disk=segment_disk,
-            now_ms=now_ms,
-            hooks=hooks,
-        )
-        self.verify_transactions = verify_transactions
+    def __init__(self, given: Unopened, topic_id: Uuid | None, loaded: Loaded, hooks: LogHooks) -> None:
+        super().__init__(given, topic_id, loaded, hooks)
+        self.verify_transactions = given.verify_transactions
         """Whether the first batch of a transaction needs the guard that `start_verification` gave:
         `transaction.partition.verification.enable`, which may change while the log is open."""
-        self._jitter = jitter
+        self._jitter = given.jitter
         """A random number below its argument: how much earlier than `segment.ms` a new segment is rolled."""
-        self.update_config(config)
+        self.update_config(given.config)
 
     @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        directory: str,
-        config: LogConfig,
-        *,
-        topic_partition: TopicPartition,
-        topic_id: Uuid | None = None,
-        now_ms: int,
-        clean: bool,
-        recovery_point: int = 0,
-        log_start_offset: int = 0,
-        high_watermark: int | None = None,
-        compacted_upto: int | None = None,
-        producer_expiration_ms: int = DAY_MS,
-        verify_transactions: bool = False,
-        producer_limit: ProducerIdLimit | None = None,
-        hooks: LogHooks | None = None,
-        jitter: Callable[[int], int] = lambda _: 0,
-        one_of_many: bool = False,
-        corrupt_files: CorruptFiles | None = None,
-        distrusts_cache: bool = False,
-    ) -> Log:
-        """Open the log in `directory`, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory
-        belongs to another topic than `topic_id`, and `OSError` where the disk fails.
-
-        `clean`: the process that had it open before stopped cleanly; otherwise the log is recovered from
-        `recovery_point` on, on a thread. `high_watermark`: of the checkpoint; the caller sets it. `compacted_upto`: as
-        in `LogDir.compacted_upto`. `one_of_many`: segments do not get the descriptors kept in reserve. `corrupt_files`:
-        of the whole log directory, by default of this log. `distrusts_cache`: the disk failed, see `DISK_FAILED_FILE`.
-        """
-        kept, segment_disk = corrupt_files or CorruptFiles(), disk.without_reserve if one_of_many else disk
+    def open(cls, given: Unopened, hooks: LogHooks | None = None) -> Log:
+        """Open a log, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory belongs to
+        another topic than that given, and `OSError` where the disk fails. Without `hooks` nobody holds the log."""
+        disk, directory, topic_id = given.disk, given.directory, given.topic_id
         if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)
-        found = None if fresh else _checked_topic_id(disk, directory, clean, topic_id)
-        loaded = Loading(
-            disk,
-            segment_disk,
-            directory,
-            config,
-            str(topic_partition),
-            now_ms=now_ms,
-            clean=clean,
-            recovery_point=recovery_point,
-            log_start_offset=log_start_offset,
-            compacted_upto=compacted_upto,
-            expiration_ms=producer_expiration_ms,
-            jitter=jitter,
-            corrupt_files=kept,
-            distrusts_cache=distrusts_cache,
-            high_watermark=high_watermark,
-        ).load()
-        for path in kept.prune() if corrupt_files is None else ():
-            disk.remove(path)
-        log = cls(
-            disk,
-            directory,
-            config,
-            topic_partition,
-            found,
-            loaded,
-            segment_disk=segment_disk,
-            now_ms=now_ms,
-            verify_transactions=verify_transactions,
-            hooks=StandaloneHooks(disk) if hooks is None else hooks,
-            jitter=jitter,
-        )
-        log.producer_states.limit = producer_limit
-        log._settle(fresh, topic_id, distrusts_cache)
+        found = None if fresh else _checked_topic_id(disk, directory, given.clean, topic_id)
+        log = cls(given, found, Loading(given).load(), StandaloneHooks(disk) if hooks is None else hooks)
+        log.producer_states.limit = given.producer_limit
+        log._settle(fresh, topic_id, given.distrusts_cache)
         return log
 
     def _settle(self, fresh: bool, expected: Uuid | None, distrusts_cache: bool) -> None:

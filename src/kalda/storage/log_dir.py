@@ -84,11 +84,14 @@ class LogDir:
         "path",
         "previous_broker_epoch",
         "recovery_points",
+        "segment_disk",
         "unreadable",
     )
 
     def __init__(self, disk: Disk, path: str, *, locks: bool = True, corrupt_bytes: int = KEPT_BYTES) -> None:
         self.disk = disk
+        self.segment_disk = disk.without_reserve
+        """The same disk, for what may be very many open files."""
         self.path = path
         self.online = True
         """No error of the disk has come up."""

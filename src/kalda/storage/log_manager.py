@@ -28,6 +28,7 @@ from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.future_logs import FutureLogs
 from kalda.storage.job import Job
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_dirs import LogDirs
@@ -223,25 +224,27 @@ class LogManager:
     def _open_as(self, directory: LogDir, topic_partition: TopicPartition, name: str, clean: bool) -> Log:
         is_future = name.endswith(FUTURE_DIR_SUFFIX)
         return Log.open(
-            directory.disk,
-            f"{directory.path}/{name}",
-            self._config_of(topic_partition.topic),
-            topic_partition=topic_partition,
-            now_ms=self._now_ms(),
-            clean=clean,
-            # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
-            recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
-            log_start_offset=directory.log_starts.get(topic_partition, 0),
-            high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
-            corrupt_files=directory.corrupt_files,
-            distrusts_cache=directory.distrusts_cache,
-            compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
-            producer_expiration_ms=self.config.producer_expiration_ms,
-            verify_transactions=self.config.verify_transactions,
-            producer_limit=self._producer_limit,
+            Unopened(
+                directory.disk,
+                f"{directory.path}/{name}",
+                self._config_of(topic_partition.topic),
+                topic_partition=topic_partition,
+                now_ms=self._now_ms(),
+                clean=clean,
+                # The checkpoint's entry may be that of a former log of the partition: a future log is read whole.
+                recovery_point=0 if is_future else directory.recovery_points.get(topic_partition, 0),
+                log_start_offset=directory.log_starts.get(topic_partition, 0),
+                high_watermark=None if is_future else directory.high_watermarks.get(topic_partition),
+                corrupt_files=directory.corrupt_files,
+                distrusts_cache=directory.distrusts_cache,
+                compacted_upto=0 if is_future else directory.compacted_upto(topic_partition),
+                producer_expiration_ms=self.config.producer_expiration_ms,
+                verify_transactions=self.config.verify_transactions,
+                producer_limit=self._producer_limit,
+                jitter=self._jitter,
+                segment_disk=directory.segment_disk,
+            ),
             hooks=self,
-            jitter=self._jitter,
-            one_of_many=True,
         )
 
     # Logs
@@ -372,19 +375,21 @@ class LogManager:
         now_ms: int,
     ) -> Log:
         return Log.open(
-            directory.disk,
-            f"{directory.path}/{name}",
-            config,
-            topic_partition=topic_partition,
-            topic_id=topic_id,
-            now_ms=now_ms,
-            clean=True,
-            producer_expiration_ms=self.config.producer_expiration_ms,
-            verify_transactions=self.config.verify_transactions,
-            producer_limit=self._producer_limit,
+            Unopened(
+                directory.disk,
+                f"{directory.path}/{name}",
+                config,
+                topic_partition=topic_partition,
+                topic_id=topic_id,
+                now_ms=now_ms,
+                clean=True,
+                producer_expiration_ms=self.config.producer_expiration_ms,
+                verify_transactions=self.config.verify_transactions,
+                producer_limit=self._producer_limit,
+                jitter=self._jitter,
+                segment_disk=directory.segment_disk,
+            ),
             hooks=self,
-            jitter=self._jitter,
-            one_of_many=True,
         )
 
     def _add(self, directory: LogDir, log: Log) -> None:

@@ -11,12 +11,11 @@ from typing import Protocol
 
 from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import Uuid
 from kalda.base.sensors import Counter
-from kalda.storage.config import LogConfig
 from kalda.storage.flushing import Unsynced
 from kalda.storage.job import Job
-from kalda.storage.loading import Loaded
+from kalda.storage.loading import Loaded, Unopened
 from kalda.storage.offsets import LogOffsets
 from kalda.storage.reading import Reads
 from kalda.storage.recent_appends import RecentAppends
@@ -95,27 +94,15 @@ class LogState(LogOffsets):
         "unsynced",
     )
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        config: LogConfig,
-        topic_partition: TopicPartition,
-        topic_id: Uuid | None,
-        loaded: Loaded,
-        *,
-        segment_disk: Disk,
-        now_ms: int,
-        hooks: LogHooks,
-    ) -> None:
+    def __init__(self, given: Unopened, topic_id: Uuid | None, loaded: Loaded, hooks: LogHooks) -> None:
         super().__init__(loaded.log_start_offset, loaded.next_offset, loaded.recovery_point)
-        self.disk = disk
-        self.segment_disk = segment_disk
+        self.disk = given.disk
+        self.segment_disk = given.disk if given.segment_disk is None else given.segment_disk
         """The same disk, for the files of segments."""
-        self.directory = directory
+        self.directory = given.directory
         """The path of the partition's own directory; another one after `Log.rename_dir`."""
-        self.config = config
-        self.topic_partition = topic_partition
+        self.config = given.config
+        self.topic_partition = given.topic_partition
         self.topic_id = topic_id
         """As in `partition.metadata`; None where there is no such file yet."""
         self.segments: Segments = loaded.segments
@@ -124,13 +111,13 @@ class LogState(LogOffsets):
         self.snapshots = loaded.snapshots
         """Files with the producers' state."""
         self.unsynced = Unsynced(
-            disk,
-            directory,
+            self.disk,
+            self.directory,
             self.segments,
             self.leader_epochs,
             self.snapshots,
             names_changed=loaded.changed,
-            now_ms=now_ms,
+            now_ms=given.now_ms,
         )
         """What of the files has been written and not synced."""
         self.reads = Reads(self.segments)

@@ -21,6 +21,7 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk, SimFile
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager, NewLog
 from kalda.storage.retention import delete_segments
@@ -222,7 +223,7 @@ def test_a_follower_that_truncates_truncates_its_copy(world: World) -> None:
     assert future.log_end_offset == 10
     world.follow(1)
     truncate_to(partition.log, 6)
-    leader = Log.open(world.disk, "/leader", world.config, topic_partition=TP, now_ms=0, clean=True)
+    leader = Log.open(Unopened(world.disk, "/leader", world.config, topic_partition=TP, now_ms=0, clean=True))
     leader.append_as_follower(content(partition.log), 0)
     leader.assign_leader_epoch(1, 6)
     for _ in range(7):

@@ -15,6 +15,7 @@ from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.truncating import begin_truncation, truncate_to
 
@@ -38,7 +39,7 @@ def test_truncated_records_are_not_flushed() -> None:
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
     config = LogConfig.from_dict({"flush.messages": "1"})
-    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True))
     partition = Partition(where, topic_id, 1, log, jobs)
     partition.become_leader(0, 0, (1,), (1,))
     for _ in range(3):
@@ -57,7 +58,7 @@ def test_a_disk_that_fails_before_the_next_flush_leaves_no_request_waiting() -> 
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
     config = LogConfig.from_dict({"flush.messages": "1"})
-    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True))
     partition = Partition(where, topic_id, 1, log, jobs)
     partition.become_leader(0, 0, (1,), (1,))
     partition.append(build_batch([(1, None, b"x", ())]), -1, 1)
@@ -78,7 +79,7 @@ def test_records_in_place_of_flushed_ones_are_flushed_by_the_leader_that_waits_f
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
     config = LogConfig.from_dict({"flush.messages": "1"})
-    log = Log.open(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=where, topic_id=topic_id, now_ms=1, clean=True))
     partition = Partition(where, topic_id, 1, log, jobs)
     partition.become_leader(0, 0, (1,), (1,))
     for _ in range(3):
@@ -102,7 +103,9 @@ def test_an_epoch_begins_where_the_truncation_that_was_under_way_ends(steps: int
     disk, jobs = SimDisk(random.Random(1)), Later()
     disk.make_dirs("/d")
     where, topic_id = TopicPartition("t", 0), Uuid(bytes(15) + b"\x09")
-    log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    log = Log.open(
+        Unopened(disk, "/d/t-0", LogConfig(), topic_partition=where, topic_id=topic_id, now_ms=1, clean=True)
+    )
     partition = Partition(where, topic_id, 1, log, jobs)
     partition.become_leader(0, 0, (1, 2), (1,))
     for _ in range(5):

@@ -15,6 +15,7 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.aborted import AbortedRead, aborted_nowait
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_segments
 from kalda.storage.snapshot_jobs import run_snapshots
@@ -40,7 +41,7 @@ class Jobs:
 
 def opened(disk: SimDisk) -> Log:
     config = LogConfig.from_dict({"internal.segment.bytes": "600"})
-    log = Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW_MS, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW_MS, clean=True))
     log.update_high_watermark(log.log_end_offset)
     return log
 

@@ -15,6 +15,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.retention import delete_segments
@@ -175,7 +176,9 @@ def test_batches_in_the_page_cache_are_read_at_once() -> None:
 
 
 def test_a_read_while_the_log_is_cut_and_written_anew_gives_what_the_log_has_then() -> None:
-    log = Log.open(SimDisk(random.Random(3)), "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW_MS, clean=True)
+    log = Log.open(
+        Unopened(SimDisk(random.Random(3)), "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW_MS, clean=True)
+    )
     for size in (50, 400, 50):
         log.append_as_leader(build_batch([(NOW_MS, b"k", b"x" * size, ())]), 0, NOW_MS)
 
@@ -193,11 +196,11 @@ def test_a_read_while_the_log_is_cut_and_written_anew_gives_what_the_log_has_the
 
 def test_an_index_that_is_cut_under_a_read_is_no_failure_of_the_disk() -> None:
     config = LogConfig(index_interval_bytes=0)
-    log = Log.open(SimDisk(random.Random(3)), "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True)
+    log = Log.open(Unopened(SimDisk(random.Random(3)), "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True))
     for _ in range(9):
         log.append_as_leader(build_batch([(NOW_MS, b"k", b"x" * 50, ())]), 0, NOW_MS)
     log.close()
-    log = Log.open(log.disk, "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True)
+    log = Log.open(Unopened(log.disk, "/d/t-0", config, topic_partition=TP, now_ms=NOW_MS, clean=True))
     jobs = Jobs(lambda: truncate_to(log, 2))
     assert found(read(log, 1, jobs, 10_000)) == [1]
     assert jobs.count == 2

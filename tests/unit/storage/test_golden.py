@@ -15,6 +15,7 @@ from kalda.records.batch import iter_batches
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.dump import dump
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.naming import offset_of, parse_dir_name
@@ -139,12 +140,14 @@ def test_appending_the_same_batches_writes_the_same_files(name: str) -> None:
 
     def open_log(clean: bool) -> Log:
         return Log.open(
-            disk,
-            f"/node/{name}",
-            config_of(topic_partition.topic),
-            topic_partition=topic_partition,
-            now_ms=STOPPED_MS,
-            clean=clean,
+            Unopened(
+                disk,
+                f"/node/{name}",
+                config_of(topic_partition.topic),
+                topic_partition=topic_partition,
+                now_ms=STOPPED_MS,
+                clean=clean,
+            )
         )
 
     log = open_log(False)
@@ -170,12 +173,14 @@ def test_recovery_finds_what_a_clean_start_finds(name: str) -> None:
     for clean in (True, False):
         disk = golden_disk()
         log = Log.open(
-            disk,
-            f"/node/{name}",
-            config_of(topic_partition.topic),
-            topic_partition=topic_partition,
-            now_ms=STOPPED_MS,
-            clean=clean,
+            Unopened(
+                disk,
+                f"/node/{name}",
+                config_of(topic_partition.topic),
+                topic_partition=topic_partition,
+                now_ms=STOPPED_MS,
+                clean=clean,
+            )
         )
         aborted = [segment.txn_index.entries() for segment in log.segments]
         producers = [

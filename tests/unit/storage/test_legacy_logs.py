@@ -16,6 +16,7 @@ from kalda.records.builder import Record, build_batch, read_records
 from kalda.records.compression import Compression
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import TimeSearch
@@ -63,13 +64,15 @@ def old_disk(magic: int, codec: Compression) -> SimDisk:
 
 def open_log(disk: SimDisk, *, clean: bool, **config: int) -> Log:
     log = Log.open(
-        disk,
-        "/d/t-0",
-        LogConfig(index_interval_bytes=100, **config),
-        topic_partition=TP,
-        topic_id=TOPIC_ID,
-        now_ms=NOW,
-        clean=clean,
+        Unopened(
+            disk,
+            "/d/t-0",
+            LogConfig(index_interval_bytes=100, **config),
+            topic_partition=TP,
+            topic_id=TOPIC_ID,
+            now_ms=NOW,
+            clean=clean,
+        )
     )
     log.update_high_watermark(log.log_end_offset)
     return log

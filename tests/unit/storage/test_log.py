@@ -20,6 +20,7 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import DAY_MS, LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.retention import delete_old_segments
 from kalda.storage.searching import TimeSearch
@@ -70,7 +71,9 @@ def hooks() -> Hooks:
 
 def open_log(disk: SimDisk, config: LogConfig | None = None, *, clean: bool = True, hooks: Hooks | None = None) -> Log:
     config = config or LogConfig()
-    return Log.open(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=clean, hooks=hooks)
+    return Log.open(
+        Unopened(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=clean), hooks=hooks
+    )
 
 
 def rows(count: int, size: int = 10, timestamp: int = NOW) -> list[tuple[int, bytes | None, bytes | None, tuple[()]]]:
@@ -417,7 +420,9 @@ def test_under_transaction_version_2_a_marker_must_bump_the_epoch(disk: SimDisk)
 
 
 def test_the_first_batch_of_a_transaction_must_be_verified(disk: SimDisk) -> None:
-    log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, verify_transactions=True)
+    log = Log.open(
+        Unopened(disk, "/d/t-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, verify_transactions=True)
+    )
     with refused(ErrorCode.INVALID_TXN_STATE):
         produce(log, 0, txn=True)
     guard = log.start_verification(1, 0, 0, NOW)
@@ -459,7 +464,9 @@ def test_a_log_that_starts_within_a_batch_never_ends_before_its_start(disk: SimD
     append(leader, 5)
     sent = bytearray(leader.read(0, 1 << 20, 10, True).records)
     sent[-1] ^= 1  # the second batch is damaged
-    follower = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=3)
+    follower = Log.open(
+        Unopened(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=3)
+    )
     with pytest.raises(UnexpectedAppendOffset):
         follower.append_as_follower(sent, 0)
     append_fetched(follower, sent, 0)
@@ -475,7 +482,7 @@ def test_a_log_that_was_cut_back_into_a_batch_of_its_leader_gets_the_whole_batch
     for count in (5, 5, 1):
         append(leader, count)
     follower = Log.open(
-        disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=log_start
+        Unopened(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True, log_start_offset=log_start)
     )
     if log_start < 5:
         truncate_fully_and_start_at(follower, 0)
@@ -493,7 +500,7 @@ def test_a_log_that_was_cut_back_into_a_batch_of_its_leader_gets_the_whole_batch
     append_fetched(follower, leader.read(10, 1 << 20, 11, True).records, 0)
     assert follower.read(log_start, 1 << 20, 11).records == leader.read(log_start, 1 << 20, 11).records
     follower.close()
-    again = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True)
+    again = Log.open(Unopened(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True))
     assert again.log_end_offset == 11
 
 
@@ -501,7 +508,7 @@ def test_a_log_that_was_cut_back_into_a_batch_of_its_leader_gets_the_whole_batch
 def test_batches_that_compaction_has_left_far_apart_are_replicated(disk: SimDisk, offsets: tuple[int, ...]) -> None:
     """They are in one segment of the leader, whose base offset is another one."""
     config = LogConfig(index_interval_bytes=0)
-    log = Log.open(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=TP, topic_id=TOPIC_ID, now_ms=NOW, clean=True))
     sent = [bytes(build_batch([(NOW, b"k", b"v", ())], base_offset=offset, leader_epoch=0)) for offset in offsets]
     for _ in offsets:
         missing = [each for each, offset in zip(sent, offsets, strict=True) if offset >= log.log_end_offset]
@@ -514,7 +521,7 @@ def test_batches_that_compaction_has_left_far_apart_are_replicated(disk: SimDisk
 def test_a_batch_that_ends_before_the_log_does_is_refused(disk: SimDisk) -> None:
     leader = open_log(disk)
     append(leader, 5)
-    follower = Log.open(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True)
+    follower = Log.open(Unopened(disk, "/d/u-0", LogConfig(), topic_partition=TP, now_ms=NOW, clean=True))
     sent = leader.read(0, 1 << 20, 5).records
     append_fetched(follower, sent, 0)
     with pytest.raises(UnexpectedAppendOffset):
@@ -527,7 +534,9 @@ def test_the_topic_id_is_kept(disk: SimDisk) -> None:
     log.close()
     assert disk.read_file("/d/t-0/partition.metadata") == b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAACQ"
     with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
-        Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TP, topic_id=Uuid(bytes(16)), now_ms=NOW, clean=True)
+        Log.open(
+            Unopened(disk, "/d/t-0", LogConfig(), topic_partition=TP, topic_id=Uuid(bytes(16)), now_ms=NOW, clean=True)
+        )
 
 
 def test_a_log_with_records_always_has_its_topic_id(disk: SimDisk) -> None:
@@ -600,7 +609,9 @@ def test_a_flush_of_less_does_not_remove_a_leader_epoch_from_the_file(disk: SimD
     point = log.checkpoint_recovery_point
     assert point == 4
     disk.crash()
-    log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=False, recovery_point=point)
+    log = Log.open(
+        Unopened(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=False, recovery_point=point)
+    )
     assert log.leader_epochs.entries == [(0, 0), (1, 2)]
 
 
@@ -622,7 +633,9 @@ def test_a_rebuilt_index_outlives_a_loss_of_power(clean: bool, seed: int) -> Non
     disk.sync_dir("/d/t-0")
     for as_clean in (clean, False):
         disk.crash()
-        log = Log.open(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=as_clean, recovery_point=end)
+        log = Log.open(
+            Unopened(disk, "/d/t-0", log.config, topic_partition=TP, now_ms=NOW, clean=as_clean, recovery_point=end)
+        )
     assert [segment.max_timestamp for segment in log.segments] == largest
 
 

@@ -14,6 +14,7 @@ from kalda.sim.disk import SimDisk
 from kalda.storage import producer_snapshot, producer_state
 from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
 from kalda.storage.hooks import StandaloneHooks
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.producer_snapshot import read_snapshot, write_snapshot
@@ -50,13 +51,15 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_log(disk: SimDisk, *, clean: bool) -> Log:
     return Log.open(
-        disk,
-        "/d/t-0",
-        LogConfig(),
-        topic_partition=TP,
-        topic_id=TOPIC_ID,
-        now_ms=NOW,
-        clean=clean,
+        Unopened(
+            disk,
+            "/d/t-0",
+            LogConfig(),
+            topic_partition=TP,
+            topic_id=TOPIC_ID,
+            now_ms=NOW,
+            clean=clean,
+        ),
         hooks=NoUpkeep(disk),
     )
 

@@ -16,6 +16,7 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 from kalda.storage.retention import delete_segments
@@ -269,7 +270,7 @@ def log_of_segments(count: int) -> Log:
     disk = SimDisk(random.Random(1))
     disk.make_dirs("/d")
     config = LogConfig(segment_bytes=500)
-    log = Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+    log = Log.open(Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True))
     for _ in range(count):
         log.append_as_leader(build_batch([(NOW, None, bytes(300), ())]), 0, NOW)
     return log
@@ -309,7 +310,9 @@ def test_what_a_refused_append_has_written_is_no_part_of_the_log(rolls: bool) ->
     config = LogConfig(index_interval_bytes=10)
 
     def open_log() -> Log:
-        return Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+        return Log.open(
+            Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+        )
 
     def fetched(offset: int, value: bytes) -> bytes:
         return bytes(build_batch([(NOW, None, value, ())], base_offset=offset, leader_epoch=0))

@@ -14,6 +14,7 @@ from kalda.base.sensors import Counter
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.offsets import LogOffsets
 from kalda.storage.retention import delete_old_segments
@@ -84,7 +85,7 @@ def open_log(hooks: Watching) -> tuple[SimDisk, Log]:
     disk.make_dirs("/d")
     config = LogConfig(segment_bytes=300, retention_bytes=600)
     log = Log.open(
-        disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW_MS, clean=True, hooks=hooks
+        Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW_MS, clean=True), hooks=hooks
     )
     return disk, log
 

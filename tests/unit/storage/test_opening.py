@@ -14,6 +14,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.aborted import aborted_nowait
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.opening import open_logs
 from kalda.storage.searching import TimeSearch
@@ -66,7 +67,7 @@ def disk() -> WatchedDisk:
 
 def open_log(disk: SimDisk) -> Log:
     config = LogConfig(segment_bytes=60_000, index_interval_bytes=4_096)
-    return Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+    return Log.open(Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True))
 
 
 def append(log: Log, size: int = 5_000) -> None:
@@ -265,7 +266,9 @@ def test_a_disk_that_fails_under_a_search_is_reported(disk: WatchedDisk) -> None
 def test_a_disk_that_fails_before_the_files_of_another_log_are_opened(disk: WatchedDisk) -> None:
     """The job opens those of the others; the log has reported its failure, and its append raises it."""
     logs = [
-        Log.open(disk, f"/d/t-{at}", LogConfig(), topic_partition=TopicPartition("t", at), now_ms=NOW, clean=True)
+        Log.open(
+            Unopened(disk, f"/d/t-{at}", LogConfig(), topic_partition=TopicPartition("t", at), now_ms=NOW, clean=True)
+        )
         for at in range(2)
     ]
     for log in logs:
@@ -288,7 +291,9 @@ def test_a_disk_that_fails_before_a_search_or_a_read_begins_is_reported(disk: Wa
         lambda log: aborted_nowait(log, 0, log.log_end_offset),
         lambda log: log.read_later(0, 100, log.log_end_offset),
     ):
-        log = Log.open(disk, "/d/t-0", LogConfig(), topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+        log = Log.open(
+            Unopened(disk, "/d/t-0", LogConfig(), topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+        )
         append(log)
         index = log.segments.active.txn_index
         index.open()

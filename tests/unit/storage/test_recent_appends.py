@@ -15,6 +15,7 @@ from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.recent_appends import LEAST_BYTES, RecentAppends
 from kalda.storage.truncating import truncate_to
@@ -38,7 +39,9 @@ def batch(size: int = LEAST_BYTES, value: bytes = b"v") -> bytearray:
 def open_log(name: str = "t") -> Log:
     disk = SimDisk(random.Random(1))
     disk.make_dirs("/d")
-    return Log.open(disk, f"/d/{name}-0", LogConfig(), topic_partition=TopicPartition(name, 0), now_ms=NOW, clean=True)
+    return Log.open(
+        Unopened(disk, f"/d/{name}-0", LogConfig(), topic_partition=TopicPartition(name, 0), now_ms=NOW, clean=True)
+    )
 
 
 def append(log: Log, *batches: bytearray) -> None:

@@ -12,6 +12,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_epochs, replace_file, write_epochs, write_offsets
 from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_manager import LogManager
 
@@ -235,7 +236,7 @@ def test_an_interrupted_compaction_that_is_finished_is_logged(caplog: pytest.Log
     node.log.close(clean=False)
     node.disk.rename(node.path("00000000000000000000.log"), node.path("00000000000000000000.log.swap"))
     node.kill()
-    Log.open(node.disk, "/d/t-0", node.config, topic_partition=TP, now_ms=NOW, clean=False)
+    Log.open(Unopened(node.disk, "/d/t-0", node.config, topic_partition=TP, now_ms=NOW, clean=False))
     [line] = warnings(caplog)
     assert "had written 00000000000000000000.log.swap, which replaces offsets up to 5; removed: 000000" in line
 

@@ -16,10 +16,12 @@ from kalda.broker.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.checkpoints import read_epochs, read_offsets
 from kalda.storage.config import LogConfig
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 from kalda.storage.log_dir import LogDir
 from kalda.storage.log_manager import LogManager
 from kalda.storage.naming import offset_of
+from kalda.storage.state import LogHooks
 
 CONFIG = LogConfig(segment_bytes=400, retention_ms=-1)
 
@@ -122,9 +124,9 @@ def test_a_broken_invariant_takes_the_directory_offline_and_names_the_log(
 ) -> None:
     opening = Log.open
 
-    def fail(disk: object, directory: str, *arguments: object, **options: object) -> Log:
-        assert not directory.endswith("t-1"), "a bug"
-        return opening(disk, directory, *arguments, **options)  # type: ignore[arg-type]
+    def fail(given: Unopened, hooks: LogHooks) -> Log:
+        assert not given.directory.endswith("t-1"), "a bug"
+        return opening(given, hooks)
 
     monkeypatch.setattr(Log, "open", fail)
     stopped.start()

@@ -14,6 +14,7 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.index import OffsetIndex, read_waiting
+from kalda.storage.loading import Unopened
 from kalda.storage.log import Log
 
 NOW = 1_700_000_000_000
@@ -23,7 +24,7 @@ Spoil = Callable[[int, int, int], tuple[int, int]]
 
 def open_log(disk: SimDisk) -> Log:
     config = LogConfig(segment_bytes=20_000, index_interval_bytes=1_000)
-    return Log.open(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True)
+    return Log.open(Unopened(disk, "/d/t-0", config, topic_partition=TopicPartition("t", 0), now_ms=NOW, clean=True))
 
 
 def spoil_indexes(disk: SimDisk, spoil: Spoil) -> None:
