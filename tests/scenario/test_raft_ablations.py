@@ -9,8 +9,7 @@ import pytest
 from kalda.raft import leader, replication
 from kalda.raft.replica import Replica
 from kalda.raft.values import OffsetAndEpoch
-from kalda.sim.quorum import SimQuorum
-from kalda.sim.quorum_storm import recover, storm
+from kalda.sim.quorum import SimQuorum, recover, storm
 
 SEEDS = range(40)
 Patch = pytest.MonkeyPatch

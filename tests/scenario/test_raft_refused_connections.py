@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kalda.raft.config import RaftConfig
-from kalda.sim.quorum import CLUSTER, SimQuorum, key_of
-from kalda.sim.quorum_storm import recover, storm
+from kalda.sim.quorum import CLUSTER, SimQuorum, key_of, recover, storm
 
 FETCH_TIMEOUT_MS = RaftConfig(key_of(1), CLUSTER).fetch_timeout_ms
 

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kalda.sim.quorum_storm import recover, storm
+from kalda.sim.quorum import recover, storm
 
 FIRST, LAST = (int(part) for part in os.environ.get("RAFT_SEEDS", "0:30").split(":"))
 

@@ -12,9 +12,9 @@ import pytest
 from kalda.base.loop_time import LoopTime
 from kalda.controller import departures
 from kalda.controller.quorum_controller import QuorumController
-from kalda.sim.bugs import raise_once
 from kalda.sim.cluster import SimCluster
-from kalda.sim.controller_storm import recover, stalls, storm
+from kalda.sim.controller_faults import raise_once
+from kalda.sim.controllers import recover, stalls, storm
 from kalda.sim.world import World
 
 FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:25").split(":"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from kalda.sim import dirs
+from kalda.sim import admin as dirs
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster

@@ -14,8 +14,9 @@ import click
 
 from kalda.cli.times import Seconds
 from kalda.cli.workers import each
-from kalda.sim import controller_storm, faults
-from kalda.sim.quorum_storm import recover, stale_leaders, storm
+from kalda.sim import controllers as controller_storm
+from kalda.sim import faults
+from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
 from kalda.sim.transaction_storm import simulate_transactions

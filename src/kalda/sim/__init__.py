@@ -19,20 +19,16 @@ Nodes, clients and what they record:
 - `client`: a client process, and single requests of operators, with retries
 - `client_io`: Kalda's own asyncio clients, over the simulated network
 - `history`: what clients attempted, what was acknowledged, what they read
-- `workload`: producers and administrators
-- `readers`: consumers, from leaders and from followers
+- `workload`: producers, administrators, and consumers from leaders and followers
 - `group_loops`: consume-transform-produce by members of a group
-- `membership`: membership of a classic consumer group
 - `groups`: members of consumer groups, and the guarantees of groups
-- `admin`: operators of topics, replicas and the quorum
-- `dirs`: several log directories a node, and replicas that are moved between them
-- `deletions`: an operator that deletes records
-- `phoenix`: a topic that is deleted and created again under its name
+- `admin`: operators of topics, records, replicas, their log directories, and the quorum
+- `recreations`: a topic that is deleted and created again under its name
 
 Faults, checks, verdicts:
 
 - `faults`: the faults of a run, and their ends
-- `bugs`: exceptions in the active controller
+- `controller_faults`: exceptions in the active controller
 - `losses`: faults in which one replica loses data, and what must hold then
 - `truncations`: unclean elections under consumers
 - `checks`: the invariants, checked during a run and at its end
@@ -43,8 +39,7 @@ Transactions:
 - `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
-- `failovers`: transaction coordinators that are killed between two of their records
-- `late_markers`: requests for markers that arrive a second time
+- `transaction_faults`: coordinators that are killed between two of their records, markers that arrive a second time
 
 Safeguards that are switched off, and how:
 
@@ -55,8 +50,6 @@ Safeguards that are switched off, and how:
 
 Parts of a node alone:
 
-- `quorum`: the quorum's machines alone, without bytes
-- `quorum_storm`: seeds of those
-- `controllers`: controllers alone, around one log
-- `controller_storm`: seeds of those
+- `quorum`: the quorum's machines alone, without bytes, and seeds of those
+- `controllers`: controllers alone, around one log, and seeds of those
 """

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalda.base.errors import ErrorCode
-from kalda.sim import client_ablations, controller_storm, faults
-from kalda.sim.quorum_storm import recover, stale_leaders, storm
+from kalda.sim import client_ablations, faults
+from kalda.sim import controllers as controller_storm
+from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
 from kalda.sim.switch import Switch
 from kalda.sim.truncations import truncate_under_consumers

@@ -1,16 +1,18 @@
-"""Operators: one creates, extends, configures and deletes topics, one reassigns replicas, one changes the quorum's
-voters.
+"""Operators: one creates, extends, configures and deletes topics, one reassigns replicas, one moves them between the
+log directories of a node, one deletes records, one changes the quorum's voters.
 
 Each makes one change after another, through all faults. A request without a response may still be carried out later,
 even after its repetition and later changes. So the final state must be that of the last request, or of an earlier one
-that got no response.
+that got no response. When no move is in progress and nothing fails, each replica is in exactly one log directory of its
+node, complete and without a copy in another one, and the metadata names this directory (KIP-113, KIP-858). Records
+below a requested offset may be deleted, those below an acknowledged one are.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,11 @@ from kalda.base.ids import TopicPartition
 from kalda.client.core.administration import Kind, Target
 from kalda.client.core.requests import all_topics_request
 from kalda.metadata.image import MetadataImage
+from kalda.protocol.messages.admin import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
@@ -46,7 +53,9 @@ from kalda.protocol.messages.topics import (
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin
-from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster
+from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster, SimNode
+from kalda.sim.history import History
+from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 
 _TIMEOUT_MS = 3_000
 _DELETION_MS = 2_000
@@ -326,3 +335,100 @@ class VoterChanger(Operator):
             how = error.code.name
         action = "add" if isinstance(request, AddRaftVoterRequest) else "remove"
         self._client.world.trace(self._client.name, f"requests to {action} the voter {request.voter_id}: {how}")
+
+
+_METADATA = "__cluster_metadata"
+
+
+class DirMover(Operator):
+    """Moves replicas to other directories of their brokers, some of them again before the first move is complete."""
+
+    def __init__(
+        self, client: SimClient, cluster: SimCluster, partitions: list[TopicPartition], pause_s: float = 2.0
+    ) -> None:
+        self._cluster = cluster
+        self._partitions = partitions
+        super().__init__(client, pause_s)
+
+    async def _act(self) -> None:
+        rng = self._rng
+        node = rng.choice(list(self._cluster))
+        path = rng.choice(node.config.log_dirs)
+        chosen = rng.sample(self._partitions, rng.randint(1, min(2, len(self._partitions))))
+        topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index]) for topic, index in chosen]
+        request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=path, topics=topics)])
+        names = ", ".join(f"{topic}-{index}" for topic, index in chosen)
+        try:
+            answer = await self._admin.ask(Target(Kind.BROKER, node.id), request, 2)
+            codes = {partition.error_code for result in answer.results for partition in result.partitions}
+            how = ", ".join(sorted(ErrorCode(code).name for code in codes))
+        except ApiError as error:
+            how = error.code.name
+        self._client.world.trace(self._client.name, f"requests to move {names} of {node.name} to {path}: {how}")
+
+
+def misplaced(node: SimNode, image: MetadataImage) -> Iterator[str]:
+    """Directories that are offline, replicas that are being moved, and those not in the directory of the metadata."""
+    logs = None if node.node is None else node.node.logs
+    if logs is None:
+        return
+    for directory in logs.dirs:
+        if not directory.online:
+            yield f"{directory.path} of {node.name} is offline"
+    for future in logs.futures:
+        yield f"{future.topic_partition} of {node.name} is being moved"
+    for log in logs:
+        topic, index = log.topic_partition
+        home = logs.dir_of(log.topic_partition)
+        in_image = image.topics.by_name.get(topic)
+        registration = None if in_image is None else in_image.partitions.get(index)
+        assigned = None if registration is None else registration.directory(node.id)
+        if assigned is not None and home is not None and assigned != home.directory_id:
+            yield f"{topic}-{index} of {node.name} is in {home.path}, but the metadata has another directory"
+
+
+def judge(node: SimNode, image: MetadataImage) -> Iterator[str]:
+    """Violations on the disk. Requires that nothing is `misplaced`."""
+    assert node.node is not None
+    logs = node.node.logs
+    assert logs is not None
+    found: dict[TopicPartition, list[str]] = {}
+    for path in node.config.log_dirs:
+        for name in node.machine.disk.names(path):
+            placed = parse_dir_name(name)
+            if placed is None or placed.topic == _METADATA or name.endswith((DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX)):
+                continue
+            found.setdefault(placed, []).append(f"{path}/{name}")
+    for placed, places in found.items():
+        log = logs.get(placed)
+        if len(places) > 1 or log is None or log.directory != places[0]:
+            yield f"{placed} of {node.name} is at {places}, and served from {log.directory if log else 'nowhere'}"
+    for topic in image.topics.by_id.values():
+        for index, registration in topic.partitions.items():
+            if node.id in registration.replicas and TopicPartition(topic.name, index) not in found:
+                yield f"{topic.name}-{index} is not in any directory of {node.name}"
+
+
+_MAX_STEP = 20
+
+
+class Deleter(Operator):
+    """Raises the log start offsets of partitions in small steps."""
+
+    def __init__(
+        self, client: SimClient, history: History, partitions: list[TopicPartition], pause_s: float = 4.0
+    ) -> None:
+        self._history = history
+        self._partitions = partitions
+        super().__init__(client, pause_s)
+
+    async def _act(self) -> None:
+        partition = self._rng.choice(self._partitions)
+        known = self._history.deletions(partition)
+        read = len(self._history.seen.get(partition, ()))
+        # Records are read from the first one on, and only committed ones: so `read` is at most the high watermark.
+        offset = min(known.acknowledged + self._rng.randint(1, _MAX_STEP), read)
+        if offset > known.acknowledged:
+            known.requested = max(known.requested, offset)
+            if await self.delete_records(partition, offset):
+                known.acknowledged = max(known.acknowledged, offset)

@@ -27,7 +27,7 @@ from kalda.raft.snapshots import SnapshotReader
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
-from kalda.sim import dirs
+from kalda.sim import admin as dirs
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.groups import Group
 from kalda.sim.groups import judge as groups_judge

@@ -24,7 +24,8 @@ import errno
 from collections.abc import Callable
 
 from kalda.controller.quorum_controller import QuorumController
-from kalda.sim import bugs, losses
+from kalda.sim import controller_faults as bugs
+from kalda.sim import losses
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.losses import Losses
 from kalda.sim.network import BACKLOG

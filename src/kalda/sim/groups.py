@@ -26,7 +26,7 @@ from kalda.protocol.messages.offsets import OffsetCommitRequest, OffsetFetchRequ
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.history import History
-from kalda.sim.readers import Reader
+from kalda.sim.workload import Reader
 
 _SESSION_MS = 3_000
 _HEARTBEAT_MS = 500

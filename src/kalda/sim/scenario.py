@@ -16,19 +16,17 @@ from random import Random
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.sim import faults, losses, phoenix
-from kalda.sim.admin import Churner, Operator, Reassigner, VoterChanger
+from kalda.sim import faults, losses
+from kalda.sim import recreations as phoenix
+from kalda.sim.admin import Churner, Deleter, DirMover, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster, rack_name
-from kalda.sim.deletions import Deleter
-from kalda.sim.dirs import DirMover
 from kalda.sim.groups import Group, Member
 from kalda.sim.history import History
 from kalda.sim.loop import Stuck
-from kalda.sim.phoenix import Phoenix
-from kalda.sim.readers import Consumer
-from kalda.sim.workload import Administrator, Producer
+from kalda.sim.recreations import Phoenix
+from kalda.sim.workload import Administrator, Consumer, Producer
 from kalda.sim.world import Violation, World
 
 _LIMIT_S = 600.0

@@ -28,9 +28,7 @@ from kalda.sim.checks import Observer as ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimConsumer
 from kalda.sim.cluster import SimCluster
-from kalda.sim.failovers import CoordinatorKills
 from kalda.sim.group_loops import GroupLoop
-from kalda.sim.late_markers import LateMarkers
 from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
 from kalda.sim.transaction_clients import (
@@ -44,6 +42,7 @@ from kalda.sim.transaction_clients import (
     read_at,
     stable_consumer,
 )
+from kalda.sim.transaction_faults import CoordinatorKills, LateMarkers
 from kalda.sim.transactions import FEATURE
 from kalda.sim.world import Violation, World
 from kalda.verify.history import Fault, FinalOffset, History, Settings

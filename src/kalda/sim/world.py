@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kalda.sim.bugs import Bug
+from kalda.sim.controller_faults import Bug
 from kalda.sim.loop import SimLoop
 from kalda.sim.machine import Machine
 from kalda.sim.network import SimNetwork

@@ -26,7 +26,7 @@ from kalda.sim.admin import Operator
 from kalda.sim.client import SimClient
 from kalda.sim.history import Deleted
 from kalda.sim.machine import EPOCH_MS
-from kalda.sim.readers import Records, records_of
+from kalda.sim.workload import Records, records_of
 
 NAME = "phoenix"
 _PARTITIONS = 2
