@@ -35,8 +35,10 @@ from kalda.storage.values import AppendOrigin
 MAX_BATCHES = 5
 MAX_EPOCH = 2**15 - 1
 _LATE_BUFFER_MS = 5 * 60 * 1000
-_EXPIRED_A_CALL = 20_000
-"""Producers that one call of `expire` checks: some milliseconds."""
+_EXPIRED_A_CALL = 2_000
+"""Producers that one call of `expire` checks: less than a millisecond."""
+_RELEASED_A_CALL = 20_000
+"""Producers of which one call of `release_oldest` drops half: some milliseconds."""
 
 
 class BatchMetadata(NamedTuple):
@@ -508,11 +510,11 @@ class ProducerStates:
             return 0
         states = self._states
         if not states:
-            stale = list(islice(self._verifications, _EXPIRED_A_CALL))
+            stale = list(islice(self._verifications, _RELEASED_A_CALL))
             for producer_id in stale[: (len(stale) + 1) // 2]:
                 del self._verifications[producer_id]
             return (len(stale) + 1) // 2
-        some = list(islice(states.values(), _EXPIRED_A_CALL))
+        some = list(islice(states.values(), _RELEASED_A_CALL))
         closed = [state for state in some if state.txn_first_offset < 0]
         closed.sort(key=lambda state: state.last_data_offset)
         oldest = closed[: (len(closed) + 1) // 2]

@@ -25,6 +25,8 @@ from kalda.storage.state import LogState
 _LOGS_A_POLL = 64
 _LOGS_A_DELETION = 12
 """How many of them a log of which segments are deleted counts as: a new segment is made, and files are renamed."""
+_PRODUCERS_A_LOG = 32
+"""How many producers whose age is checked count as another log."""
 _REMOVED_AGAIN_MS = 60_000
 _CHECKPOINT_INTERVAL_MS = 1_000
 """Checkpoints that are to be written soon are written together, at most once in that time: each holds all logs."""
@@ -199,6 +201,7 @@ class Upkeep:
                 if deleted >= MAX_DELETED:
                     unfinished.append(log.topic_partition)
             elif task is _Task.PRODUCERS:
+                room -= len(log.producer_states) // _PRODUCERS_A_LOG
                 if log.producer_states.expire(now_ms, self.config.producer_expiration_ms) is None:
                     unfinished.append(log.topic_partition)
             elif log.log_end_offset > log.recovery_point and now_ms - log.unsynced.last_flush_ms >= log.config.flush_ms:

@@ -277,7 +277,7 @@ def test_verifications_without_an_append_are_released_too() -> None:
 
 
 def test_a_call_releases_some_producers_and_the_next_one_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_state, "_EXPIRED_A_CALL", 4)
+    monkeypatch.setattr(producer_state, "_RELEASED_A_CALL", 4)
     states = ProducerStates("t-0")
     header = read_header(build_batch([(NOW, b"k", b"v", ())], producer_id=0, producer_epoch=0))
     for pid in range(8):
