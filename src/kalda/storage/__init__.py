@@ -26,7 +26,6 @@ One log:
 
 - `log`: the log: append, read, roll, close
 - `state`: what a log has, without appending to it; what it asks of whoever holds it
-- `hooks`: what is asked of nobody: hooks of a log that no manager holds
 - `segments`: the sorted segments of a log
 - `appending`: which batches of a buffer are appended, for replicas and raft leaders
 - `loading`: opening a log, cleanly or by recovery

@@ -26,7 +26,6 @@ from kalda.storage.aborted import collect_aborted
 from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import LogConfig
-from kalda.storage.hooks import StandaloneHooks
 from kalda.storage.index import WouldWait, read_cached, read_waiting
 from kalda.storage.job import Job
 from kalda.storage.loading import Loaded, Loading, Unopened
@@ -35,7 +34,7 @@ from kalda.storage.reading import SLICED_BYTES
 from kalda.storage.recent_appends import LEAST_BYTES
 from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
 from kalda.storage.snapshot_jobs import ColdRead, SnapshotJob
-from kalda.storage.state import LogHooks, LogState
+from kalda.storage.state import LogHooks, LogState, StandaloneHooks
 from kalda.storage.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
