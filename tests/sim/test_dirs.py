@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from kalda.sim import admin as dirs
+from kalda.sim.admin import judge, misplaced
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster
@@ -36,7 +36,7 @@ def test_a_directory_fails_at_one_start_and_works_at_the_next() -> None:
             await restart()
             image = cluster.image()
             assert image is not None
-            assert [reason for reason in dirs.misplaced(node, image) if "offline" in reason]
+            assert [reason for reason in misplaced(node, image) if "offline" in reason]
             leaders = [partition.leader for partition in image.topics.by_name["t"].partitions.values()]
             assert sorted(leaders) == [-1, -1, 1, 1]
             node.machine.disk.mend("/data/1")
@@ -44,10 +44,10 @@ def test_a_directory_fails_at_one_start_and_works_at_the_next() -> None:
             await cluster.wait(observer.settled, lambda: observer.unsettled, _LIMIT_S)
             image = cluster.image()
             assert image is not None
-            assert list(dirs.judge(node, image)) == []
+            assert list(judge(node, image)) == []
             node.machine.disk.make_dirs("/data/1/t-0")
             node.machine.disk.make_dirs("/data/0/t-0")
             node.machine.disk.make_dirs("/data/0/t-9.0000-future")
-            assert len(list(dirs.judge(node, image))) == 2
+            assert len(list(judge(node, image))) == 2
 
         world.run(main(), 300)

@@ -14,8 +14,7 @@ import click
 
 from kalda.cli.times import Seconds
 from kalda.cli.workers import each
-from kalda.sim import controllers as controller_storm
-from kalda.sim import faults
+from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
@@ -169,8 +168,8 @@ def _controller_storm(seed: int) -> str:
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # the faults that they log are brought about
     try:
-        controller_storm.recover(controller_storm.storm(seed))
-        controller_storm.recover(controller_storm.stalls(seed))
+        controllers.recover(controllers.storm(seed))
+        controllers.recover(controllers.stalls(seed))
     except AssertionError as error:
         return str(error) or repr(error)
     finally:

@@ -43,10 +43,8 @@ Transactions:
 
 Safeguards that are switched off, and how:
 
-- `ablations`: safeguards that are switched off one by one; some seed must fail without each
-- `client_ablations`: those of clients
+- `ablations`: safeguards of nodes and clients that are switched off one by one; some seed must fail without each
 - `transaction_ablations`: safeguards of transactions that are switched off
-- `switch`: replaces attributes, and restores them
 
 Parts of a node alone:
 

@@ -8,16 +8,111 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from kalda.base.errors import ErrorCode
-from kalda.sim import client_ablations, faults
-from kalda.sim import controllers as controller_storm
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import Plan, Verdict, simulate
-from kalda.sim.switch import Switch
 from kalda.sim.truncations import truncate_under_consumers
+
+if TYPE_CHECKING:
+    from kalda.base.configs.producer import ProducerConfig
+    from kalda.client.core.idempotence import Idempotence
+    from kalda.client.core.producer_batch import ProducerBatch
+    from kalda.client.core.transaction_manager import TransactionManager
+
+
+class Switch:
+    """Replaces attributes, and restores them."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set `owner.name` to `value` until `restore`. Raises `KeyError` where there is no such attribute."""
+        self._undo.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        while self._undo:
+            setattr(*self._undo.pop())
+
+
+_MANY_IN_FLIGHT = 30
+
+
+def number_each_attempt(switch: Switch) -> None:
+    """A batch gets a new sequence number whenever it is drained, not only the first time."""
+    from kalda.client.core.idempotence import Idempotence
+
+    checked = Idempotence.number
+
+    def number(self: Idempotence, batch: ProducerBatch) -> None:
+        sequence = self._sequences.get(batch.topic_partition)
+        if batch.has_sequence and sequence is not None:
+            self._remove(sequence, batch)
+            batch.base_sequence = -1
+        checked(self, batch)
+
+    switch.set(Idempotence, "number", number)
+
+
+def send_without_bound(switch: Switch) -> None:
+    """More batches of a partition are in flight than the five that brokers recognize when they arrive again."""
+    from kalda.client.core.producing import ProducerCore
+
+    checked = ProducerCore.__init__
+
+    def init(self: ProducerCore, config: ProducerConfig, **others: Any) -> None:
+        checked(self, replace(config, max_in_flight=_MANY_IN_FLIGHT), **others)
+
+    switch.set(ProducerCore, "__init__", init)
+
+
+def begin_anew_in_the_same_epoch(switch: Switch) -> None:
+    """Behind a gap, numbers begin at 0 again, and the epoch is not incremented."""
+    from kalda.client.core.idempotence import Idempotence
+
+    checked = Idempotence.run
+
+    def run(self: Idempotence) -> None:
+        epoch = self.epoch
+        checked(self)
+        if self.epoch != epoch and self.has_producer_id:
+            self.epoch = epoch
+            for sequence in self._sequences.values():
+                sequence.epoch = epoch
+                for batch in sequence.in_flight:
+                    batch.set_producer(self.producer_id, epoch, batch.base_sequence, self.is_transactional)
+
+    switch.set(Idempotence, "run", run)
+
+
+def go_on_when_fenced(switch: Switch) -> None:
+    """A producer that was fenced gets a new epoch, as if it were the latest of its transactional id."""
+    from kalda.client.core.transaction_errors import FENCED, AbortableTransactionError
+    from kalda.client.core.transaction_manager import TransactionManager
+    from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+
+    checked = TransactionManager._fail
+
+    def fail(self: TransactionManager, error: ApiError) -> None:
+        if error.code in FENCED:
+            self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+            self._is_started, self._bump_required = False, True
+            error = AbortableTransactionError(error.code, error.message)
+        checked(self, error)
+
+    switch.set(TransactionManager, "_fail", fail)
+
+
+def follow_any_log(switch: Switch) -> None:
+    """A consumer goes on at its position behind a change of the leader."""
+    from kalda.client.core.positions import Positions
+
+    switch.set(Positions, "_compare_epochs", lambda self: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +437,11 @@ def _stale_leaders(seed: int) -> None:
 
 
 def _controller_storm(seed: int) -> None:
-    controller_storm.recover(controller_storm.storm(seed))
+    controllers.recover(controllers.storm(seed))
 
 
 def _controller_stalls(seed: int) -> None:
-    controller_storm.recover(controller_storm.stalls(seed))
+    controllers.recover(controllers.stalls(seed))
 
 
 QUORUM_ABLATIONS = {
@@ -373,9 +468,7 @@ CONTROLLER_ABLATIONS = {
 """Safeguards of the controller, by name."""
 CONSUMER_ABLATIONS = {
     each.name: each
-    for each in (
-        SmallAblation("validation of offsets", client_ablations.follow_any_log, truncate_under_consumers, seeds=5),
-    )
+    for each in (SmallAblation("validation of offsets", follow_any_log, truncate_under_consumers, seeds=5),)
 }
 """Safeguards of consumers, by name."""
 
@@ -395,9 +488,9 @@ ABLATIONS = {
         Ablation("the high watermark for readers of followers", _read_all_of_followers, 3, ("slow",), loads=("racks",)),
         Ablation("moves of whole logs only", _take_any_copy, 1, ("slow-disk",), loads=("dirs",)),
         Ablation("moves of synced logs only", _move_unsynced, 1, faults.POWER, seeds=60, loads=("dirs",)),
-        Ablation("sequences of first attempts", client_ablations.number_each_attempt, 1, ("reset",)),
-        Ablation("five batches in flight", client_ablations.send_without_bound, 1, ("reset", "slow")),
-        Ablation("epochs of producers", client_ablations.begin_anew_in_the_same_epoch, 3, ("pause", "cut"), 30.0),
+        Ablation("sequences of first attempts", number_each_attempt, 1, ("reset",)),
+        Ablation("five batches in flight", send_without_bound, 1, ("reset", "slow")),
+        Ablation("epochs of producers", begin_anew_in_the_same_epoch, 3, ("pause", "cut"), 30.0),
         Ablation("removal of what a snapshot lacks", _keep_what_a_snapshot_lacks, 3, ("kill", "cut"), 40.0),
     )
 }

@@ -27,7 +27,7 @@ from kalda.raft.snapshots import SnapshotReader
 from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
-from kalda.sim import admin as dirs
+from kalda.sim import admin
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.groups import Group
 from kalda.sim.groups import judge as groups_judge
@@ -187,7 +187,7 @@ class Observer:
         topics = nodes[0].image.topics.by_id.values()
         not_in_sync = next((reason for topic in topics for reason in self._not_in_sync(topic)), "")
         image = nodes[0].image
-        return not_in_sync or next((reason for node in self._cluster for reason in dirs.misplaced(node, image)), "")
+        return not_in_sync or next((reason for node in self._cluster for reason in admin.misplaced(node, image)), "")
 
     def _not_in_sync(self, topic: TopicImage) -> Iterator[str]:
         for index, registration in topic.partitions.items():
@@ -249,7 +249,7 @@ class Observer:
     def _judge_dirs(self) -> None:
         for node in self._cluster:
             assert node.node is not None
-            for violation in dirs.judge(node, node.node.image):
+            for violation in admin.judge(node, node.node.image):
                 self._world.violated(violation)
 
     def _judge_metadata(self) -> None:

@@ -58,7 +58,7 @@ from kalda.protocol.messages.topics import (
     CreateTopicsRequest,
 )
 from kalda.protocol.record_framing import VersionedRecord, decode_metadata_record, encode_metadata_record
-from kalda.sim import controller_faults as bugs
+from kalda.sim import controller_faults
 from kalda.statemachine.runtime import ReplayFault
 
 CLUSTER = "cluster"
@@ -530,7 +530,7 @@ class Controllers:
                 )
 
 
-_BUGS = (*bugs.PARTS, ("topics", "create"))
+_BUGS = (*controller_faults.PARTS, ("topics", "create"))
 """Parts of a controller that raise once."""
 
 
@@ -705,7 +705,7 @@ def _befall_controller(world: Controllers, rng: random.Random) -> None:
             if not node.stalled and node.up:
                 world.stall(node, rng.choice((500, 3_000, 12_000, 30_000)))
         case 1:
-            bugs.raise_once(node.controller, *rng.choice(_BUGS), lambda: not world.has_healed)
+            controller_faults.raise_once(node.controller, *rng.choice(_BUGS), lambda: not world.has_healed)
         case 2:
             _poison(node)
         case 3:

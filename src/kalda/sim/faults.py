@@ -24,8 +24,7 @@ import errno
 from collections.abc import Callable
 
 from kalda.controller.quorum_controller import QuorumController
-from kalda.sim import controller_faults as bugs
-from kalda.sim import losses
+from kalda.sim import controller_faults, losses
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.losses import Losses
 from kalda.sim.network import BACKLOG
@@ -168,9 +167,9 @@ class Faults:
         active = self._active()
         if active is None:
             return None
-        part, method = self._rng.choice(bugs.PARTS)
+        part, method = self._rng.choice(controller_faults.PARTS)
         self._world.trace(active[0].name, f"has a controller whose {part}.{method} raises")
-        bugs.raise_once(active[1], part, method, lambda: not self._has_ended)
+        controller_faults.raise_once(active[1], part, method, lambda: not self._has_ended)
         return None
 
     def _active(self) -> tuple[SimNode, QuorumController] | None:

@@ -16,8 +16,7 @@ from random import Random
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.sim import faults, losses
-from kalda.sim import recreations as phoenix
+from kalda.sim import faults, losses, recreations
 from kalda.sim.admin import Churner, Deleter, DirMover, Operator, Reassigner, VoterChanger
 from kalda.sim.checks import Observer
 from kalda.sim.client import SimClient
@@ -219,7 +218,7 @@ class _Run:
         if self.choices.deletes:
             self.operators.append(Deleter(self._client("deleter"), self.history, self.partitions))
         if self.choices.phoenix:
-            self.history.judged_elsewhere.add(phoenix.NAME)
+            self.history.judged_elsewhere.add(recreations.NAME)
             self.operators.append(Phoenix(self._client("phoenix"), replicas, configs))
         if plan.nodes < 3:
             return

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kalda.base.errors import ErrorCode
-from kalda.sim.client_ablations import go_on_when_fenced
-from kalda.sim.switch import Switch
+from kalda.sim.ablations import Switch, go_on_when_fenced
 from kalda.sim.transaction_storm import TransactionPlan, TransactionVerdict, simulate_transactions
 
 
