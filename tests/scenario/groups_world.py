@@ -21,6 +21,7 @@ from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
+    DescribeGroupsResponse,
     HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -474,7 +475,13 @@ def settle(world: World, *clients: Client) -> None:
 
 def describe(world: World, *groups: str, version: int = 6) -> list[tuple[str, str, str, int]]:
     answer = Answer(
-        world.coordinator.describe_groups(Context(version), DescribeGroupsRequest(groups=list(groups)), world.now),
+        DescribeGroupsResponse(
+            groups=list(
+                world.coordinator.describe_groups(
+                    Context(version), DescribeGroupsRequest(groups=list(groups)), world.now
+                )
+            )
+        ),
         version,
     )
     return [

@@ -9,6 +9,7 @@ from typing import Any, cast
 from data_handlers import handler
 from data_path_world import SELF, Assigned, World, answers_of, offsets
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
@@ -167,11 +168,11 @@ def test_a_search_whose_disk_fails_leaves_the_others_their_answers() -> None:
     context = cast(RequestContext, SimpleNamespace(api_version=7))
     asked = [ListOffsetsPartition(partition_index=index, timestamp=0) for index in range(PARTITIONS)]
     wanted = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="a", partitions=asked)])
-    waiting = OffsetHandlers(world.replicas).list_offsets(context, wanted)
-    assert isinstance(waiting, Pending)
+    steps: Any = OffsetHandlers(world.replicas).list_offsets(context, wanted)
+    waiting: Pending[Any] = run_to_end(steps)
     world.disk.fail(partitions[0].log.directory, operations=frozenset({"read"}))
     world.let_jobs_run()
-    assert waiting.value is not None
+    response = run_to_end(waiting.value)
     assert [partition.log.offline for partition in partitions] == [True, False, False]
-    answers = {each.partition_index: (each.error_code, each.offset) for each in waiting.value.topics[0].partitions}
+    answers = {each.partition_index: (each.error_code, each.offset) for each in response.topics[0].partitions}
     assert answers == {0: (ErrorCode.KAFKA_STORAGE_ERROR, -1), 1: (0, 0), 2: (0, 0)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from data_path_world import Assigned, World
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic, OffsetSpec
@@ -19,8 +20,8 @@ def asked(world: World, replica_id: int, epoch: int = -1) -> tuple[ErrorCode, in
     partition = ListOffsetsPartition(partition_index=0, current_leader_epoch=epoch, timestamp=OffsetSpec.LATEST)
     request = ListOffsetsRequest(replica_id=replica_id, topics=[ListOffsetsTopic(name="a", partitions=[partition])])
     context: Any = SimpleNamespace(api_version=7)
-    response = OffsetHandlers(world.replicas).list_offsets(context, request)
-    answer = response.topics[0].partitions[0]  # type: ignore[union-attr]
+    steps: Any = OffsetHandlers(world.replicas).list_offsets(context, request)
+    answer = run_to_end(steps).topics[0].partitions[0]
     return ErrorCode(answer.error_code), answer.offset
 
 

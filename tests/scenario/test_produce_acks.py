@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from data_handlers import handler
 from data_path_world import SELF, Assigned, World
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.protocol.messages.produce import (
@@ -32,9 +35,9 @@ def settled(answer: object) -> PartitionProduceResponse:
     return answer
 
 
-def follow(world: World, broker_id: int, offset: int) -> None:
+def follow(world: World, broker_id: int, offset: int, topic: str = "a", index: int = 0) -> None:
     """A follower has everything below `offset`."""
-    world.fetch(("a", 0, offset), replica_id=broker_id, max_wait_ms=0)
+    world.fetch((topic, index, offset), replica_id=broker_id, max_wait_ms=0)
 
 
 def test_acks_all_without_followers_is_answered_at_once() -> None:
@@ -238,3 +241,41 @@ def test_a_topic_of_coordinators_that_another_broker_leads_takes_no_records() ->
     world.elsewhere.add("__consumer_offsets")
     done = run(world, [data()], "__consumer_offsets", refuses_internal_topics=True)
     assert done.response.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def of_many(world: World, acks: int) -> Any:
+    """The steps of a produce to 100 partitions, and how to see how many have been appended to."""
+    partitions = [world.assign("many", index, TRIO) for index in range(100)]
+    topic = TopicProduceData(partition_data=[data(index) for index in range(100)])
+    begun = produce.begin(world.replicas, ProduceRequest(acks=acks, topic_data=[topic]), world.now_ms)
+    return begun.run_in_steps([topic], ["many"]), lambda: sum(each.log.log_end_offset for each in partitions)
+
+
+def test_a_produce_to_many_partitions_is_appended_in_steps() -> None:
+    steps, appended = of_many(World(), acks=1)
+    before = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            answers = finished.value.response.responses[0].partition_responses
+            break
+        assert 0 < appended() - before <= 30
+        before = appended()
+    assert [(each.index, each.error_code) for each in answers] == [(index, 0) for index in range(100)]
+
+
+def test_records_that_a_new_leader_epoch_may_have_dropped_between_two_steps_are_not_acknowledged() -> None:
+    world = World()
+    steps, _ = of_many(world, acks=-1)
+    next(steps)
+    world.assign("many", 0, Assigned(2, 1, (SELF, 2, 3), (2, 3)))
+    world.assign("many", 0, Assigned(SELF, 2, (SELF, 2, 3), (SELF, 2, 3)))
+    waiting = run_to_end(steps).finish(1_000)
+    assert isinstance(waiting, Pending)
+    for index in range(100):
+        for follower in (2, 3):
+            follow(world, follower, 1, topic="many", index=index)
+    assert waiting.value is not None
+    answers = waiting.value.responses[0].partition_responses
+    assert [each.error_code for each in answers] == [ErrorCode.NOT_LEADER_OR_FOLLOWER, *[0] * 99]

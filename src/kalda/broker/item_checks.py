@@ -115,25 +115,11 @@ def added(reply: Reply[Any], answered: str, results: list[Any]) -> Reply[Any]:
 def mapped(reply: Reply[Any], change: Callable[[Any], Response]) -> Reply[Any]:
     """The reply with its response changed, now or when it is known."""
     if isinstance(reply, Pending):
-        return _later(reply, change)
+        return reply.and_then(lambda value: mapped(value, change))
     if isinstance(reply, GeneratorType):
         return _in_steps(reply, change)
     assert not isinstance(reply, Encoded), "a handler of items encodes nothing"
     return None if reply is None else change(reply)
-
-
-def _later(reply: Pending[Any], change: Callable[[Any], Response]) -> Pending[Any]:
-    pending: Pending[Any] = Pending()
-    pending.on_abandoned = reply.abandon
-
-    def settle(response: Response | None, error: ApiError | None) -> None:
-        if error is not None:
-            pending.fail(error)
-        else:
-            pending.complete(change(response))
-
-    reply.then(settle)
-    return pending
 
 
 def _in_steps(steps: Any, change: Callable[[Any], Response]) -> Any:

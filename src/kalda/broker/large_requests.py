@@ -548,6 +548,8 @@ class _LargeRequest:
                 request = yield from self._part_again(settled.number)
                 return self._stages.failed(self._row, self._context, request, reply.error)
             reply = reply.value
+            if isinstance(reply, GeneratorType):
+                reply = yield from reply
         if not isinstance(reply, Encoded):
             known: Response | EncodedPart | None = reply
             return known
@@ -592,6 +594,8 @@ class _LargeRequest:
         if isinstance(reply, Pending):
             failed = self._stages.failed
             reply = reply.value if reply.error is None else failed(self._row, self._context, request, reply.error)
+            if isinstance(reply, GeneratorType):
+                reply = yield from reply
         settled.reply = None
         self._stages.charge(self._context, request, reply, reply if isinstance(reply, Response) else None)
         if reply is None:

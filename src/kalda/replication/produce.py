@@ -4,19 +4,21 @@ With acks=1 the answer is due as soon as the leader's log has the records, and h
 flushes; with acks=all (-1) when the high watermark has passed them. After the request's timeout the answer is
 REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is answered as their duplicate.
 
-Logs that have not been opened yet are opened by a job first. The first batch of a transaction in a partition waits
+A request of many partitions is handled in steps, with others served in between. Logs that have not been opened yet are
+opened by a job first. The first batch of a transaction in a partition waits
 until the transaction's coordinator has verified it (`verification.py`). A driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
 from kalda.base.topic_names import INTERNAL_TOPICS
@@ -27,6 +29,7 @@ from kalda.protocol.messages.produce import (
     ProduceRequest,
     ProduceResponse,
     ProduceResponseLeaderIdAndEpoch,
+    TopicProduceData,
     TopicProduceResponse,
 )
 from kalda.protocol.notation import maker
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
     from kalda.storage.log import Log
 
 ALL = -1
+_PARTITIONS_A_STEP = 30
+"""An append takes some 30 us."""
+_DEFERRED_A_STEP = 100
+"""What one job, or one verification, is for. The rest waits for the next one."""
 _WRITABLE = (memoryview, bytearray)
 _ATTRIBUTES_AT = 22
 """The low byte of a batch's attributes."""
@@ -94,19 +101,22 @@ class _Deferred(NamedTuple):
 
 
 class Produce:
-    """One produce request. After `run`, `failed` says whether the records of any partition were refused."""
+    """One produce request. When it has run, `failed` says whether the records of any partition were refused."""
 
     __slots__ = (
         "_acks",
         "_answers",
         "_deferred",
+        "_epochs",
         "_judged",
         "_manager",
         "_now_ms",
+        "_refuses_internal",
         "_required",
         "_retry_until_ms",
         "_tell_leaders",
         "_transaction",
+        "_unnamed",
         "_unverified",
         "_zstd",
         "failed",
@@ -121,7 +131,12 @@ class Produce:
         zstd: bool,
         tell_leaders: Callable[[ProduceResponse], None] | None,
         transaction: Transaction | None = None,
+        by_id: bool = False,
+        refuses_internal_topics: bool = False,
     ) -> None:
+        self._unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        """The error of topics without a name."""
+        self._refuses_internal = refuses_internal_topics
         self._zstd = zstd
         """Whether the request's version allows zstd."""
         self._transaction = transaction
@@ -141,6 +156,8 @@ class Produce:
         """What is appended after a job; None: nothing so far."""
         self._required: dict[Partition, int] = {}
         """Partitions whose records are not committed, or not durable, yet: the offset below which they have to be."""
+        self._epochs: dict[Partition, int] = {}
+        """The leader epochs in which these records were appended."""
         self._answers: dict[Partition, list[PartitionProduceResponse]] = {}
         """Answers of these partitions: errors replace them where the wait ends badly."""
         self.response = _response()
@@ -209,7 +226,50 @@ class Produce:
         answer.partition_responses.append(result)
         if not (partition.is_committed(end) if self._acks == ALL else partition.is_durable(end)):
             self._required[partition] = max(end, self._required.get(partition, 0))
+            self._epochs.setdefault(partition, partition.leader_epoch)
             self._answers.setdefault(partition, []).append(result)
+
+    def run(self, topics: list[TopicProduceData], names: list[str]) -> Produce:
+        """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown. Of a
+        partition that is named twice, the last records count."""
+        for topic, name in zip(topics, names, strict=True):
+            answer = _topic_response(name, topic.topic_id)
+            self.response.responses.append(answer)
+            self._append_some(name, topic.topic_id, answer, _last_named(topic))
+        return self
+
+    def run_in_steps(self, topics: list[TopicProduceData], names: list[str]) -> Steps[Produce]:
+        """As `run`, with others served in between."""
+        left = _PARTITIONS_A_STEP
+        for topic, name in zip(topics, names, strict=True):
+            answer = _topic_response(name, topic.topic_id)
+            self.response.responses.append(answer)
+            partitions = _last_named(topic)
+            at = 0
+            while at < len(partitions):
+                if not left:
+                    yield
+                    left = _PARTITIONS_A_STEP
+                some = partitions[at : at + left]
+                self._append_some(name, topic.topic_id, answer, some)
+                at += len(some)
+                left -= len(some)
+        self._recheck()
+        return self
+
+    def _append_some(
+        self, topic: str, topic_id: Uuid, answer: TopicProduceResponse, some: Iterable[PartitionProduceData]
+    ) -> None:
+        """Append the records of these partitions of a topic."""
+        for data in some:
+            if not topic:
+                error = ApiError(self._unnamed)
+                self._manager.refused.note(topic_id, data.index, data.records, error, self._now_ms)
+                self.refuse(answer, data.index, error)
+            elif self._refuses_internal and topic in INTERNAL_TOPICS:
+                self.refuse_internal(topic, answer, data.index)
+            else:
+                self.append(topic, answer, data)
 
     def _defer(self, deferred: _Deferred) -> None:
         if self._deferred is None:
@@ -247,20 +307,19 @@ class Produce:
         return bool(self._deferred or self._unverified)
 
     def _verify(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Have the transaction verified, and append what waits for that; then `finish`."""
-        waiting, self._unverified = self._unverified, None
-        assert waiting, "there is something to verify"
+        """Have the transaction verified, and append what waits for that, or some of it; then `finish`."""
+        assert self._unverified, "there is something to verify"
+        waiting, self._unverified = self._unverified[:_DEFERRED_A_STEP], self._unverified[_DEFERRED_A_STEP:]
         assert self._transaction is not None, "only the batches of a request that names a transaction are verified"
         transactional_id, support, verifier = self._transaction
         partitions = [TopicPartition(each.topic, each.data.index) for each in waiting]
         producer_id, epoch, _ = _producer_of(waiting[0].data.records)
-        required = self._required_epochs()
         answer: Pending[ProduceResponse] = Pending()
         if self._retry_until_ms < 0:
             self._retry_until_ms = verifier.mono_ms() + verifier.retry_max_ms
 
         def verify_again() -> None:
-            self._recheck_all(required)
+            self._recheck()
             for each in waiting:
                 self.append(each.topic, each.answer, each.data, each)
             self._go_on(answer, timeout_ms)
@@ -274,7 +333,7 @@ class Produce:
             ):
                 self._manager.timers.call_later_ms(verifier.retry_backoff_ms, verify_again)
                 return
-            self._recheck_all(required)
+            self._recheck()
             for at, each in zip(partitions, waiting, strict=True):
                 code = errors.get(at)
                 if code is None:
@@ -288,14 +347,13 @@ class Produce:
         return answer
 
     def _append_deferred(self, timeout_ms: int) -> Pending[ProduceResponse]:
-        """Open logs and check records on a thread, and append what was deferred; then `finish`."""
-        deferred, self._deferred = self._deferred, None
-        assert deferred, "there is something to append"
+        """Open logs and check records on a thread, and append what was deferred, or some of it; then `finish`."""
+        assert self._deferred, "there is something to append"
+        deferred, self._deferred = self._deferred[:_DEFERRED_A_STEP], self._deferred[_DEFERRED_A_STEP:]
         inspections = [each.inspection for each in deferred if each.inspection is not None]
-        required = self._required_epochs()
 
         def append(_: None) -> ProduceResponse | Pending[ProduceResponse]:
-            self._recheck_all(required)
+            self._recheck()
             for each in deferred:
                 self.append(each.topic, each.answer, each.data, each)
             return self._outcome(timeout_ms)
@@ -316,22 +374,15 @@ class Produce:
         else:
             pending.complete(done)
 
-    def _required_epochs(self) -> dict[Partition, int]:
-        """The leader epochs in which records have been appended that are waited for."""
-        return {partition: partition.leader_epoch for partition in self._required}
-
-    def _recheck_all(self, required: dict[Partition, int]) -> None:
-        for partition, epoch in required.items():
-            self._recheck(partition, epoch)
-
-    def _recheck(self, partition: Partition, epoch: int) -> None:
-        """Records appended in that leader epoch, before the wait for others, may be committed or durable by now.
-        Where this broker does not lead the partition in that epoch any more, other records may be at their offsets."""
-        if not partition.is_leader or partition.leader_epoch != epoch:
-            del self._required[partition]
-            self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
-        elif self._is_satisfied(partition, self._required[partition]):
-            del self._required[partition]
+    def _recheck(self) -> None:
+        """Others were served since records were appended: these may be committed or durable by now. Where this broker
+        does not lead a partition in that leader epoch any more, other records may be at their offsets."""
+        for partition, end in list(self._required.items()):
+            if not partition.is_leader or partition.leader_epoch != self._epochs[partition]:
+                del self._required[partition], self._epochs[partition]
+                self._fail(self._answers.pop(partition), self._lost_code(partition), partition)
+            elif self._is_satisfied(partition, end):
+                del self._required[partition]
 
     @property
     def _is_satisfied(self) -> Callable[[Partition, int], bool]:
@@ -411,10 +462,9 @@ class Produce:
         return response
 
 
-def run(
+def begin(
     manager: ReplicaManager,
     request: ProduceRequest,
-    names: list[str],
     now_ms: int,
     *,
     zstd: bool = True,
@@ -423,35 +473,36 @@ def run(
     tell_leaders: Callable[[ProduceResponse], None] | None = None,
     transaction: Transaction | None = None,
 ) -> Produce:
-    """Append the records of a request. `names` are the topics' names, in order; empty where an id is unknown.
+    """A request of which nothing is appended yet.
 
     `zstd`: whether the request's version allows that codec (KIP-110). `by_id`: whether it names topics by id.
     `refuses_internal_topics`: whether records for the topics of coordinators get INVALID_TOPIC_EXCEPTION.
     `tell_leaders` adds the addresses of new leaders to a response that names some (KIP-951); None where the request's
-    version has no field for them. `transaction` is what the request names. Of a partition that is named twice, the
-    last records count. Raises `ApiError` where the whole request is refused.
+    version has no field for them. `transaction` is what the request names. Raises `ApiError` where the whole request is
+    refused.
     """
     if transaction is not None:
         _check_one_producer(request)
-    produce = Produce(manager, request.acks, now_ms, zstd, tell_leaders, transaction)
-    unnamed = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    for topic, name in zip(request.topic_data, names, strict=True):
-        answer = _topic_response(name, topic.topic_id)
-        produce.response.responses.append(answer)
-        partitions = topic.partition_data
-        if len(partitions) > 1:
-            partitions = list({data.index: data for data in partitions}.values())
-        is_refused = refuses_internal_topics and name in INTERNAL_TOPICS
-        for data in partitions:
-            if not name:
-                error = ApiError(unnamed)
-                manager.refused.note(topic.topic_id, data.index, data.records, error, now_ms)
-                produce.refuse(answer, data.index, error)
-            elif is_refused:
-                produce.refuse_internal(name, answer, data.index)
-            else:
-                produce.append(name, answer, data)
-    return produce
+    return Produce(manager, request.acks, now_ms, zstd, tell_leaders, transaction, by_id, refuses_internal_topics)
+
+
+def run(manager: ReplicaManager, request: ProduceRequest, names: list[str], now_ms: int, **options: Any) -> Produce:
+    """Append the records of a request at once. `options` are those of `begin`, `names` those of `Produce.run`."""
+    return begin(manager, request, now_ms, **options).run(request.topic_data, names)
+
+
+def is_long(request: ProduceRequest) -> bool:
+    """Whether a request has so many partitions that it is handled in steps."""
+    topics = request.topic_data
+    if len(topics) == 1:
+        return len(topics[0].partition_data) > _PARTITIONS_A_STEP
+    return sum(len(topic.partition_data) for topic in topics) > _PARTITIONS_A_STEP
+
+
+def _last_named(topic: TopicProduceData) -> list[PartitionProduceData]:
+    """The partitions of a topic, each once."""
+    partitions = topic.partition_data
+    return partitions if len(partitions) < 2 else list({data.index: data for data in partitions}.values())
 
 
 def has_transactional_records(request: ProduceRequest) -> bool:

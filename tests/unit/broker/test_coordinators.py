@@ -10,6 +10,7 @@ from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
 from by_hand import inline_background
 from coordinator_world import CountingShard, counter_batch
 
+from kalda.base.background import run_to_end
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
@@ -101,9 +102,8 @@ def find(cluster: Any, key_type: int, *keys: str) -> list[tuple[str, int]]:
     auto_topics = AutoTopics(cluster, False, coordinators.plan, 30_000)
     handlers = MetadataHandlers(cluster, "cluster", auto_topics, coordinators.topic_of, 2_000)
     context: Any = SimpleNamespace(api_version=4, listener_name="PLAINTEXT")
-    response = handlers.find_coordinator(
-        context, FindCoordinatorRequest(key_type=key_type, coordinator_keys=list(keys))
-    )
+    request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=list(keys))
+    response = run_to_end(handlers.find_coordinator(context, request))
     return [(ErrorCode(found.error_code).name, found.node_id) for found in response.coordinators]
 
 

@@ -9,6 +9,7 @@ functions that make the response to a request which failed as a whole.
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 - `groups`: the group APIs, passed to the coordinator
+- `chunks`: requests of many items that a coordinator gets in pieces
 - `visible_offsets`: what of the offsets of groups a caller may see
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps

@@ -131,10 +131,9 @@ class DataHandlers:
         """The name of a topic that a request has by its id; None for an unknown one."""
         return self._metadata.topic_name(topic.topic_id)
 
-    def produce(
-        self, context: RequestContext, request: ProduceRequest
-    ) -> ProduceResponse | Pending[ProduceResponse] | Pending[Encoded] | None:
-        """Append and answer. With acks=0 there is no answer, and a failure closes the connection instead."""
+    def produce(self, context: RequestContext, request: ProduceRequest) -> Reply[ProduceResponse]:
+        """Append and answer, in steps where there are many partitions. With acks=0 there is no answer, and a failure
+        closes the connection instead."""
         if request.acks not in (-1, 0, 1):
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS)
         version = context.api_version
@@ -155,10 +154,9 @@ class DataHandlers:
             )
             if (waiting := self._opening.wait(context, request, self.produce, named, request.timeout_ms)) is not None:
                 return waiting
-        done = produce.run(
+        begun = produce.begin(
             self._replicas,
             request,
-            names,
             self._clock.wall_ms(),
             zstd=version >= _FIRST_PRODUCE_WITH_ZSTD,
             by_id=by_id,
@@ -166,15 +164,9 @@ class DataHandlers:
             tell_leaders=self._leaders(context) if version >= _FIRST_PRODUCE_WITH_LEADERS else None,
             transaction=transaction,
         )
-        if done.is_deferred:
-            context.connection.answer_alone()
-        if request.acks == 0:
-            if done.is_deferred:
-                return _unanswered(context, done)
-            if done.failed:
-                context.connection.close()
-            return None
-        return done.finish(max(0, request.timeout_ms))
+        if produce.is_long(request):
+            return _steps(context, request, begun.run_in_steps(request.topic_data, names))
+        return _finished(context, request, begun.run(request.topic_data, names))
 
     def _leaders(self, context: RequestContext) -> Callable[[ProduceResponse | FetchResponse], None]:
         """What adds the addresses of new leaders to a response that leaves on this listener."""
@@ -297,6 +289,25 @@ def unreadable(context: RequestContext, request: FetchRequest, fetch: FetchConte
     if session is not None:
         session.reader = reader if refused is None else None
     return refused
+
+
+def _steps(
+    context: RequestContext, request: ProduceRequest, appended: Steps[produce.Produce]
+) -> Steps[Reply[ProduceResponse]]:
+    return _finished(context, request, (yield from appended))
+
+
+def _finished(context: RequestContext, request: ProduceRequest, done: produce.Produce) -> Reply[ProduceResponse]:
+    """The reply when all that can be appended at once is appended."""
+    if done.is_deferred:
+        context.connection.answer_alone()
+    if request.acks == 0:
+        if done.is_deferred:
+            return _unanswered(context, done)
+        if done.failed:
+            context.connection.close()
+        return None
+    return done.finish(max(0, request.timeout_ms))
 
 
 def _unanswered(context: RequestContext, done: produce.Produce) -> Pending[Encoded]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kalda.base.background import Steps
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.base.pending import Pending
-from kalda.broker.context import RequestContext
+from kalda.broker.context import Reply, RequestContext
+from kalda.broker.handlers.chunks import Chunks
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
-from kalda.broker.item_checks import Items, itself
+from kalda.broker.item_checks import Handler, Items, itself
 from kalda.broker.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.access import (
@@ -122,6 +122,7 @@ class GroupHandlers:
         coordinator, timed, per_item = self._coordinator, self._timed, Authorization.PER_ITEM
         described = Items(DESCRIBE_GROUP, describe_groups_failed, "groups", "groups", itself)
         deleted = Items(DELETE_GROUP, delete_groups_failed, "groups_names", "results", itself)
+        chunks = Chunks(("groups_names",), ("results",), delete_groups_failed)
         return [
             Row(
                 ApiKey.DESCRIBE_GROUPS,
@@ -133,7 +134,7 @@ class GroupHandlers:
             Row(ApiKey.LIST_GROUPS, timed(self._list_groups), list_groups_failed, per_item),
             Row(
                 ApiKey.DELETE_GROUPS,
-                timed(coordinator.delete_groups),
+                chunks.handler(timed(coordinator.delete_groups)),
                 delete_groups_failed,
                 per_item,
                 items=deleted.stage,
@@ -145,36 +146,53 @@ class GroupHandlers:
         committed = Items(READ_TOPIC, offset_commit_failed, name_of=self._name_of)
         committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed)
         deleted = Items(READ_TOPIC, _offsets_not_deleted, handles_none=True)
+        of_topics = ("topics", "partitions")
         return [
             Row(
                 ApiKey.OFFSET_COMMIT,
-                timed(coordinator.offset_commit),
+                Chunks(of_topics, of_topics, offset_commit_failed).handler(timed(coordinator.offset_commit)),
                 offset_commit_failed,
                 on_group(READ_GROUP),
                 items=committed.stage,
             ),
             Row(
                 ApiKey.OFFSET_FETCH,
-                timed(coordinator.offset_fetch),
+                self._fetched_in_chunks(timed(coordinator.offset_fetch)),
                 offset_fetch_failed,
                 Authorization.PER_ITEM,
                 items=partial(only_visible_offsets, self._name_of),
             ),
             Row(
                 ApiKey.OFFSET_DELETE,
-                timed(coordinator.offset_delete),
+                Chunks(of_topics, of_topics, offset_delete_failed).handler(timed(coordinator.offset_delete)),
                 offset_delete_failed,
                 on_group(DELETE_GROUP),
                 items=deleted.stage,
             ),
             Row(
                 ApiKey.TXN_OFFSET_COMMIT,
-                timed(coordinator.txn_offset_commit),
+                Chunks(of_topics, of_topics, txn_offset_commit_failed).handler(timed(coordinator.txn_offset_commit)),
                 txn_offset_commit_failed,
                 _may_commit_in_transaction,
                 items=committed_in_transaction.stage,
             ),
         ]
+
+    def _fetched_in_chunks(self, handler: Handler) -> Handler:
+        """`handler`, in chunks of many partitions. All offsets of a group are one item."""
+        partitions = ("topics", "partition_indexes")
+        by_group = Chunks(("groups", *partitions), ("groups", "topics", "partitions"), offset_fetch_failed)
+        by_topic = Chunks(partitions, ("topics", "partitions"), offset_fetch_failed)
+        of_many, of_one = by_group.handler(handler), by_topic.handler(handler)
+
+        def handle(context: RequestContext, request: OffsetFetchRequest) -> Reply[OffsetFetchResponse]:
+            if context.api_version < _FIRST_FETCH_OF_GROUPS:
+                return of_one(context, request)
+            if any(group.topics is None for group in request.groups):  # a group may have them once
+                return handler(context, request)
+            return of_many(context, request)
+
+        return handle
 
     def _name_of(self, topic: _NamesTopic) -> str | None:
         """The name of a topic that a request has by name or by id; None for an unknown id."""
@@ -194,12 +212,17 @@ class GroupHandlers:
 
     def _describe_groups(
         self, context: RequestContext, request: DescribeGroupsRequest, now_ms: int
-    ) -> DescribeGroupsResponse | Pending[DescribeGroupsResponse]:
-        response = self._coordinator.describe_groups(context, request, now_ms)
-        if request.include_authorized_operations and isinstance(response, DescribeGroupsResponse):
-            for group in response.groups:
-                if not group.error_code:
-                    group.authorized_operations = operations_on(context, AclResourceType.GROUP, group.group_id)
+    ) -> Steps[DescribeGroupsResponse]:
+        response = DescribeGroupsResponse()
+        in_step = 0
+        for group in self._coordinator.describe_groups(context, request, now_ms):
+            if in_step >= ITEMS_A_STEP:
+                in_step = 0
+                yield
+            if request.include_authorized_operations and not group.error_code:
+                group.authorized_operations = operations_on(context, AclResourceType.GROUP, group.group_id)
+            response.groups.append(group)
+            in_step += 1 + len(group.members)
         return response
 
     def _list_groups(

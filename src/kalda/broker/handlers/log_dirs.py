@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
@@ -54,7 +55,7 @@ class LogDirHandlers:
 
     def describe_log_dirs(
         self, context: RequestContext, request: DescribeLogDirsRequest
-    ) -> Pending[DescribeLogDirsResponse]:
+    ) -> Pending[Steps[DescribeLogDirsResponse]]:
         """Sizes of the replicas in each log directory, or its error where it has failed. The sizes of the file systems
         are read on a thread."""
         wanted: Wanted = None
@@ -63,35 +64,41 @@ class LogDirHandlers:
             for topic in request.topics:
                 wanted.setdefault(topic.topic, set()).update(topic.partitions)
         job = self._logs.dirs.describe_job()
-        answer: Pending[DescribeLogDirsResponse] = Pending()
+        answer: Pending[Steps[DescribeLogDirsResponse]] = Pending()
 
         def finish(_: object, error: BaseException | None) -> None:
             if error is not None:
                 answer.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
             else:
-                answer.complete(
-                    DescribeLogDirsResponse(results=[self._describe(each, wanted) for each in job.finish()])
-                )
+                answer.complete(self._described(job.finish(), wanted))
 
         self._jobs.run(job.run, finish)
         return answer
 
-    def _describe(self, directory: LogDirDescription, wanted: Wanted) -> DescribeLogDirsResult:
+    def _described(self, dirs: Iterable[LogDirDescription], wanted: Wanted) -> Steps[DescribeLogDirsResponse]:
+        response = DescribeLogDirsResponse()
+        for each in dirs:
+            response.results.append((yield from self._describe(each, wanted)))
+        return response
+
+    def _describe(self, directory: LogDirDescription, wanted: Wanted) -> Steps[DescribeLogDirsResult]:
         result = DescribeLogDirsResult(log_dir=directory.path, is_cordoned=directory.cordoned)
         if not directory.online:
             result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             return result
         result.total_bytes, result.usable_bytes = directory.total_bytes, directory.usable_bytes
         topics: dict[str, DescribeLogDirsTopic] = {}
-        self._add(topics, directory.logs, wanted, is_future=False)
-        self._add(topics, directory.futures, wanted, is_future=True)
+        yield from self._add(topics, directory.logs, wanted, is_future=False)
+        yield from self._add(topics, directory.futures, wanted, is_future=True)
         result.topics = list(topics.values())
         return result
 
     def _add(
         self, topics: dict[str, DescribeLogDirsTopic], logs: Iterable[Log], wanted: Wanted, *, is_future: bool
-    ) -> None:
-        for log in logs:
+    ) -> Steps[None]:
+        for count, log in enumerate(list(logs)):
+            if count and count % ITEMS_A_STEP == 0:
+                yield
             name, index = log.topic_partition
             if wanted is not None and index not in wanted.get(name, ()):
                 continue
@@ -114,8 +121,9 @@ class LogDirHandlers:
 
     def alter_replica_log_dirs(
         self, context: RequestContext, request: AlterReplicaLogDirsRequest
-    ) -> AlterReplicaLogDirsResponse:
-        """Begin to move replicas to other directories; DescribeLogDirs shows their progress (KIP-113)."""
+    ) -> Steps[AlterReplicaLogDirsResponse]:
+        """Begin to move replicas to other directories; DescribeLogDirs shows their progress (KIP-113). A step is one
+        replica, whose copy is a new directory."""
         orders = {
             TopicPartition(topic.name, index): directory.path
             for directory in request.dirs
@@ -124,6 +132,8 @@ class LogDirHandlers:
         }
         topics: dict[str, AlterReplicaLogDirTopicResult] = {}
         for topic_partition, path in orders.items():
+            if topics:
+                yield
             name, index = topic_partition
             topic = topics.setdefault(name, AlterReplicaLogDirTopicResult(topic_name=name))
             result = AlterReplicaLogDirPartitionResult(partition_index=index)

@@ -88,6 +88,10 @@ class MarkerHandlers:
             for index in topic.partition_indexes:
                 result = PartitionResponse(partition_index=index)
                 answer.partitions.append(result)
+                in_step += 1
+                if in_step >= ITEMS_A_STEP:
+                    in_step = 0
+                    yield
                 try:
                     validate_topic_name(topic.name)
                     if (topic.name, index) in described:

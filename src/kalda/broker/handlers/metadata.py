@@ -475,11 +475,16 @@ class MetadataHandlers:
 
     # -- FindCoordinator
 
-    def find_coordinator(self, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    def find_coordinator(
+        self, context: RequestContext, request: FindCoordinatorRequest
+    ) -> Steps[FindCoordinatorResponse]:
         """Which broker coordinates a key. A missing internal topic is created by the first request for it."""
         many = context.api_version >= _FIRST_FIND_OF_MANY
-        keys = request.coordinator_keys if many else [request.key]
-        found = [self._find(context, request.key_type, key) for key in keys]
+        found: list[Coordinator] = []
+        for key in request.coordinator_keys if many else [request.key]:
+            if found and len(found) % ITEMS_A_STEP == 0:
+                yield
+            found.append(self._find(context, request.key_type, key))
         if many:
             return FindCoordinatorResponse(coordinators=found)
         first = found[0]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
-from kalda.broker.context import RequestContext
+from kalda.broker.context import Reply, RequestContext
 from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.rows import Authorization, Row
@@ -130,9 +131,7 @@ class OffsetHandlers:
 
     # -- ListOffsets
 
-    def list_offsets(
-        self, context: RequestContext, request: ListOffsetsRequest
-    ) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
+    def list_offsets(self, context: RequestContext, request: ListOffsetsRequest) -> Reply[ListOffsetsResponse]:
         """Offsets by special value at once; by time in a job, because the search may have to read the disk."""
         check_isolation(request.isolation_level)
         if self._opening.partitions:
@@ -140,6 +139,11 @@ class OffsetHandlers:
             waiting = self._opening.wait(context, request, self.list_offsets, named, request.timeout_ms or MAX_WAIT_MS)
             if waiting is not None:
                 return waiting
+        return self._listed(context, request)
+
+    def _listed(
+        self, context: RequestContext, request: ListOffsetsRequest
+    ) -> Steps[ListOffsetsResponse | Pending[Steps[ListOffsetsResponse]]]:
         answers: dict[str, ListOffsetsTopicResponse] = {}
         results: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
         searches: dict[tuple[str, int], tuple[ListOffsetsPartitionResponse, _Search]] = {}
@@ -148,6 +152,8 @@ class OffsetHandlers:
             if answer is None:
                 answer = answers[topic.name] = ListOffsetsTopicResponse(name=topic.name)
             for requested in topic.partitions:
+                if results and len(results) % ITEMS_A_STEP == 0:
+                    yield
                 key = (topic.name, requested.partition_index)
                 if key in results:
                     # A partition that is named twice has one result, which is an error: the two may differ.
@@ -176,10 +182,12 @@ class OffsetHandlers:
                 else:
                     _fill(result, found)
         response = ListOffsetsResponse(topics=list(answers.values()))
-        done = self._search(response, list(searches.values())) if searches else response
-        if context.api_version < _FIRST_WITH_EPOCHS:
-            return _without_epochs(done)
-        return done
+        has_epochs = context.api_version >= _FIRST_WITH_EPOCHS
+        if not searches:
+            return response if has_epochs else _without_epochs(response)
+        wanted = list(searches.values())
+        searched = run_snapshots(self._replicas.jobs, [search.read for _, search in wanted])
+        return searched.and_then(lambda records: _filled(response, wanted, records, has_epochs))
 
     def _find(
         self, partition: Partition, request: ListOffsetsRequest, requested: ListOffsetsPartition
@@ -215,32 +223,22 @@ class OffsetHandlers:
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE)
         return partition.readable_end(request.isolation_level == READ_COMMITTED)
 
-    def _search(
-        self,
-        response: ListOffsetsResponse,
-        searches: list[tuple[ListOffsetsPartitionResponse, _Search]],
-    ) -> Pending[ListOffsetsResponse]:
-        def fill(records: list[TimestampOffset | ApiError | None]) -> ListOffsetsResponse:
-            for (result, search), record in zip(searches, records, strict=True):
-                if isinstance(record, ApiError):
-                    result.error_code = record.code
-                else:
-                    _fill(result, search.found(record))
-            return response
-
-        return run_snapshots(self._replicas.jobs, [search.read for _, search in searches]).and_then(fill)
-
     # -- OffsetForLeaderEpoch
 
     def offset_for_leader_epoch(
         self, context: RequestContext, request: OffsetForLeaderEpochRequest
-    ) -> OffsetForLeaderEpochResponse:
+    ) -> Steps[OffsetForLeaderEpochResponse]:
         """The end offset of a leader epoch: what a follower or consumer truncates to (KIP-101, KIP-320)."""
         response = OffsetForLeaderEpochResponse()
+        left = ITEMS_A_STEP
         for topic in request.topics:
             answer = OffsetForLeaderTopicResult(topic=topic.topic)
             response.topics.append(answer)
             for requested in topic.partitions:
+                if not left:
+                    yield
+                    left = ITEMS_A_STEP
+                left -= 1
                 result = OffsetForLeaderEpochResponseEpochEndOffset(partition=requested.partition)
                 answer.partitions.append(result)
                 try:
@@ -255,8 +253,9 @@ class OffsetHandlers:
 
     def delete_records(
         self, context: RequestContext, request: DeleteRecordsRequest
-    ) -> DeleteRecordsResponse | Pending[DeleteRecordsResponse]:
-        """Move log start offsets up, and answer when every replica that is alive has done so."""
+    ) -> Steps[DeleteRecordsResponse | Pending[DeleteRecordsResponse]]:
+        """Move log start offsets up, and answer when every replica that is alive has done so. A step is one partition:
+        each makes a small file, the epochs of a log that starts later."""
         response = DeleteRecordsResponse()
         waiting_for: dict[Partition, int] = {}
         results: dict[Partition, DeleteRecordsPartitionResult] = {}
@@ -264,6 +263,8 @@ class OffsetHandlers:
             answer = DeleteRecordsTopicResult(name=topic.name)
             response.topics.append(answer)
             for requested in topic.partitions:
+                if answer.partitions or len(response.topics) > 1:
+                    yield
                 result = DeleteRecordsPartitionResult(partition_index=requested.partition_index, low_watermark=-1)
                 answer.partitions.append(result)
                 try:
@@ -304,24 +305,29 @@ class OffsetHandlers:
         return pending
 
 
-def _without_epochs(
-    done: ListOffsetsResponse | Pending[ListOffsetsResponse],
-) -> ListOffsetsResponse | Pending[ListOffsetsResponse]:
-    """The answer for versions whose clients cannot read leader epochs."""
-    if not isinstance(done, Pending):
-        for topic in done.topics:
-            for result in topic.partitions:
-                result.leader_epoch = -1
-        return done
-    pending: Pending[ListOffsetsResponse] = Pending()
+def _filled(
+    response: ListOffsetsResponse,
+    searches: list[tuple[ListOffsetsPartitionResponse, _Search]],
+    records: list[TimestampOffset | ApiError | None],
+    has_epochs: bool,
+) -> Steps[ListOffsetsResponse]:
+    """The response with what was found."""
+    for count, ((result, search), record) in enumerate(zip(searches, records, strict=True)):
+        if count and count % ITEMS_A_STEP == 0:
+            yield
+        if isinstance(record, ApiError):
+            result.error_code = record.code
+        else:
+            _fill(result, search.found(record))
+    return response if has_epochs else _without_epochs(response)
 
-    def settle(response: ListOffsetsResponse | None, error: ApiError | None) -> None:
-        if response is not None:
-            _without_epochs(response)
-        pending.settle(response, error)
 
-    done.then(settle)
-    return pending
+def _without_epochs(response: ListOffsetsResponse) -> ListOffsetsResponse:
+    """The response for versions whose clients cannot read leader epochs."""
+    for topic in response.topics:
+        for result in topic.partitions:
+            result.leader_epoch = -1
+    return response
 
 
 def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:

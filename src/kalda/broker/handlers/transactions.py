@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from kalda.base.background import Steps, run_to_end
+from kalda.base.background import ITEMS_A_STEP, Steps, run_to_end
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
@@ -37,7 +37,6 @@ from kalda.protocol.access import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
-from kalda.protocol.framing import encode_response_in_steps
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -76,7 +75,6 @@ _ID_WORK = _STEP_WORK // _STEP_ITEMS
 Codes = Callable[[str, int], ErrorCode]
 """The error code of each partition of a transaction."""
 Added = AddPartitionsToTxnResponse | Pending[AddPartitionsToTxnResponse]
-Made = AddPartitionsToTxnResponse | Encoded
 Outcomes = list[tuple[AddPartitionsToTxnTransaction, ErrorCode | Codes | Pending[ErrorCode]]]
 """Of each transaction the error of all its partitions, or those of each."""
 
@@ -134,7 +132,7 @@ class TransactionHandlers:
 
     def _add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest, now_ms: int
-    ) -> Added | Steps[Made | Pending[Made]]:
+    ) -> Added | Steps[AddPartitionsToTxnResponse | Pending[Steps[AddPartitionsToTxnResponse]]]:
         self._coordinator.runtime.advance(now_ms)
         version, transactions = context.api_version, request.transactions
         if version < _FIRST_ADD_OF_BROKERS:
@@ -146,7 +144,7 @@ class TransactionHandlers:
                     topics=request.v3_and_below_topics,
                 )
             ]
-        if sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS * 4:
+        if sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS:
             return self._added_in_steps(context, transactions)
         return self._added(context, version, transactions)
 
@@ -157,24 +155,13 @@ class TransactionHandlers:
 
     def _added_in_steps(
         self, context: RequestContext, transactions: list[AddPartitionsToTxnTransaction]
-    ) -> Steps[Made | Pending[Made]]:
-        """As `_added`, of very many partitions. What is called when a write is committed has no steps: so the response
-        is encoded before that, as if all writes will be committed."""
+    ) -> Steps[AddPartitionsToTxnResponse | Pending[Steps[AddPartitionsToTxnResponse]]]:
+        """As `_added`, of many partitions."""
         version = context.api_version
         results = yield from self._outcomes(context, version, transactions)
         self._on_handled()
-        expected: Outcomes = [
-            (each, ErrorCode.NONE if isinstance(found, Pending) else found) for each, found in results
-        ]
-        response = yield from _add_response(version, expected)
-        encoded = Encoded((yield from encode_response_in_steps(context.header.correlation_id, response, version)))
-        pending = _pending(results)
-
-        def finish() -> Made:
-            are_committed = all(each.value is ErrorCode.NONE for each in pending)
-            return encoded if are_committed else run_to_end(_add_response(version, results))
-
-        return answer_after_all(pending, finish)
+        answer = answer_after_all(_pending(results), lambda: _add_response(version, results))
+        return answer if isinstance(answer, Pending) else (yield from answer)
 
     def _outcomes(
         self, caller: Caller | None, version: int, transactions: list[AddPartitionsToTxnTransaction]
@@ -258,10 +245,16 @@ class TransactionHandlers:
 
     def _describe(
         self, context: RequestContext, request: DescribeTransactionsRequest, now_ms: int
-    ) -> DescribeTransactionsResponse:
-        """An id that is named again is refused: each may have very many partitions."""
+    ) -> Steps[DescribeTransactionsResponse]:
         self._coordinator.runtime.advance(now_ms)
+        return self._describing(context, request)
+
+    def _describing(
+        self, context: RequestContext, request: DescribeTransactionsRequest
+    ) -> Steps[DescribeTransactionsResponse]:
+        """An id that is named again is refused: each may have very many partitions."""
         described: set[str] = set()
+        partitions = 0
         response = DescribeTransactionsResponse()
         for transactional_id in request.transactional_ids:
             if transactional_id in described:
@@ -271,6 +264,10 @@ class TransactionHandlers:
             else:
                 described.add(transactional_id)
                 state = self._described(context, transactional_id)
+                partitions += 1 + sum(len(topic.partitions) for topic in state.topics)
+                if partitions >= ITEMS_A_STEP:
+                    partitions = 0
+                    yield
             response.transaction_states.append(state)
         return response
 

@@ -34,7 +34,6 @@ from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribeGroupsRequest,
-    DescribeGroupsResponse,
     DescribeGroupsResponseDescribedGroup,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -171,21 +170,19 @@ class GroupCoordinator:
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def describe_groups(self, caller: Caller, request: DescribeGroupsRequest, now_ms: int) -> DescribeGroupsResponse:
-        """DescribeGroups. The caller fills in the authorized operations. A group that is named again is refused: each
-        description may be very long."""
+    def describe_groups(
+        self, caller: Caller, request: DescribeGroupsRequest, now_ms: int
+    ) -> Iterator[DescribeGroupsResponseDescribedGroup]:
+        """DescribeGroups: the groups, one after the other. The caller fills in the authorized operations. A group that
+        is named again is refused: each description may be very long."""
         self.runtime.advance(now_ms)
         described: set[str] = set()
-        groups: list[DescribeGroupsResponseDescribedGroup] = []
         for group_id in request.groups:
             if group_id in described:
-                refused = DescribeGroupsResponseDescribedGroup(group_id=group_id)
-                refused.error_code = int(ErrorCode.INVALID_REQUEST)
-                groups.append(refused)
+                yield DescribeGroupsResponseDescribedGroup(group_id=group_id, error_code=int(ErrorCode.INVALID_REQUEST))
             else:
                 described.add(group_id)
-                groups.append(self._describe(group_id, caller.api_version))
-        return DescribeGroupsResponse(groups=groups)
+                yield self._describe(group_id, caller.api_version)
 
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
         """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""

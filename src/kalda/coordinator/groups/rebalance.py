@@ -110,12 +110,15 @@ class Rebalancer:
             log.info("group %s: empty at generation %d", group.group_id, group.generation)
             return self._write([GroupRecord(group.group_id, group.to_record())])
         log.info("group %s: generation %d has %d members", group.group_id, group.generation, len(group.members))
-        for member in list(group.members.values()):
-            group.answer_join(member, self.join_response(group, member.member_id))
+        members = list(group.members.values())
+        responses = [self.join_response(group, member.member_id) for member in members]
+        for member in members:
             self.touch(group, member)
             member.is_new = False
             group.pending_syncs[member.member_id] = None
         self._arm_sync(group)
+        for member, response in zip(members, responses, strict=True):  # calls out: the generation is whole before
+            group.answer_join(member, response)
         return None
 
     def join_response(self, group: ClassicGroup, member_id: str) -> JoinGroupResponse:
