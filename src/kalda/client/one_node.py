@@ -18,10 +18,10 @@ from kalda import __version__
 from kalda.base.errors import ApiError
 from kalda.client.channels import monotonic_ms
 from kalda.client.core.backoff import Backoff
-from kalda.client.core.client_metrics import ClientMetrics
 from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Action, ConnectionConfig, Connections
 from kalda.client.core.consumer_errors import Operation
+from kalda.client.driven import Driven
 from kalda.client.io_thread import IoThread
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.calls import PeerVersions, disconnected
@@ -60,8 +60,8 @@ class OneNode:
             max_idle_ms=_NEVER_MS,
             required_api=ApiKey.API_VERSIONS,
         )
-        self._driven = _Driven(config)
-        self._connections = self._driven.connections
+        self._connections = Connections(config)
+        self._driven = _Driven(self._connections)
         self._connections.set_nodes({_NODE: Broker(_NODE, host, port, None)}, monotonic_ms())
         self._io = _Turns("kalda-one-node", self._driven, security, -1, -1)
         self._connections.is_ready(_NODE, monotonic_ms())  # begins to connect
@@ -139,38 +139,38 @@ class _Turns(IoThread):
         self._carry_out()
 
 
-class _Driven:
-    """The connections, and nothing that drives them but the caller."""
+class _Core:
+    """The connections, and no machine that uses them."""
 
-    def __init__(self, config: ConnectionConfig) -> None:
-        self.metrics = ClientMetrics("client", config.client_id)
-        self.connections = Connections(config, self.metrics)
-        self.connections.on_refused = self._on_refused
-        self.refused: ApiError | None = None
-        self.is_ending = False
-
-    def _on_refused(self, error: ApiError) -> None:
-        self.refused = error
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
 
     def at(self, now_ms: int) -> Connections:
         del now_ms
         return self.connections
 
-    def run(self, now_ms: int) -> None:
-        self.connections.run(now_ms)
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return self.connections.deadline_ms(now_ms)
-
     def take_actions(self) -> list[Action]:
         return self.connections.take_actions()
 
-    def finish(self) -> None:
-        return None
 
-    def is_over(self) -> bool:
-        return self.is_ending
+class _Driven(Driven):
+    """What the turns run: only the connections."""
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(_Core(connections))
+        connections.on_refused = self._on_refused
+        self.refused: ApiError | None = None
+
+    def _on_refused(self, error: ApiError) -> None:
+        self.refused = error
+
+    def run(self, now_ms: int) -> None:
+        self.core.connections.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        return self.core.connections.deadline_ms(now_ms)
 
     def on_end(self, error: ApiError | None) -> None:
-        del error
-        self.connections.close(monotonic_ms())
+        self.failure = error
+        self.is_ended = True
+        self.core.connections.close(monotonic_ms())
