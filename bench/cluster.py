@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from harness.blocking import BlockingConnection
 from harness.clusters import SIZE, NodeGroup
 from harness.figures import Figure, Figures, in_turn, run_client
 from harness.pages import provide_pages
 from harness.systems import systems
 
 from kalda.base.errors import ApiError
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, ElectLeadersRequest
 

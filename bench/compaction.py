@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.blocking import BlockingConnection
 from harness.client import Raw, fetch_request, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA
 
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages import configs
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

@@ -27,6 +27,7 @@ import threading
 import time
 from pathlib import Path
 
+from harness.blocking import BlockingConnection
 from harness.clusters import Member, NodeGroup
 from harness.figures import Figure, Figures
 from harness.metadata_log import write_log, write_snapshot_of
@@ -34,7 +35,6 @@ from harness.systems import KALDA
 
 from kalda.base.errors import ApiError
 from kalda.metadata.bootstrap import METADATA_DIR
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 
 _START_S = 280.0

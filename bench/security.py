@@ -26,6 +26,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import median
 
+from harness.blocking import BlockingConnection
 from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.systems import KALDA, System, systems
@@ -34,7 +35,6 @@ from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.access import ScramUpsertion
 from kalda.metadata.scram import ScramMechanism
 from kalda.metadata.scram_arguments import salted_password
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest

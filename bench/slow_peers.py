@@ -33,12 +33,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from harness.blocking import BlockingConnection
 from harness.nodes import Node
 from harness.systems import KALDA
 from harness.watching import Pings, Resident
 
 from kalda.base.errors import ApiError
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.calls import Call, frame_request
 from kalda.protocol.messages.configs import DescribeConfigsRequest, DescribeConfigsResource
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic

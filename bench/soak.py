@@ -16,11 +16,11 @@ import itertools
 import socket
 import time
 
+from harness.blocking import BlockingConnection
 from harness.nodes import Node
 from harness.systems import KALDA
 
 from kalda import Consumer
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.messages.topics import DeleteTopicsRequest, DeleteTopicState
 from kalda.records.builder import build_batch

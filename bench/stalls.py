@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
+from harness.blocking import BlockingConnection
 from harness.heavy_state import PROPERTIES, heavy_requests
 from harness.honest_requests import HONEST, OF_TOPICS, TOPICS
 from harness.honest_requests import PARTITIONS as HONEST_PARTITIONS
@@ -46,7 +47,6 @@ from harness.watching import Pings, Resident
 from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
 
 from kalda.base.errors import ApiError
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.calls import Call, choose_version, frame_request
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+from harness.blocking import BlockingConnection
 from harness.client import Raw, percentiles, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA, System, systems
@@ -39,7 +40,6 @@ from harness.systems import KALDA, System, systems
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
+from harness.blocking import BlockingConnection
 from harness.nodes import Node
 from harness.systems import systems
 
 from kalda.cli.command_admin import CommandAdmin
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.notation import Request

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from statistics import median
 
 import psutil
+from harness.blocking import BlockingConnection
 from harness.clusters import Member, NodeGroup
 from harness.systems import systems
 
 from kalda.base.errors import ApiError
 from kalda.coordinator.routing import coordinator_partition
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.transactions import InitProducerIdRequest

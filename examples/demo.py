@@ -353,12 +353,12 @@ group.initial.rebalance.delay.ms=0
 
     def _answers(self) -> bool:
         from kalda.base.errors import ApiError
-        from kalda.network.blocking import BlockingConnection
+        from kalda.client.one_node import OneNode
         from kalda.protocol.messages.metadata import MetadataRequest
 
         try:
-            with BlockingConnection("127.0.0.1", self.port, timeout_ms=5_000) as connection:
-                return bool(connection.request(MetadataRequest(topics=[])).brokers)
+            with OneNode("127.0.0.1", self.port, timeout_ms=5_000) as node:
+                return bool(node.request(MetadataRequest(topics=[])).brokers)
         except ApiError:
             return False
 

@@ -26,6 +26,7 @@ PEER = os.environ.get("KALDA_PEER_KAFKA", "")
 for _directory in sorted({path.parent for path in TESTS.rglob("*.py") if not path.name.startswith("test_")}):
     if str(_directory) not in sys.path:
         sys.path.append(str(_directory))
+sys.path.append(str(TESTS.parent / "bench"))  # its harness is the tests' too
 
 # No deadline, since times on a shared machine have no meaning; in CI every run is the same.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

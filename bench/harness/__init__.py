@@ -12,6 +12,7 @@
 - `largest_requests`: requests of 95 MB
 - `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read
+- `blocking`: requests over a blocking socket, also such as no client sends; tests use it too
 - `watching`: what others notice meanwhile: the longest wait of another client, the peak of a process's memory
 - `ceiling`: a data source for Spark without a broker
 - `pages`: memory that the host of a virtual machine has provided already

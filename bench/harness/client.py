@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from harness.blocking import BlockingConnection
 from harness.transacting import isolation, pipelined_thousands, thousands, transact, transact_many
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

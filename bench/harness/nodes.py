@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from harness.blocking import BlockingConnection
 from harness.systems import System
 from kalda.base.errors import ApiError
-from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest

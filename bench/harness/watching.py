@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from kalda.network.blocking import BlockingConnection
+from harness.blocking import BlockingConnection
 
 
 class Resident:

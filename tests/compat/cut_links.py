@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.blocking import BlockingConnection
 from node_cluster import ClusterNode, NodeCluster
-
-from kalda.network.blocking import BlockingConnection
 
 _NOWHERE = "02:00:00:00:00:01"
 

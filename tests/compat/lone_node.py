@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
+from harness.blocking import BlockingConnection
 
 import kalda
 from kalda.cli.storage import storage
-from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 

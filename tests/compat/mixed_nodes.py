@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from apache_kafka import java
 from confluent_kafka.admin import AdminClient
+from harness.blocking import BlockingConnection
 from lone_node import CLUSTER_ID, LoneNode
 from node_cluster import SETTINGS, wait_until
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import random_uuid, uuid_to_text
 from kalda.cli.storage import storage
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,

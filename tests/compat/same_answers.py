@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from harness.blocking import BlockingConnection
+
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.apis import API
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.blocking import BlockingConnection
 from lone_node import LoneNode
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

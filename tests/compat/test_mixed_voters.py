@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.blocking import BlockingConnection
 from lone_node import CLUSTER_ID
 from mixed_nodes import KAFKA, KALDA, MAX_LEAD, METADATA, MixedCluster, MixedNode
 from mixed_requests import ROUNDS, change_metadata
 from node_cluster import wait_until
 
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_from_text
-from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.quorum import (

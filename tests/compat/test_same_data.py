@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from data_requests import TIME, batch, fetch, produce
+from harness.blocking import BlockingConnection
 from same_answers import Asker
 
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

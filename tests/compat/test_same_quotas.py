@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness.blocking import BlockingConnection
 from same_answers import Asker
 
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.blocking import BlockingConnection
 from lone_node import LoneNode
 
 from kalda.base.errors import ErrorCode
 from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.groups import (
     FindCoordinatorRequest,

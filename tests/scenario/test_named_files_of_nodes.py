@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.network import tls_contexts
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.named_files import read_named_file
 from kalda.protocol.messages.configs import (

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from harness.blocking import BlockingConnection
 from network_world import HandClock, run, until
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client import RpcClient, RpcConnection
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server

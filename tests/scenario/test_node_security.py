@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from harness.blocking import BlockingConnection
 
 import kalda
 import kalda.aio
@@ -29,7 +30,6 @@ from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
 from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.listener_counts import SOCKET_SERVER
 from kalda.protocol.messages.configs import (

@@ -28,7 +28,6 @@ that the caller passes in, which returns the buffers of an answer. Only the clie
 - `token_endpoint`: where the OAuth tokens of a client come from
 - `token_checks`: checks of such a token before it is used
 - `assertions`: signed tokens by which a client asks for a token
-- `blocking`: the same over a blocking socket, for tools and Spark tasks
 - `http`: a small HTTP server for what operators read
 - `named_files`: files that values name: regular ones of bounded size, without a wait
 - `python_classes`: classes of the operator that the properties name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,

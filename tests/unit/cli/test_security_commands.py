@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from harness.blocking import BlockingConnection
 
 import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.commands import cli
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client_security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.security.jaas import SCRAM_MODULE

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from consumer_world import Cluster, Member
+from harness.blocking import BlockingConnection
 from model_cluster import World
 from scripted_broker import AcknowledgingBroker
 
@@ -18,7 +19,6 @@ from kalda.base.ids import TopicPartition
 from kalda.client.core.backoff import Backoff
 from kalda.client.core.cluster_values import Broker
 from kalda.client.core.connections import Close, Connect, ConnectionConfig, Connections, SocketAddress, Write
-from kalda.network.blocking import BlockingConnection
 from kalda.network.client import RpcClient
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header, encode_response

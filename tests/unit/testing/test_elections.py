@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from harness.blocking import BlockingConnection
+
 from kalda.base.errors import ErrorCode
 from kalda.metadata.partition import LeaderRecoveryState, PartitionRegistration
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,

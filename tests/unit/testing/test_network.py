@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
-from kalda.network.blocking import BlockingConnection
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import iter_batches

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from harness.blocking import BlockingConnection
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.broker.node import StartError
 from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
 from kalda.client.admin.configs import Resource
-from kalda.network.blocking import BlockingConnection
 from kalda.network.free_ports import free_ports
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic

@@ -1,6 +1,6 @@
-"""Requests over a blocking socket, for command line tools and Spark tasks, which have no event loop.
+"""Requests over a blocking socket, for tests and benchmarks: also what no client sends, in any version, before a login.
 
-It sends the same frames, negotiates the same versions and raises the same errors as `client`.
+It sends the same frames, negotiates the same versions and raises the same errors as the clients.
 """
 
 from __future__ import annotations
@@ -131,14 +131,6 @@ class BlockingConnection:
         except InvalidRequest as error:
             self.close()
             raise disconnected(f"the peer sent an invalid response: {error.message}") from error
-
-    def send_only(self, message: Request, version: int | None = None) -> None:
-        """Send a request that has no response: a Produce with acks=0."""
-        self._send(message, version, self.timeout_ms)
-
-    def fileno(self) -> int:
-        """For `select`: readable when an answer has come, or the peer has closed the connection."""
-        return self._socket.fileno()
 
     def close(self) -> None:
         """Close; may be called more than once."""
