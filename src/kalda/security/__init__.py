@@ -4,7 +4,6 @@ Pure: bytes and values in, bytes and values out. It opens no socket and no file,
 random bytes are arguments. Sockets are in `network`, files and the metadata image in `broker` and `client`. It depends
 on no handler: an API's checks are in `kalda.protocol.access`.
 
-- `acl_index`: entries by the resource that they apply to
 - `certificates`: certificate authorities and certificates for test clusters
 - `ciphers`: names of TLS protocols and cipher suites, Java's to OpenSSL's
 - `custom_authorizer`: an operator's own class in place of the entries

@@ -9,7 +9,6 @@ This floor depends on no kind of record and on no log: the log, the replay funct
 in. It has no clock and no thread.
 
 - `timeline.py`: dict, set and value whose past states can be read and returned to
-- `deferred.py`: answers parked by offset
 - `offsets.py`: next write, committed and stable offsets, and metadata transactions (KIP-868)
 - `runtime.py`: write, read, commit, claim, renounce
 """

@@ -8,7 +8,6 @@ interface (`Topics`); authorization is done before and after.
 - `classic_group.py`: a classic group's members, generation and protocol
 - `classic_protocol.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup
 - `rebalance.py`: the barriers and timers of a rebalance
-- `subscription.py`: the topics in a consumer's metadata
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
 - `offset_fetch.py`: OffsetFetch's shapes by version
 - `counters.py`: rates and counts of rebalances and offsets

@@ -10,7 +10,6 @@ broker leads a partition is looked up through a function; authorization is done 
 - `shard.py`: one partition: replay, completion, timeouts, expiry
 - `states.py`: the states, and which may follow which
 - `metadata.py`: what is stored of an id, and its transitions
-- `initializing.py`: InitProducerId: which epoch a producer begins with
 - `ending.py`: EndTxn: whether a transaction may end
 - `markers.py`: the queues of markers that are to be written
 - `records.py`: the log's records and their bytes

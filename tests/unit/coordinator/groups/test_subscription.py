@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.coordinator.groups.subscription import subscribed_topics_of
+from kalda.coordinator.groups.classic_group import subscribed_topics_of
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.client_protocol import ConsumerProtocolSubscription
 
