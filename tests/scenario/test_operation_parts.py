@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from by_hand import one_step_a_turn
 from controller_world import World, creatable, state
 from paper_connection import PaperConnection, read_answer
 
@@ -71,7 +72,7 @@ class Listener:
         configs = ConfigHandlers(1, Mock(), Mock())
         handlers = ControllerHandlers(Mock(), self.world.active, Mock(), clock, "cluster", configs, self.world.commit)
         self.turns: list[Callable[[], None]] = []
-        self.pipeline = handlers.pipeline(lambda: Features({}, {}, 0), self.turns.append)
+        self.pipeline = handlers.pipeline(lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append))
         self.records_a_turn: list[int] = []
 
     def answer(self, request: Request, version: int, before_turn: Callable[[int], None] = lambda _: None) -> Any:
