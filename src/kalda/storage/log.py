@@ -61,7 +61,7 @@ class Log(LogState):
     @classmethod
     def open(cls, given: Unopened, hooks: LogHooks | None = None) -> Log:
         """Open a log, making it where it is missing. Raises INCONSISTENT_TOPIC_ID where the directory belongs to
-        another topic than that given, and `OSError` where the disk fails. Without `hooks` nobody holds the log."""
+        another topic than that given, and `OSError` where the disk fails. Without `hooks` it has no manager."""
         disk, directory, topic_id = given.disk, given.directory, given.topic_id
         if fresh := disk.stat(directory) is None:
             disk.make_dirs(directory)

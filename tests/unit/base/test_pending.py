@@ -1,4 +1,4 @@
-"""A result that is set later: chains of them, their errors, and what nobody waits for any more."""
+"""A result that is set later: chains of them, their errors, and results that are abandoned."""
 
 from __future__ import annotations
 
