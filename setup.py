@@ -14,7 +14,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-RECORDS = ("codec", "values", "scan", "key_offsets", "compacting", "compacting_runs", "appending", "consuming")
+RECORDS = ("codec", "values", "scan", "key_offsets", "compaction", "appending", "consuming")
 MODULES = (
     *(f"records/{name}" for name in RECORDS), "base/samples", "broker/stopwatch", "broker/system_clock",
 )  # fmt: skip

@@ -12,10 +12,10 @@ from compacted_node import TP, CompactedNode
 
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches, read_header
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
-from kalda.records.compacting_runs import RunFilter
+from kalda.records.compaction import BatchFilter
 from kalda.records.compression import Compression
 from kalda.records.control import ControlType, read_control_type, transaction_marker_batch
-from kalda.storage import compaction_passes
+from kalda.storage import compaction, compaction_passes
 from kalda.storage.compaction import LastRecord
 from kalda.storage.log import Log
 from kalda.storage.values import AppendOrigin
@@ -271,12 +271,13 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
     monkeypatch.setattr(compaction_passes, "map_run", lambda offsets, chunk, at, stop, start: at)
 
     class NoRuns:
+        """Filters each batch alone."""
+
         is_full = False
         written = 0
 
-        def __init__(self, *_: object) -> None:
-            self.clear = lambda: None
-            self.skip = lambda size: None
+        def __init__(self, *rules: Any) -> None:
+            self.filter_batch = BatchFilter(*rules).filter_batch
 
         def run(self, chunk: object, at: int, stop: int) -> int:
             return at
@@ -284,7 +285,11 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
         def take(self) -> tuple[bytes, list[object]]:
             return b"", []
 
-    monkeypatch.setattr(compaction_passes, "RunFilter", NoRuns)
+        def skip(self, size: int) -> None: ...
+
+        def clear(self) -> None: ...
+
+    monkeypatch.setattr(compaction, "BatchFilter", NoRuns)
     single, others = logged(seed)
     assert layouts == others
     for node in (by_runs, single):
@@ -298,7 +303,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 @pytest.mark.parametrize("seed", SEEDS[::5])
 def test_a_small_buffer_and_small_slices_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, layouts = logged(seed)
-    monkeypatch.setattr(compaction_passes, "RunFilter", lambda *rules: RunFilter(*rules, 2_000))
+    monkeypatch.setattr(compaction, "BatchFilter", lambda *rules: BatchFilter(*rules, 2_000))
     monkeypatch.setattr(compaction_passes, "_WRITE_BYTES", 700)
     monkeypatch.setattr(compaction_passes, "_READ_BYTES", 500)
     monkeypatch.setattr(compaction_passes, "_LEAST_READ_BYTES", 300)

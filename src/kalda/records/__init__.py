@@ -12,8 +12,7 @@ clients before they are stored. This floor has the format only: it depends on no
 - `values`: the section of records to and from Python tuples; compiled likewise
 - `scan`: checks the records of a section, piece by piece; compiled likewise
 - `key_offsets`: the last offset of each key, for compaction; compiled likewise
-- `compacting`: which records of a batch compaction keeps, piece by piece; compiled likewise
-- `compacting_runs`: the same of many batches at once, without the interpreter's lock; compiled likewise
+- `compaction`: which records compaction keeps, of many batches at once or of one; compiled likewise
 - `appending`: records appended to open batches, one at a time, by producers; compiled likewise
 - `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code

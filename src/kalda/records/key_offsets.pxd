@@ -1,4 +1,4 @@
-# What `compacting` and `compacting_runs` use of `key_offsets` in C. The methods are in key_offsets.py.
+# What `compaction` uses of `key_offsets` in C. The methods are in key_offsets.py.
 
 cimport cython
 
@@ -7,16 +7,10 @@ cdef class _Hash:
     # The state before the first byte.
     cdef unsigned long long _first0, _first1, _first2, _first3
     cdef unsigned long long _v0, _v1, _v2, _v3
-    # The bytes that do not fill a word yet.
-    cdef unsigned long long _tail
-    cdef unsigned long long _length
-    # The hash, after `_end`.
+    # The hash, after `_of`.
     cdef unsigned long long low, high
 
-    cdef void _begin(self) noexcept nogil
     cdef void _rounds(self, int count) noexcept nogil
-    cdef void _add(self, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil
-    cdef void _end(self) noexcept nogil
     cdef void _of(self, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil
 
 @cython.final

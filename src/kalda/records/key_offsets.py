@@ -75,25 +75,13 @@ def _word(p: cython.pointer[cython.const[cython.uchar]], at: cython.Py_ssize_t) 
 
 @cython.cclass
 class _Hash:
-    """SipHash-2-4 with 128 bits of output, fed in pieces."""
+    """SipHash-2-4 with 128 bits of output."""
 
     def __init__(self, k0: object, k1: object) -> None:
         self._first0 = k0 ^ 0x736F6D6570736575
         self._first1 = k1 ^ 0x646F72616E646F6D ^ 0xEE
         self._first2 = k0 ^ 0x6C7967656E657261
         self._first3 = k1 ^ 0x7465646279746573
-        self._begin()
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _begin(self) -> cython.void:
-        self._v0 = self._first0
-        self._v1 = self._first1
-        self._v2 = self._first2
-        self._v3 = self._first3
-        self._tail = 0
-        self._length = 0
 
     @cython.cfunc
     @cython.nogil
@@ -122,57 +110,6 @@ class _Hash:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _add(
-        self,
-        p: cython.pointer[cython.const[cython.uchar]],
-        pos: cython.Py_ssize_t,
-        end: cython.Py_ssize_t,
-    ) -> cython.void:
-        """Add the bytes `p[pos:end]`."""
-        word: cython.ulonglong = self._tail
-        filled: cython.Py_ssize_t = cython.cast(cython.Py_ssize_t, 8 * (self._length & 7))
-        self._length += cython.cast(cython.ulonglong, end - pos)
-        while filled == 0 and end - pos >= 8:
-            word = _word(p, pos)
-            pos += 8
-            self._v3 ^= word
-            self._rounds(2)
-            self._v0 ^= word
-            word = 0
-        while pos < end:
-            word |= cython.cast(cython.ulonglong, p[pos]) << filled
-            filled += 8
-            pos += 1
-            if filled == 64:
-                self._v3 ^= word
-                self._rounds(2)
-                self._v0 ^= word
-                word = 0
-                filled = 0
-        self._tail = word
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _end(self) -> cython.void:
-        """Set `low` and `high`."""
-        if cython.compiled:
-            self._tail |= self._length << 56
-        else:
-            self._tail |= (self._length & 0xFF) << 56
-        self._v3 ^= self._tail
-        self._rounds(2)
-        self._v0 ^= self._tail
-        self._v2 ^= 0xEE
-        self._rounds(4)
-        self.low = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
-        self._v1 ^= 0xDD
-        self._rounds(4)
-        self.high = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def _of(
         self,
         p: cython.pointer[cython.const[cython.uchar]],
@@ -180,20 +117,45 @@ class _Hash:
         end: cython.Py_ssize_t,
     ) -> cython.void:
         """Set `low` and `high` to the hash of `p[pos:end]`."""
-        self._begin()
-        self._add(p, pos, end)
-        self._end()
+        word: cython.ulonglong = 0
+        shift: cython.int = 0
+        length: cython.ulonglong = cython.cast(cython.ulonglong, end - pos) & 0xFF
+        self._v0 = self._first0
+        self._v1 = self._first1
+        self._v2 = self._first2
+        self._v3 = self._first3
+        while end - pos >= 8:
+            word = _word(p, pos)
+            pos += 8
+            self._v3 ^= word
+            self._rounds(2)
+            self._v0 ^= word
+        word = length << 56
+        while pos < end:
+            word |= cython.cast(cython.ulonglong, p[pos]) << shift
+            shift += 8
+            pos += 1
+        self._v3 ^= word
+        self._rounds(2)
+        self._v0 ^= word
+        self._v2 ^= 0xEE
+        self._rounds(4)
+        self.low = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
+        self._v1 ^= 0xDD
+        self._rounds(4)
+        self.high = self._v0 ^ self._v1 ^ self._v2 ^ self._v3
 
 
 def siphash128(data: cython.const[cython.uchar][::1], k0: cython.ulonglong, k1: cython.ulonglong) -> bytes:
     """The hash of `data` under the key of two little-endian words."""
     one: _Hash = _Hash(k0, k1)
-    if len(data):
-        if cython.compiled:
-            one._add(cython.address(data[0]), 0, len(data))
-        else:
-            one._add(data, 0, len(data))
-    one._end()
+    if cython.compiled:
+        p: cython.pointer[cython.const[cython.uchar]] = cython.NULL
+        if len(data):
+            p = cython.address(data[0])
+        one._of(p, 0, len(data))
+    else:
+        one._of(data, 0, len(data))
     return one.low.to_bytes(8, "little") + one.high.to_bytes(8, "little")
 
 

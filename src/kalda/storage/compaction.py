@@ -12,8 +12,8 @@ otherwise a recovery would lose that sequence, or the log's end.
 Of a batch of magic 0 or 1 a batch of magic 2 is left, as in Apache Kafka. Its deletions stay where the segment was
 modified less than `delete.retention.ms` before the last one that is clean: they have no delete horizon.
 
-The records of a batch are read, judged and written by compiled code, in pieces of at most 256 KiB as they come out of
-the decompressor: no record becomes an object, and the memory that a batch needs does not depend on what is in it.
+The records of a batch are read, judged and written by compiled code (`records.compaction`): none becomes an object. A
+compressed batch is decompressed as a whole, to `MAX_DECOMPRESSED_BYTES` at most.
 
 All of this runs on any thread.
 """
@@ -21,7 +21,7 @@ All of this runs on any thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,31 +29,22 @@ from kalda.base.disk import Buffer
 from kalda.base.errors import CorruptRecord
 from kalda.records.batch import (
     COMPRESSION_MASK,
-    CRC_POSITION,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAX_INT32,
     BatchHeader,
-    TimestampType,
     read_header,
-    write_crc,
-    write_header,
 )
-from kalda.records.builder import in_current_format, read_records, rebuild_batch, rebuild_legacy_batch
-from kalda.records.checksum import crc32c
-from kalda.records.compacting import KeyScan, Rewriting
-from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression, PackedTooLarge, Packer, decompress_pieces
+from kalda.records.builder import in_current_format, read_records, rebuild_batch, rebuild_legacy_batch, seal
+from kalda.records.compaction import BatchFilter
+from kalda.records.compression import Compression, decompress
 from kalda.records.control import ControlType, read_control_type
 from kalda.records.key_offsets import KeyOffsets
 from kalda.storage.txn_index import AbortedTxn
 
-_PIECE_BYTES = 256 * 1024
-_HELD_BYTES = 1024 * 1024
-"""Records that unfold to at most that are decompressed once, and held until they have been rewritten."""
 _MAX_MARKER_BYTES = 64 * 1024
 """A control batch has one small record; a larger one is damaged, and is not decoded."""
-_LEAST_RECORD_BYTES = 7
 
 
 class LastRecord(NamedTuple):
@@ -130,42 +121,9 @@ def marker_kind(header: BatchHeader, data: Buffer) -> ControlType | None:
     return read_control_type(read_records(data, 0, header, max_bytes=_MAX_MARKER_BYTES)[0].key)
 
 
-class Section:
-    """The records of one batch, decompressed piece by piece. May be iterated over twice."""
-
-    __slots__ = ("_body", "_codec", "_held", "unpacked")
-
-    def __init__(self, header: BatchHeader, data: Buffer) -> None:
-        """`data` is the whole batch. Raises `CorruptRecord` for a count of records for which it has no room."""
-        self._codec = header.compression
-        self._body = memoryview(data)[HEADER_SIZE:]
-        self._held: Sequence[Buffer] | None = None
-        """All pieces, where they were few or need not be decompressed; None before, and where they were many."""
-        self.unpacked = 0
-        """Bytes that were decompressed so far."""
-        room = len(self._body) if self._codec is Compression.NONE else MAX_DECOMPRESSED_BYTES
-        if header.records_count * _LEAST_RECORD_BYTES > room:
-            raise CorruptRecord(f"the batch at offset {header.base_offset} has no {header.records_count} records")
-        if self._codec is Compression.NONE:
-            size = len(self._body)
-            self._held = [self._body[start : start + _PIECE_BYTES] for start in range(0, size, _PIECE_BYTES)]
-
-    def __iter__(self) -> Iterator[Buffer]:
-        return self._unpacked() if self._held is None else iter(self._held)
-
-    def _unpacked(self) -> Iterator[Buffer]:
-        held: list[Buffer] = []
-        size = 0
-        for piece in decompress_pieces(self._codec, self._body):
-            size += len(piece)
-            self.unpacked += len(piece)
-            if size <= _HELD_BYTES:
-                held.append(piece)
-            else:
-                held.clear()
-            yield piece
-        if size <= _HELD_BYTES:
-            self._held = held
+def section_of(header: BatchHeader, data: Buffer) -> Buffer:
+    """The records of a batch of magic 2, decompressed; `data` is the whole batch. Raises `CorruptRecord`."""
+    return decompress(header.compression, memoryview(data)[HEADER_SIZE:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +140,13 @@ class CleanRules:
     legacy_horizon_ms: int = 0
     """deletions of magic 0 and 1 stay in segments modified later"""
 
-    @property
-    def last_offsets(self) -> array[int]:
-        """The last offsets of batches of data that `keeps_producer` keeps, rising."""
-        return array("q", sorted(last.last_data_offset for last in self.last_records.values()))
+    def batch_filter(self, index_interval_bytes: int) -> BatchFilter:
+        """What filters the batches of one group of segments. Of batches of data it leaves those to others whose header
+        `keeps_producer` may keep."""
+        last_offsets = array("q", sorted(last.last_data_offset for last in self.last_records.values()))
+        return BatchFilter(
+            self.offsets, last_offsets, self.round_end, self.now_ms, self.delete_retention_ms, index_interval_bytes
+        )
 
     def keeps_producer(self, header: BatchHeader) -> bool:
         """Whether an active producer's state is rebuilt from this batch."""
@@ -230,69 +191,44 @@ def filter_marker(
     return Filtered((data,), len(data), header.max_timestamp, 0), ended
 
 
-def filter_batch(rules: CleanRules, header: BatchHeader, data: Buffer, is_aborted: bool) -> Filtered:
+def filter_batch(
+    rules: CleanRules, batches: BatchFilter, header: BatchHeader, data: Buffer, is_aborted: bool
+) -> Filtered:
     """What is left of a batch of data; `is_aborted`: of an aborted transaction. Raises `CorruptRecord`."""
-    count = header.records_count
-    if is_aborted or not count:
+    if is_aborted or not header.records_count:
         return _emptied(rules, header)
-    horizon = header.delete_horizon_ms
-    section = Section(header, data)
-    bits = bytearray((count + 7) // 8)
-    scan = KeyScan(
-        rules.offsets,
-        count,
-        header.base_offset,
-        header.last_offset_delta,
-        header.base_timestamp,
-        0,
-        bits,
-        horizon is None or rules.now_ms < horizon,
-    )
-    for piece in section:
-        scan.feed(piece)
-    scan.finish()
-    kept = scan.kept
-    if not kept:
-        return _emptied(rules, header)._replace(unpacked=section.unpacked)
-    if horizon is None and scan.tombstones:
-        horizon = rules.now_ms + rules.delete_retention_ms
-    elif kept == count:
-        return Filtered((data,), len(data), header.max_timestamp, section.unpacked)
-    return _rewritten(header, section, scan, bits, horizon)
+    section = section_of(header, data)
+    unpacked = 0 if header.compression is Compression.NONE else len(section)
+    left, records = batches.filter_batch(header, section)
+    if not left.records_count:
+        return _emptied(rules, header)._replace(unpacked=unpacked)
+    if records is None:
+        return Filtered((data,), len(data), header.max_timestamp, unpacked)
+    whole = _sealed(records, left)
+    return Filtered((whole,), len(whole), left.max_timestamp, unpacked)
 
 
 def filter_legacy_batch(
-    rules: CleanRules, header: BatchHeader, data: Buffer, modified_ms: int, base_offset: int
+    rules: CleanRules, batches: BatchFilter, header: BatchHeader, data: Buffer, modified_ms: int, base_offset: int
 ) -> tuple[BatchHeader, Filtered]:
     """(header, bytes) of what is left of a batch of magic 0 or 1, in magic 2. `modified_ms`, `base_offset`: of its
     segment. Raises `CorruptRecord`, also where the batch begins before its segment, as in a follower that was cut
     within it: a batch of magic 2 that does would count as damaged."""
-    records = read_records(data, 0, header)
-    if records[0].offset < base_offset:
-        raise CorruptRecord(
-            f"the batch of offsets {records[0].offset} to {header.last_offset} begins before its segment"
-        )
     current, whole = in_current_format(header, data)
-    bits = bytearray((len(records) + 7) // 8)
-    scan = KeyScan(
-        rules.offsets,
-        len(records),
-        current.base_offset,
-        current.last_offset_delta,
-        current.base_timestamp,
-        0,
-        bits,
-        modified_ms > rules.legacy_horizon_ms,
-    )
-    scan.feed(memoryview(whole)[HEADER_SIZE:])
-    scan.finish()
-    kept = [record for at, record in enumerate(records) if bits[at >> 3] >> (at & 7) & 1]
-    if not kept:
+    if current.base_offset < base_offset:
+        raise CorruptRecord(
+            f"the batch of offsets {current.base_offset} to {header.last_offset} begins before its segment"
+        )
+    keeps_deletions = modified_ms > rules.legacy_horizon_ms
+    left, records = batches.filter_batch(current, memoryview(whole)[HEADER_SIZE:], keeps_deletions)
+    if not left.records_count:
         return current, _emptied(rules, current)._replace(unpacked=len(whole))
-    horizon = rules.now_ms + rules.delete_retention_ms if scan.tombstones else None
-    rebuilt = rebuild_legacy_batch(header, kept, delete_horizon_ms=horizon, compression=header.compression)
-    left = read_header(rebuilt)
-    return left, Filtered((rebuilt,), len(rebuilt), left.max_timestamp, len(whole))
+    kept = read_records(whole if records is None else _sealed(records, left))
+    rebuilt = rebuild_legacy_batch(
+        header, kept, delete_horizon_ms=left.delete_horizon_ms, compression=header.compression
+    )
+    result = read_header(rebuilt)
+    return result, Filtered((rebuilt,), len(rebuilt), result.max_timestamp, len(whole))
 
 
 def _emptied(rules: CleanRules, header: BatchHeader) -> Filtered:
@@ -304,45 +240,8 @@ def _emptied(rules: CleanRules, header: BatchHeader) -> Filtered:
     return Filtered((rebuilt,), len(rebuilt), header.max_timestamp, 0)
 
 
-def _rewritten(header: BatchHeader, section: Section, scan: KeyScan, bits: bytearray, horizon: int | None) -> Filtered:
-    """The batch with the records whose bit is set, as `rebuild_batch` writes it: base offset, last offset, sequence and
-    producer stay the same. The base timestamp is the delete horizon, or that of the first record (KIP-534)."""
-    is_append_time = header.timestamp_type is TimestampType.LOG_APPEND
-    old_base = header.max_timestamp if is_append_time else header.base_timestamp
-    first = header.max_timestamp if is_append_time else scan.first_timestamp
-    new_base = first if horizon is None else horizon
-    rewriting = Rewriting(bits, old_base, new_base, not is_append_time)
-    most = MAX_INT32 - HEADER_SIZE
-    if header.compression is Compression.NONE:
-        body: list[Buffer] = [rewriting.feed(piece) for piece in section]
-    else:
-        packer = Packer(header.compression, None, most)
-        try:
-            for piece in section:
-                if left := rewriting.feed(piece):
-                    packer.feed(left)
-            body = packer.finish()
-        except PackedTooLarge:
-            body = []
-    size = HEADER_SIZE + sum(map(len, body))
-    if not body or size > MAX_INT32:
+def _sealed(records: bytearray, header: BatchHeader) -> bytearray:
+    """The batch of `header` with these records, which have room for it before them. Raises `CorruptRecord`."""
+    if len(records) - LOG_OVERHEAD > MAX_INT32:
         raise CorruptRecord(f"the batch at offset {header.base_offset} has no room for its records once rewritten")
-    rebuilt = header._replace(
-        batch_length=size - LOG_OVERHEAD,
-        attributes=header.attributes | (0 if horizon is None else DELETE_HORIZON_BIT),
-        base_timestamp=new_base,
-        max_timestamp=header.max_timestamp if is_append_time else scan.largest_timestamp,
-        records_count=scan.kept,
-    )
-    return Filtered((_header_of(rebuilt, body), *body), size, rebuilt.max_timestamp, section.unpacked)
-
-
-def _header_of(header: BatchHeader, body: Sequence[Buffer]) -> bytearray:
-    """The bytes of `header`, with the CRC of a batch whose records are `body`."""
-    head = bytearray(HEADER_SIZE)
-    write_header(head, 0, header)
-    crc = write_crc(head, 0, HEADER_SIZE)
-    for part in body:
-        crc = crc32c(part, crc)
-    head[CRC_POSITION : CRC_POSITION + 4] = crc.to_bytes(4, "big")
-    return head
+    return seal(records, header)

@@ -33,17 +33,17 @@ from kalda.records.batch import (
 )
 from kalda.records.builder import in_current_format
 from kalda.records.checksum import crc32c
-from kalda.records.compacting import KeyScan
-from kalda.records.compacting_runs import RunFilter, map_run
+from kalda.records.compaction import BatchFilter, map_batch, map_run
+from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
 from kalda.storage.compaction import (
     CleanedTransactions,
     CleanRules,
-    Section,
     filter_batch,
     filter_legacy_batch,
     filter_marker,
     marker_kind,
+    section_of,
 )
 from kalda.storage.config import LogConfig
 from kalda.storage.index import read_waiting
@@ -108,7 +108,7 @@ class BatchReader:
             raise CorruptRecord(f"{where} ends at {position + len(self.chunk)}, not at {self._segment.size}")
 
     def may_be_plain(self) -> bool:
-        """Whether the batch that `find` found may begin a run (`compacting_runs`)."""
+        """Whether the batch that `find` found may begin a run (`records.compaction`)."""
         return not self.chunk[self.at + _LOW_ATTRIBUTES_POSITION] & _NOT_PLAIN
 
     def take(self) -> tuple[BatchHeader, memoryview]:
@@ -267,22 +267,10 @@ class KeyMapping(Pass):
         if header.is_legacy:
             header, current = in_current_format(header, data)
             data = memoryview(current)
-        section = Section(header, data)
-        scan = KeyScan(
-            self._offsets,
-            header.records_count,
-            header.base_offset,
-            header.last_offset_delta,
-            header.base_timestamp,
-            self._start,
-            None,
-            True,
-        )
-        for piece in section:
-            scan.feed(piece)
-        scan.finish()
-        self._bytes_unpacked += section.unpacked
-        return not scan.full
+        section = section_of(header, data)
+        if header.compression is not Compression.NONE:
+            self._bytes_unpacked += len(section)
+        return map_batch(self._offsets, header, section, self._start)
 
 
 class Rewriting(Pass):
@@ -311,11 +299,11 @@ class Rewriting(Pass):
         self._spare_bytes = 0
         """How much of the disk's space it leaves."""
         self._out: list[Buffer] = []
-        """What is to be written next, without what `RunFilter` holds."""
+        """What is to be written next, without what the `BatchFilter` holds."""
         self._placed: list[Placed] = []
         """The batches in it."""
         self._pending = 0
-        """How many bytes of it are not held by the `RunFilter`."""
+        """How many bytes of it are not held by the `BatchFilter`."""
 
     def take(self) -> Segment:
         """The complete segment, which belongs to the caller from now on."""
@@ -342,26 +330,19 @@ class Rewriting(Pass):
         cleaned = self.cleaned = Segment.create(
             self._disk, self._directory, base_offset, self._config, rules.now_ms, suffix=CLEANED_SUFFIX
         )
-        runs = RunFilter(
-            rules.offsets,
-            rules.last_offsets,
-            rules.round_end,
-            rules.now_ms,
-            rules.delete_retention_ms,
-            self._config.index_interval_bytes,
-        )
+        batches = rules.batch_filter(self._config.index_interval_bytes)
         for segment in segments:
             for reader in self._reader(segment, 0):
                 at, is_full = reader.at, False
                 if reader.may_be_plain():
-                    reader.at = runs.run(reader.chunk, at, self._stop(reader))
-                    is_full = runs.is_full
-                    self._take(runs)
+                    reader.at = batches.run(reader.chunk, at, self._stop(reader))
+                    is_full = batches.is_full
+                    self._take(batches)
                 if reader.at == at and not is_full:
-                    runs.skip(self._filter(segment, *reader.take()))
-                if is_full or runs.written + self._pending >= _WRITE_BYTES:
+                    batches.skip(self._filter(batches, segment, *reader.take()))
+                if is_full or batches.written + self._pending >= _WRITE_BYTES:
                     self._write()
-                    runs.clear()
+                    batches.clear()
                 yield
         self._write()
         cleaned.seal()
@@ -372,7 +353,7 @@ class Rewriting(Pass):
                 file.close()
         self._disk.set_modified(cleaned.path(LOG_SUFFIX), modified_ms)
 
-    def _filter(self, segment: Segment, header: BatchHeader, data: memoryview) -> int:
+    def _filter(self, batches: BatchFilter, segment: Segment, header: BatchHeader, data: memoryview) -> int:
         """Collect what is left of a batch that is not plain. Returns its size."""
         rules, transactions = self._rules, self._transactions
         if header.is_control:
@@ -381,10 +362,10 @@ class Rewriting(Pass):
                 assert self.cleaned is not None
                 self.cleaned.txn_index.append(ended)
         elif header.is_legacy:
-            header, left = filter_legacy_batch(rules, header, data, segment.modified_ms(), segment.base_offset)
+            header, left = filter_legacy_batch(rules, batches, header, data, segment.modified_ms(), segment.base_offset)
             self._bytes_unpacked += left.unpacked
         else:
-            left = filter_batch(rules, header, data, transactions.on_batch(header))
+            left = filter_batch(rules, batches, header, data, transactions.on_batch(header))
             self._bytes_unpacked += left.unpacked
         if left.parts:
             self._out += left.parts
@@ -392,9 +373,9 @@ class Rewriting(Pass):
             self._pending += left.size_bytes
         return left.size_bytes
 
-    def _take(self, runs: RunFilter) -> None:
+    def _take(self, batches: BatchFilter) -> None:
         """Collect what is left of the plain batches before."""
-        part, placed = runs.take()
+        part, placed = batches.take()
         if placed:
             self._out.append(part)
             self._placed += map(Placed._make, placed)

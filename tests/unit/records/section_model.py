@@ -9,13 +9,25 @@ from typing import Any
 
 from kalda.base.errors import CorruptRecord
 from kalda.records import codec, values
+from kalda.records.batch import (
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+)
 from kalda.records.builder import Record
-from kalda.records.compacting import KeyScan, Rewriting
+from kalda.records.compaction import BatchFilter, map_batch
 from kalda.records.key_offsets import KeyOffsets
 from kalda.records.scan import RecordScan
 
 BASE_TIMESTAMP = 1_000
 EARLIEST, LATEST = 600, 1_400
+NOW, RETENTION_MS = 10**12, 5_000
 PIECES = (1, 2, 3, 7, 64, 10**9)
 _KEYS = [None, b"", *(b"%d" % at * (1 + at % 4) for at in range(12))]
 
@@ -94,6 +106,38 @@ def check_damage(seed: int) -> None:
         assert outcomes[0] is not None
 
 
+def header_of(count: int, base_offset: int, last_delta: int, base_timestamp: int, attributes: int = 0) -> BatchHeader:
+    """The header of a batch of the current format, with 10**6 as its largest timestamp."""
+    return BatchHeader(
+        base_offset,
+        0,
+        NO_LEADER_EPOCH,
+        MAGIC,
+        0,
+        attributes,
+        last_delta,
+        base_timestamp,
+        10**6,
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+        NO_SEQUENCE,
+        count,
+    )
+
+
+def new_filter(offsets: KeyOffsets, room_bytes: int = 10_000, **rules: Any) -> BatchFilter:
+    """A filter without producers whose headers stay, unless `rules` have other arguments of it."""
+    return BatchFilter(
+        offsets,
+        rules.get("last_offsets", array("q")),
+        rules.get("round_end", -1),
+        NOW,
+        RETENTION_MS,
+        rules.get("interval_bytes", 4_096),
+        room_bytes,
+    )
+
+
 def check_compaction(seed: int) -> None:
     """The last offset of each key, the records that are kept, and their bytes against another base timestamp."""
     rng = random.Random(seed)
@@ -108,46 +152,50 @@ def check_compaction(seed: int) -> None:
         )
         for delta in sorted(rng.sample(range(60), rng.randrange(1, 40)))
     ]
-    base_timestamp = rng.choice([records[0].timestamp, 0, BASE_TIMESTAMP])
+    base_timestamp = rng.choice([records[0].timestamp, 0, BASE_TIMESTAMP, NOW, NOW + 1])
+    attributes = rng.choice([0, TIMESTAMP_TYPE_BIT]) | rng.choice([0, DELETE_HORIZON_BIT])
+    header = header_of(len(records), base, 60, base_timestamp, attributes)
     section = bytes(values.encode_records(records, 0, base, base_timestamp, True)[0])
     start = base + rng.randrange(30)
     last = {record.key: record.offset for record in records if record.key is not None and record.offset >= start}
-    for size in PIECES:
-        offsets = KeyOffsets(24 * 100, rng.randbytes(16))
+    offsets = KeyOffsets(24 * 100, rng.randbytes(16))
+    assert map_batch(offsets, header, section, start)
+    assert {key: offsets.get(key) for key in _KEYS if key is not None and offsets.get(key) >= 0} == last
+    assert offsets.size == len(last)
 
-        def passed(first: int, bits: bytearray | None, tombstones: bool) -> KeyScan:
-            scan = KeyScan(offsets, len(records), base, 60, base_timestamp, first, bits, tombstones)  # noqa: B023
-            for piece in pieces(section, size):  # noqa: B023
-                scan.feed(piece)
-            scan.finish()
-            return scan
-
-        passed(start, None, True)
-        assert {key: offsets.get(key) for key in _KEYS if key is not None and offsets.get(key) >= 0} == last
-        assert offsets.size == len(last)
-
-        offsets.latest_offset = complete_to = rng.choice([records[-1].offset, base + rng.randrange(60)])
-        keeps_tombstones = rng.random() < 0.5
-        bits = bytearray(len(records) // 8 + 1)
-        scan = passed(0, bits, keeps_tombstones)
-        kept = [
-            record
-            for record in records
-            if record.offset > complete_to
-            or (
-                record.key is not None
-                and record.offset >= last.get(record.key, -1)
-                and (record.value is not None or keeps_tombstones)
-            )
-        ]
-        timestamps = [record.timestamp for record in kept] or [-1]
-        assert (scan.kept, scan.tombstones) == (len(kept), sum(record.value is None for record in kept))
-        assert (scan.first_timestamp, scan.largest_timestamp) == (timestamps[0], max(timestamps))
-
-        new_base = rng.choice([timestamps[0], 10**12, base_timestamp])
-        append_time = rng.choice([None, 10**6])
-        rewriting = Rewriting(bits, append_time or base_timestamp, new_base, append_time is None)
-        written = b"".join(rewriting.feed(piece) for piece in pieces(section, size))
-        if append_time is not None:
-            kept = [record._replace(timestamp=append_time) for record in kept]
-        assert written == (bytes(values.encode_records(kept, 0, base, new_base, True)[0]) if kept else b"")
+    offsets.latest_offset = complete_to = rng.choice([records[-1].offset, base + rng.randrange(60)])
+    wants_deletions = rng.random() < 0.8
+    keeps_deletions = wants_deletions and not (header.has_delete_horizon and base_timestamp <= NOW)
+    kept = [
+        record
+        for record in records
+        if record.offset > complete_to
+        or (
+            record.key is not None
+            and record.offset >= last.get(record.key, -1)
+            and (record.value is not None or keeps_deletions)
+        )
+    ]
+    batches = new_filter(offsets, 1_000)
+    left, out = batches.filter_batch(header, section, wants_deletions)
+    assert left.records_count == len(kept)
+    becomes_due = not header.has_delete_horizon and any(record.value is None for record in kept)
+    if not kept or (kept == records and not becomes_due):
+        assert out is None
+        assert not kept or left == header
+        return
+    if attributes & TIMESTAMP_TYPE_BIT:
+        kept = [record._replace(timestamp=header.max_timestamp) for record in kept]
+    new_base = kept[0].timestamp
+    if becomes_due:
+        new_base, attributes = NOW + RETENTION_MS, attributes | DELETE_HORIZON_BIT
+    elif header.has_delete_horizon:
+        new_base = base_timestamp
+    assert left == header._replace(
+        attributes=attributes,
+        base_timestamp=new_base,
+        max_timestamp=max(record.timestamp for record in kept),
+        records_count=len(kept),
+    )
+    assert out is not None
+    assert out[HEADER_SIZE:] == values.encode_records(kept, 0, base, new_base, True)[0]

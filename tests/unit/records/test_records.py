@@ -186,10 +186,10 @@ for seed in range(5):
     section_model.check_scan(seed)
     section_model.check_damage(seed)
     section_model.check_compaction(seed)
-from kalda.records.compacting_runs import RunFilter, map_run
+from kalda.records.compaction import map_run
 offsets = section_model.KeyOffsets(100, bytes(16))
 plain = build_batch([(5, b"k", b"v", ())])
-assert map_run(offsets, plain, 0, len(plain), 0) == RunFilter(offsets, (), 0, 0, 0, 0).run(plain, 0, len(plain)) == 0
+assert map_run(offsets, plain, 0, len(plain), 0) == section_model.new_filter(offsets).run(plain, 0, len(plain)) == 0
 assert [w.category for w in caught] == [RuntimeWarning], caught
 rows = [(5, b"k", None, [("h", b"x")]), (2**62, None, b"v" * 300, ())]
 print([tuple(r[1:4]) for r in read_records(build_batch(rows))] == [(5, b"k", None), (2**62, None, b"v" * 300)])

@@ -84,8 +84,9 @@ def test_what_is_left_of_batches(seed: int) -> None:
     assert offsets.latest_offset == 599
     offsets.latest_offset = rng.choice([599, rng.randrange(600)])
     rules = CleanRules(offsets, {}, RETENTION_MS, NOW, -1)
+    batch_filter = rules.batch_filter(4_096)
     for header, data in read_batches(segment):
-        left = filter_batch(rules, header, data, False)
+        left = filter_batch(rules, batch_filter, header, data, False)
         whole = b"".join(left.parts)
         records, expected = _expected(rules, bytearray(data))
         assert len(whole) == left.size_bytes
@@ -139,8 +140,8 @@ def _header_with(count: int, compression: Compression) -> bytearray:
 def test_a_count_that_the_bytes_cannot_hold_is_malformed(count: int, compression: Compression) -> None:
     batch = _header_with(count, compression)
     rules = CleanRules(KeyOffsets(1000, bytes(16)), {}, RETENTION_MS, NOW, -1)
-    with pytest.raises(CorruptRecord, match=r"claims -1 records|has no \d+ records|ends in record 1"):
-        filter_batch(rules, read_header(batch), batch, False)
+    with pytest.raises(CorruptRecord, match=f"claims {count} records"):
+        filter_batch(rules, rules.batch_filter(4_096), read_header(batch), batch, False)
 
 
 @pytest.mark.parametrize("sizes", [(10,), (1 << 20, 10, 1 << 20), (9 << 20, 100), (10,) * 2_000, (600_000,) * 5])
