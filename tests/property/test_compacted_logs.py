@@ -15,9 +15,9 @@ from kalda.records.builder import Record, build_batch, read_records, rebuild_bat
 from kalda.records.compaction import BatchFilter
 from kalda.records.compression import Compression
 from kalda.records.control import ControlType, read_control_type, transaction_marker_batch
-from kalda.storage import compaction, compaction_passes
-from kalda.storage.compaction import LastRecord
-from kalda.storage.log import Log
+from kalda.storage.compaction import passes, rules
+from kalda.storage.compaction.rules import LastRecord
+from kalda.storage.log.log import Log
 from kalda.storage.values import AppendOrigin
 
 RETENTION_MS = 5_000
@@ -268,7 +268,7 @@ def test_a_compacted_log_is_what_the_model_leaves(seed: int) -> None:
 def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte by byte, in the same segments, with the same indexes."""
     by_runs, layouts = logged(seed)
-    monkeypatch.setattr(compaction_passes, "map_run", lambda offsets, chunk, at, stop, start: at)
+    monkeypatch.setattr(passes, "map_run", lambda offsets, chunk, at, stop, start: at)
 
     class NoRuns:
         """Filters each batch alone."""
@@ -289,7 +289,7 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 
         def clear(self) -> None: ...
 
-    monkeypatch.setattr(compaction, "BatchFilter", NoRuns)
+    monkeypatch.setattr(rules, "BatchFilter", NoRuns)
     single, others = logged(seed)
     assert layouts == others
     for node in (by_runs, single):
@@ -303,11 +303,11 @@ def test_runs_of_batches_leave_what_single_batches_leave(seed: int, monkeypatch:
 @pytest.mark.parametrize("seed", SEEDS[::5])
 def test_a_small_buffer_and_small_slices_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, layouts = logged(seed)
-    monkeypatch.setattr(compaction, "BatchFilter", lambda *rules: BatchFilter(*rules, 2_000))
-    monkeypatch.setattr(compaction_passes, "_WRITE_BYTES", 700)
-    monkeypatch.setattr(compaction_passes, "_READ_BYTES", 500)
-    monkeypatch.setattr(compaction_passes, "_LEAST_READ_BYTES", 300)
-    monkeypatch.setattr("kalda.storage.cleaning.SLICE_BYTES", 300)
+    monkeypatch.setattr(rules, "BatchFilter", lambda *rules: BatchFilter(*rules, 2_000))
+    monkeypatch.setattr(passes, "_WRITE_BYTES", 700)
+    monkeypatch.setattr(passes, "_READ_BYTES", 500)
+    monkeypatch.setattr(passes, "_LEAST_READ_BYTES", 300)
+    monkeypatch.setattr("kalda.storage.compaction.cleaning.SLICE_BYTES", 300)
     parts, others = logged(seed)
     assert layouts == others
     assert [batch.data for batch in batches(whole.log)] == [batch.data for batch in batches(parts.log)]

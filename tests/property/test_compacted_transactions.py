@@ -15,7 +15,7 @@ from compacted_node import DAY, CompactedNode
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch, read_records
 from kalda.records.control import ControlType, read_control_type, transaction_marker_batch
-from kalda.storage.log import Log
+from kalda.storage.log.log import Log
 from kalda.storage.values import AppendOrigin
 
 PRODUCERS = 3

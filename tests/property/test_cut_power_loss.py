@@ -14,9 +14,9 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.truncating import (
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.truncation import (
     begin_anew_at,
     begin_truncation,
     start_truncations,

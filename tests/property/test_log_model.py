@@ -16,14 +16,14 @@ from kalda.base.sensors import Counter
 from kalda.records.batch import iter_batches, read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage import recovery, truncating
 from kalda.storage.config import LogConfig
-from kalda.storage.flushing import Unsynced
-from kalda.storage.loading import Loading, Unopened
-from kalda.storage.log import Log
-from kalda.storage.retention import delete_old_segments
-from kalda.storage.snapshot_jobs import ColdRead
-from kalda.storage.truncating import truncate_fully_and_start_at, truncate_to
+from kalda.storage.log import recovery, truncation
+from kalda.storage.log.loader import Loading, Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_old_segments
+from kalda.storage.log.snapshot_jobs import ColdRead
+from kalda.storage.log.state import Unsynced
+from kalda.storage.log.truncation import truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendInfo
 
 TP = TopicPartition("events", 3)
@@ -261,7 +261,7 @@ ABLATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "names are synced": lambda patch: patch.setattr(Unsynced, "_sync_dirs", lambda _: None),
     "files are synced": lambda patch: patch.setattr(SimFile, "sync", lambda _: None),
     "batches are checked": lambda patch: patch.setattr(recovery, "check_crc", lambda *_: None),
-    "the recovery point is lowered": lambda patch: patch.setattr(truncating, "lower_recovery_point", lambda *_: None),
+    "the recovery point is lowered": lambda patch: patch.setattr(truncation, "lower_recovery_point", lambda *_: None),
 }
 
 

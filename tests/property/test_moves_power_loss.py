@@ -23,9 +23,9 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.future_logs import FutureLogs
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.future_logs import FutureLogs
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 
 IDS = {"/d0": Uuid(b"a" * 16), "/d1": Uuid(b"b" * 16)}
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)

@@ -29,9 +29,9 @@ from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200, flush_messages=1, file_delete_delay_ms=0)
 STEPS = 300
@@ -105,7 +105,7 @@ def test_nothing_acknowledged_is_lost_where_syncs_fail(seed: int) -> None:
 
 
 def _trusts_the_page_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("kalda.storage.log_dirs.mark_failed", lambda *_: None)
+    patch.setattr("kalda.storage.dirs.log_dirs.mark_failed", lambda *_: None)
 
 
 def test_a_page_cache_that_is_trusted_after_a_failed_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

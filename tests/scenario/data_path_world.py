@@ -39,8 +39,8 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import TransactionVerifier
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
 
 T = TypeVar("T")
 SELF = 1

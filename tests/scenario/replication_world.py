@@ -43,9 +43,9 @@ from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.truncating import start_truncations
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.truncation import start_truncations
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x77")

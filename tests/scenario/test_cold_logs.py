@@ -27,7 +27,7 @@ from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from kalda.records.builder import build_batch
 from kalda.replication.partition import Partition
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
-from kalda.storage.truncating import truncate_to
+from kalda.storage.log.truncation import truncate_to
 
 PARTITIONS = 3
 

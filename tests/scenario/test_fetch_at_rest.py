@@ -8,7 +8,7 @@ import pytest
 from replication_world import LAG_MAX_MS, World
 
 from kalda.replication.partition import Partition
-from kalda.storage.snapshot_jobs import ColdRead
+from kalda.storage.log.snapshot_jobs import ColdRead
 from kalda.storage.values import FetchInfo
 
 

@@ -21,7 +21,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.partition import Partition
-from kalda.storage.snapshot_jobs import ColdRead
+from kalda.storage.log.snapshot_jobs import ColdRead
 from kalda.storage.values import FetchInfo
 
 A, B = ("a", 0, 0), ("b", 0, 0)

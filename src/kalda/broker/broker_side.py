@@ -37,9 +37,9 @@ from kalda.broker.shell import Host, JobPool, wait_settled
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.network.server import Server
 from kalda.protocol.caller import Authorizer
-from kalda.storage.future_logs import Placed
+from kalda.storage.dirs.future_logs import Placed
+from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.job import Job
-from kalda.storage.log_dir import LogDir
 
 if TYPE_CHECKING:
     from kalda.broker.node_security import NodeSecurity

@@ -31,7 +31,7 @@ from kalda.records.compression import Compression
 from kalda.replication.markers import append_marker
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.snapshot_jobs import run_snapshots
+from kalda.storage.log.snapshot_jobs import run_snapshots
 from kalda.storage.values import AppendOrigin, FetchInfo, TransactionEnd
 
 log = logging.getLogger("kalda.coordinator")

@@ -23,13 +23,13 @@ from kalda.base.errors import ApiError
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.disk import absolute_dir
 from kalda.broker.shell import Host
-from kalda.storage.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.cleaning import SLICE_BYTES, Cleaning
+from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
+from kalda.storage.compaction.cleaning import SLICE_BYTES, Cleaning
 from kalda.storage.config import LogConfig, LogManagerConfig
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.dirs.maintenance import Upkeep
 from kalda.storage.job import Job
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
-from kalda.storage.upkeep import Upkeep
 
 log = logging.getLogger("kalda.logs")
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from kalda.broker.request_metrics import RequestMetrics
     from kalda.network.client_security import ClientSecurity
     from kalda.replication.replica_manager import ReplicaManager
-    from kalda.storage.log_manager import LogManager
+    from kalda.storage.dirs.log_manager import LogManager
 
 log = logging.getLogger("kalda.node")
 T = TypeVar("T")

@@ -29,9 +29,9 @@ from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
 from kalda.replication.replica_fetchers import ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import ReplicaThrottle
-from kalda.storage.log import Log
-from kalda.storage.opening import open_logs
-from kalda.storage.truncating import start_truncations
+from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import open_logs
+from kalda.storage.log.truncation import start_truncations
 
 if TYPE_CHECKING:
     from kalda.network.client_security import ClientSecurity

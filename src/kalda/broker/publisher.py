@@ -42,9 +42,9 @@ from kalda.metadata.topics import LocalChanges, LocalPartition
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.storage.config import LogConfig
+from kalda.storage.dirs.log_manager import LogManager, NewLog
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager, NewLog
+from kalda.storage.log.log import Log
 
 log = logging.getLogger("kalda.publisher")
 R = TypeVar("R")

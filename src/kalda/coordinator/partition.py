@@ -21,7 +21,7 @@ from kalda.base.reentrancy import Reentrancy
 from kalda.coordinator.shard import Rec, Shard
 from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
-from kalda.storage.producer_state import Verification
+from kalda.storage.log.producer_state import Verification
 from kalda.storage.values import TransactionEnd
 
 R = TypeVar("R")

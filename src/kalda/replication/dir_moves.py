@@ -30,13 +30,13 @@ from kalda.base.stats import MetricConfig, SimpleRate
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import RETRY_MS
-from kalda.storage.future_logs import may_move
+from kalda.storage.dirs.future_logs import may_move
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
-from kalda.storage.snapshot_jobs import run_snapshot
-from kalda.storage.truncating import (
+from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import run_snapshot
+from kalda.storage.log.truncation import (
     append_fetched,
     begin_truncation,
     start_truncations,

@@ -43,10 +43,9 @@ from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.replication.waiting import Waiter
-from kalda.storage.aborted import aborted_nowait
-from kalda.storage.reading import SLICED_BYTES
-from kalda.storage.snapshot_jobs import SnapshotJob, run_snapshots
-from kalda.storage.txn_index import AbortedTxn
+from kalda.storage.log.reads import SLICED_BYTES
+from kalda.storage.log.snapshot_jobs import SnapshotJob, aborted_nowait, run_snapshots
+from kalda.storage.log.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
 if TYPE_CHECKING:

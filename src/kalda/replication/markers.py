@@ -30,7 +30,7 @@ from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.opening import open_logs
+from kalda.storage.log.snapshot_jobs import open_logs
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 
 _ALL = -1

@@ -34,11 +34,11 @@ from kalda.replication.counters import DelayedOperation, ReplicaCounters
 from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.producer_state import Verification
-from kalda.storage.recent_appends import RecentAppends
-from kalda.storage.snapshot_jobs import SnapshotJob
-from kalda.storage.truncating import append_fetched
+from kalda.storage.log.log import Log
+from kalda.storage.log.producer_state import Verification
+from kalda.storage.log.reads import RecentAppends
+from kalda.storage.log.snapshot_jobs import SnapshotJob
+from kalda.storage.log.truncation import append_fetched
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
 
 NO_LEADER = -1

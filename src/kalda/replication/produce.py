@@ -40,12 +40,12 @@ from kalda.replication.counters import NO_PRODUCE_FAILURES, DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier, produce_error
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.opening import open_logs
-from kalda.storage.producer_state import Verification
+from kalda.storage.log.producer_state import Verification
+from kalda.storage.log.snapshot_jobs import open_logs
 
 if TYPE_CHECKING:
     from kalda.replication.replica_manager import ReplicaManager
-    from kalda.storage.log import Log
+    from kalda.storage.log.log import Log
 
 ALL = -1
 _PARTITIONS_A_STEP = 30

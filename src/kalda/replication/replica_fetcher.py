@@ -41,8 +41,8 @@ from kalda.protocol.messages.fetch import (
 from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import RETRY_MS, ReplicaThrottle
-from kalda.storage.log import Log
-from kalda.storage.truncating import Truncation, begin_anew_at, begin_truncation
+from kalda.storage.log.log import Log
+from kalda.storage.log.truncation import Truncation, begin_anew_at, begin_truncation
 from kalda.storage.values import UnexpectedAppendOffset
 
 log = logging.getLogger("kalda.fetcher")

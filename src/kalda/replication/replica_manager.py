@@ -21,8 +21,8 @@ from kalda.replication.gauges import make_gauges
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.refused_batches import RefusedBatches
 from kalda.replication.throttle import ReplicaThrottle
-from kalda.storage.log import Log
-from kalda.storage.recent_appends import RecentAppends
+from kalda.storage.log.log import Log
+from kalda.storage.log.reads import RecentAppends
 
 
 class Assignment(Protocol):

@@ -158,13 +158,13 @@ def _acknowledge_unsynced(switch: Switch) -> None:
 
 
 def _recover_without_checksums(switch: Switch) -> None:
-    from kalda.storage import recovery
+    from kalda.storage.log import recovery
 
     switch.set(recovery, "check_crc", lambda *_: None)
 
 
 def _take_any_sequence(switch: Switch) -> None:
-    from kalda.storage.producer_state import ProducerStates
+    from kalda.storage.log.producer_state import ProducerStates
 
     switch.set(ProducerStates, "admit", lambda *_: None)
 
@@ -217,9 +217,9 @@ def _take_any_copy(switch: Switch) -> None:
     move."""
     from kalda.base.ids import TopicPartition
     from kalda.replication import dir_moves
-    from kalda.storage.future_logs import FutureLogs
-    from kalda.storage.log import Log
-    from kalda.storage.truncating import truncate_to
+    from kalda.storage.dirs.future_logs import FutureLogs
+    from kalda.storage.log.log import Log
+    from kalda.storage.log.truncation import truncate_to
 
     checked = FutureLogs.swap
 
@@ -239,8 +239,8 @@ def _move_unsynced(switch: Switch) -> None:
     from kalda.base.ids import TopicPartition
     from kalda.replication.dir_moves import DirMoves
     from kalda.replication.partition import Partition
-    from kalda.storage.future_logs import FutureLogs
-    from kalda.storage.log import Log
+    from kalda.storage.dirs.future_logs import FutureLogs
+    from kalda.storage.log.log import Log
 
     checked = FutureLogs.swap
 

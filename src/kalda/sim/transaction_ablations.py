@@ -45,7 +45,7 @@ def _read_beyond_the_last_stable_offset(switch: Switch) -> None:
 
 def _append_unverified(switch: Switch) -> None:
     from kalda.replication.verification import TransactionVerifier
-    from kalda.storage.producer_state import ProducerStates
+    from kalda.storage.log.producer_state import ProducerStates
 
     switch.set(TransactionVerifier, "applies_to", lambda self, support: False)
     switch.set(ProducerStates, "check_transactional", lambda *_: None)
@@ -54,7 +54,7 @@ def _append_unverified(switch: Switch) -> None:
 def _append_for_any_epoch(switch: Switch) -> None:
     """The coordinator accepts any epoch too: its answer to the request to add a partition comes before the append."""
     from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
-    from kalda.storage.producer_state import ProducerStates
+    from kalda.storage.log.producer_state import ProducerStates
 
     checked: Callable[..., Any] = TransactionCoordinator.add_partitions
 
@@ -71,7 +71,7 @@ def _append_for_any_epoch(switch: Switch) -> None:
 
 
 def _take_any_marker(switch: Switch) -> None:
-    from kalda.storage.producer_state import ProducerStates
+    from kalda.storage.log.producer_state import ProducerStates
 
     switch.set(ProducerStates, "check_marker", lambda *_: None)
 

@@ -23,7 +23,7 @@ from kalda.broker.disk import RealDisk
 from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
 from kalda.spark.filters import Narrowing
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, LOG_START_OFFSET_FILE, read_epochs, read_offsets
-from kalda.storage.index import OffsetIndex
+from kalda.storage.log.index import OffsetIndex
 from kalda.storage.naming import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,

@@ -16,9 +16,9 @@ from kalda.records.batch import BatchHeader
 from kalda.records.control import ControlType, read_control_batch
 from kalda.spark.segment_batches import Damage, Run, read_piece
 from kalda.spark.segment_files import MAX_OFFSET, Piece
+from kalda.storage.log.producer_snapshot import read_snapshot
+from kalda.storage.log.txn_index import decode_entries
 from kalda.storage.naming import LOG_SUFFIX, SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX, offset_of
-from kalda.storage.producer_snapshot import read_snapshot
-from kalda.storage.txn_index import decode_entries
 
 
 class Isolation:

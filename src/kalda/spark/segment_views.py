@@ -41,8 +41,8 @@ from kalda.records.control import read_control_batch
 from kalda.spark.segment_batches import Damage, read_piece
 from kalda.spark.segment_columns import describe
 from kalda.spark.segment_files import Piece
-from kalda.storage.producer_snapshot import read_snapshot
-from kalda.storage.txn_index import decode_entries
+from kalda.storage.log.producer_snapshot import read_snapshot
+from kalda.storage.log.txn_index import decode_entries
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
 from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
-from kalda.storage.corrupt_files import KEPT_BYTES
+from kalda.storage.log.corrupt_files import KEPT_BYTES
 
 MAX_INT64 = 2**63 - 1
 DAY_MS = 86_400_000

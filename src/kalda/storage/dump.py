@@ -37,7 +37,9 @@ from kalda.storage.checkpoints import (
     read_offsets,
     read_partition_metadata,
 )
-from kalda.storage.index import OffsetIndex, TimeIndex
+from kalda.storage.log.index import OffsetIndex, TimeIndex
+from kalda.storage.log.producer_snapshot import read_snapshot
+from kalda.storage.log.txn_index import decode_entries
 from kalda.storage.naming import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -46,8 +48,6 @@ from kalda.storage.naming import (
     TXN_INDEX_SUFFIX,
     offset_of,
 )
-from kalda.storage.producer_snapshot import read_snapshot
-from kalda.storage.txn_index import decode_entries
 
 Row = dict[str, object]
 Meaning = Callable[[Record], object]

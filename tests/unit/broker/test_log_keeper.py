@@ -14,8 +14,8 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.log_keeper import LogKeeper, cleaner_config
-from kalda.storage.cleaner import CleanerConfig
-from kalda.storage.cleaning import SLICE_BYTES
+from kalda.storage.compaction.cleaner import CleanerConfig
+from kalda.storage.compaction.cleaning import SLICE_BYTES
 from kalda.storage.job import Job
 
 FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR), ValueError("a defect"))

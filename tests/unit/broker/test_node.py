@@ -25,8 +25,8 @@ from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
 from kalda.network.client import RpcConnection
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 from kalda.testing import layout
 
 MINIMAL = {

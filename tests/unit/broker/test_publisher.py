@@ -26,8 +26,8 @@ from kalda.protocol.messages.metadata_records import (
     TopicRecord,
 )
 from kalda.storage.config import LogConfig
+from kalda.storage.dirs.log_manager import NewLog
 from kalda.storage.job import Job
-from kalda.storage.log_manager import NewLog
 
 MANY = 100
 HOME = Uuid(b"home" * 4)

@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
 from kalda.testing import Cluster
 
 PARTITIONS = 16

@@ -19,8 +19,8 @@ from kalda.protocol.record_framing import encode_coordinator_record, encode_meta
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
-from kalda.storage.producer_snapshot import write_snapshot
-from kalda.storage.producer_state import BatchMetadata, ProducerState
+from kalda.storage.log.producer_snapshot import write_snapshot
+from kalda.storage.log.producer_state import BatchMetadata, ProducerState
 
 SEGMENT = "00000000000000000000.log"
 

@@ -11,10 +11,10 @@ from kalda.records.builder import Record, build_batch, read_records
 from kalda.records.compression import Compression
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.cleaner import CleanerConfig, LogCleaner
+from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 from kalda.storage.values import AppendOrigin
 
 TP = TopicPartition("t", 0)

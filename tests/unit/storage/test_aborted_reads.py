@@ -13,13 +13,12 @@ from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.aborted import AbortedRead, aborted_nowait
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.retention import delete_segments
-from kalda.storage.snapshot_jobs import run_snapshots
-from kalda.storage.txn_index import AbortedTxn, TxnIndex
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.snapshot_jobs import AbortedRead, aborted_nowait, run_snapshots
+from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin
 
 NOW_MS = 1_700_000_000_000

@@ -9,8 +9,7 @@ import pytest
 
 from kalda.base.ids import TopicPartition
 from kalda.sim.disk import SimDisk
-from kalda.storage.checkpoint_file import CheckpointFile, leftovers
-from kalda.storage.checkpoints import read_offsets
+from kalda.storage.checkpoints import CheckpointFile, leftovers, read_offsets
 
 TP = TopicPartition("t", 0)
 PATH = "/d/recovery-point-offset-checkpoint"

@@ -7,10 +7,10 @@ from compacted_node import DAY, NOW, TP, CompactedNode, batches, contents
 
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.storage.cleaning import Cleaning
+from kalda.storage.compaction.cleaning import Cleaning
 from kalda.storage.config import LogConfig
-from kalda.storage.retention import delete_segments
-from kalda.storage.truncating import truncate_to
+from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.truncation import truncate_to
 
 
 def test_the_last_value_of_each_key_stays_at_its_offset() -> None:

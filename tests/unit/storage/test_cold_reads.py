@@ -13,14 +13,14 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.cleaner import CleanerConfig, LogCleaner
+from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
-from kalda.storage.retention import delete_segments
-from kalda.storage.snapshot_jobs import ColdRead, run_snapshots
-from kalda.storage.truncating import truncate_to
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.snapshot_jobs import ColdRead, run_snapshots
+from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import FetchInfo
 
 TP = TopicPartition("t", 0)

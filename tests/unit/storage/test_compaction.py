@@ -13,10 +13,10 @@ from kalda.records.builder import Record, build_batch, read_records, rebuild_bat
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage.compaction import CleanedTransactions, CleanRules, filter_batch
-from kalda.storage.compaction_passes import KeyMapping, read_batches
+from kalda.storage.compaction.passes import KeyMapping, read_batches
+from kalda.storage.compaction.rules import CleanedTransactions, CleanRules, filter_batch
 from kalda.storage.config import LogConfig
-from kalda.storage.segment import Placed, Segment
+from kalda.storage.log.segment import Placed, Segment
 
 NOW = 1_700_000_000_000
 RETENTION_MS = 5_000

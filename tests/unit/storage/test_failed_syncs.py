@@ -19,8 +19,8 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import DISK_FAILED_FILE, mark_failed
 from kalda.storage.config import LogConfig
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

@@ -14,10 +14,10 @@ from kalda.base.ids import TopicPartition
 from kalda.records.batch import iter_batches
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
+from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.dump import dump
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
 from kalda.storage.naming import offset_of, parse_dir_name
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "storage"

@@ -16,12 +16,12 @@ from kalda.records.builder import Record, build_batch, read_records
 from kalda.records.compression import Compression
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.retention import delete_old_segments
-from kalda.storage.searching import TimeSearch
-from kalda.storage.segment import Segment
-from kalda.storage.truncating import truncate_to
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_old_segments
+from kalda.storage.log.segment import Segment
+from kalda.storage.log.snapshot_jobs import TimeSearch
+from kalda.storage.log.truncation import truncate_to
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

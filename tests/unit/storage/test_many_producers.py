@@ -11,15 +11,15 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.records.batch import read_header
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage import producer_snapshot, producer_state
 from kalda.storage.config import DAY_MS, LogConfig, LogManagerConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
-from kalda.storage.producer_snapshot import read_snapshot, write_snapshot
-from kalda.storage.producer_state import CompletedTxn, ProducerState, ProducerStates
-from kalda.storage.state import StandaloneHooks
-from kalda.storage.truncating import truncate_to
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log import producer_snapshot, producer_state
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.producer_snapshot import read_snapshot, write_snapshot
+from kalda.storage.log.producer_state import CompletedTxn, ProducerState, ProducerStates
+from kalda.storage.log.state import StandaloneHooks
+from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import AppendInfo, AppendOrigin
 
 TP = TopicPartition("t", 0)

@@ -16,11 +16,11 @@ from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
-from kalda.storage.retention import delete_segments
-from kalda.storage.truncating import truncate_to
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import AppendOrigin
 
 TOPIC_ID = Uuid(bytes(15) + b"\x09")
@@ -33,7 +33,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.config import LogConfig
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 failed = []

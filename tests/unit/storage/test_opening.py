@@ -12,14 +12,11 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
-from kalda.storage.aborted import aborted_nowait
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.opening import open_logs
-from kalda.storage.searching import TimeSearch
-from kalda.storage.snapshot_jobs import ColdRead
-from kalda.storage.truncating import truncate_to
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import ColdRead, TimeSearch, aborted_nowait, open_logs
+from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import FetchInfo, TimestampOffset
 
 NOW = 1_700_000_000_000

@@ -12,9 +12,9 @@ from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_epochs, replace_file, write_epochs, write_offsets
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

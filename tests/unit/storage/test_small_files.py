@@ -9,7 +9,6 @@ import pytest
 from kalda.base.ids import TopicPartition
 from kalda.base.properties import format_properties, parse_properties
 from kalda.sim.disk import SimDisk
-from kalda.storage import txn_index
 from kalda.storage.checkpoints import (
     read_clean_shutdown,
     read_lines,
@@ -20,9 +19,10 @@ from kalda.storage.checkpoints import (
     write_offsets,
 )
 from kalda.storage.config import LogConfig
-from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.log import txn_index
+from kalda.storage.log.leader_epochs import LeaderEpochs
+from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.naming import marked_dir_name, parse_dir_name
-from kalda.storage.txn_index import AbortedTxn, TxnIndex
 
 
 @pytest.fixture

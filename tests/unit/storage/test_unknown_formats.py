@@ -16,8 +16,8 @@ from kalda.records.control import transaction_marker_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import read_offsets
 from kalda.storage.config import LogConfig
-from kalda.storage.log import Log
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 from kalda.storage.values import AppendOrigin
 
 TOPIC_ID = Uuid(bytes(15) + b"\x09")

@@ -16,12 +16,12 @@ from kalda.broker.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.checkpoints import read_epochs, read_offsets
 from kalda.storage.config import LogConfig
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.state import LogHooks
 from kalda.storage.naming import offset_of
-from kalda.storage.state import LogHooks
 
 CONFIG = LogConfig(segment_bytes=400, retention_ms=-1)
 

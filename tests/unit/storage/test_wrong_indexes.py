@@ -13,9 +13,9 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
-from kalda.storage.index import OffsetIndex, read_waiting
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
+from kalda.storage.log.index import OffsetIndex, read_waiting
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
 
 NOW = 1_700_000_000_000
 BATCHES = 40

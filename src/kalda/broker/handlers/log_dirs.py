@@ -25,9 +25,9 @@ from kalda.protocol.messages.admin import (
 )
 from kalda.protocol.messages.security import AclOperation
 from kalda.replication.dir_moves import DirMoves
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDirDescription
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_dir import LogDirDescription
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 
 _UNKNOWN_LAG = -1
 

@@ -38,8 +38,7 @@ from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiting import OffsetWaiter
-from kalda.storage.searching import TimeSearch
-from kalda.storage.snapshot_jobs import run_snapshots
+from kalda.storage.log.snapshot_jobs import TimeSearch, run_snapshots
 from kalda.storage.values import TimestampOffset
 
 requests_log = logging.getLogger("kalda.requests")

@@ -28,7 +28,7 @@ from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
 from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
-from kalda.storage.producer_state import Verification
+from kalda.storage.log.producer_state import Verification
 
 _MANAGER = "kafka.coordinator.group:type=GroupMetadataManager"
 _COUNTED_STATES = {

@@ -13,10 +13,10 @@ from kalda.base.sensors import Measurable, SensorName, counted, gauged
 from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.metadata.image import MetadataImage
-from kalda.storage.cleaner import LogCleaner
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
+from kalda.storage.compaction.cleaner import LogCleaner
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.log.log import Log
 
 log = logging.getLogger("kalda.logs")
 

@@ -41,7 +41,7 @@ from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
 from kalda.protocol.caller import Authorizer
-from kalda.storage.log_manager import LogManager
+from kalda.storage.dirs.log_manager import LogManager
 
 if TYPE_CHECKING:
     from kalda.broker.node_security import NodeSecurity

@@ -64,7 +64,7 @@ from kalda.protocol.messages.transactions import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from kalda.storage.producer_state import Verification
+from kalda.storage.log.producer_state import Verification
 
 _NOT_FOUND_FROM = 6
 _GROUP_NOT_FOUND_ON_COMMIT_FROM = 9

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from kalda.base.disk import Disk, File
 from kalda.base.ids import TopicPartition, Uuid, uuid_from_text
-from kalda.storage.checkpoint_file import CheckpointFile, leftovers
 from kalda.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
@@ -26,15 +25,17 @@ from kalda.storage.checkpoints import (
     LOG_START_OFFSET_FILE,
     META_PROPERTIES_FILE,
     RECOVERY_POINT_FILE,
+    CheckpointFile,
+    leftovers,
     read_clean_shutdown,
     read_meta_properties,
     read_offsets,
     write_clean_shutdown,
 )
-from kalda.storage.corrupt_files import KEPT_BYTES, CorruptFiles
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.state import LogState
+from kalda.storage.log.corrupt_files import KEPT_BYTES, CorruptFiles
+from kalda.storage.log.log import Log
+from kalda.storage.log.state import LogState
 
 log_ = logging.getLogger("kalda.logs")
 

@@ -14,29 +14,90 @@ calls the hooks. A file that could merely not be opened, because no descriptor w
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, NoHandleLeft
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs
-from kalda.records.batch import NO_TIMESTAMP, BatchHeader
+from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
 from kalda.records.inspection import Inspection
 from kalda.records.validate import validate_produced
-from kalda.storage.aborted import collect_aborted
-from kalda.storage.appending import Batches, replicated_batches, stamped_batches
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import LogConfig
-from kalda.storage.index import WouldWait, read_cached, read_waiting
 from kalda.storage.job import Job
-from kalda.storage.loading import Loaded, Loading, Unopened
-from kalda.storage.producer_state import Marker, Verification, read_marker
-from kalda.storage.reading import SLICED_BYTES
-from kalda.storage.recent_appends import LEAST_BYTES
-from kalda.storage.segment import MAX_GAP, Segment, remove_segment_files
-from kalda.storage.snapshot_jobs import ColdRead, SnapshotJob
-from kalda.storage.state import LogHooks, LogState, StandaloneHooks
-from kalda.storage.txn_index import AbortedTxn
-from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo
+from kalda.storage.log.index import WouldWait, read_cached, read_waiting
+from kalda.storage.log.loader import Loaded, Loading, Unopened
+from kalda.storage.log.producer_state import Marker, Verification, read_marker
+from kalda.storage.log.reads import LEAST_BYTES, SLICED_BYTES
+from kalda.storage.log.segment import MAX_GAP, Placed, Segment, remove_segment_files
+from kalda.storage.log.snapshot_jobs import ColdRead, SnapshotJob, collect_aborted
+from kalda.storage.log.state import LogHooks, LogState, StandaloneHooks
+from kalda.storage.log.txn_index import AbortedTxn
+from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
+
+
+class Batches(NamedTuple):
+    """Whole batches at the front of a buffer, with the offsets that they have in the log.
+
+    There may be several in a replica that has fetched them, and in the leader of a raft quorum. A client's batch comes
+    alone; `records.validate` checks it.
+    """
+
+    headers: list[BatchHeader]
+    placed: list[Placed]
+    size_bytes: int
+    max_timestamp: int
+    """-1 where there are none"""
+
+
+def stamped_batches(records: bytearray | memoryview, offset: int, leader_epoch: int) -> Batches:
+    """All batches, which get the offsets from `offset` on and this epoch; both are written to `records`."""
+    headers, placed, end = [], [], 0
+    max_timestamp = -1
+    for position, header in iter_batches(records):
+        stamp(records, position, offset, leader_epoch)
+        header = header._replace(base_offset=offset, partition_leader_epoch=leader_epoch)
+        offset = header.next_offset
+        end = position + header.size_bytes
+        headers.append(header)
+        placed.append(Placed(offset - 1, header.max_timestamp, header.size_bytes))
+        max_timestamp = max(max_timestamp, header.max_timestamp)
+    return Batches(headers, placed, end, max_timestamp)
+
+
+def replicated_batches(records: Buffer, log_end_offset: int, leader_epoch: int, log_name: object) -> Batches:
+    """The whole batches at the front of `records`, up to the first one of a later epoch than `leader_epoch`, or of
+    offsets so far from the first ones that they do not fit into one segment: it is fetched again.
+
+    Raises `UnexpectedAppendOffset` where the first one begins below `log_end_offset`, `CorruptRecord` for bad bytes.
+    """
+    headers: list[BatchHeader] = []
+    placed: list[Placed] = []
+    end, expected, max_timestamp = 0, log_end_offset, -1
+    for position, header in iter_batches(records):
+        if header.partition_leader_epoch > leader_epoch:
+            break
+        if headers and header.last_offset - headers[0].base_offset >= MAX_GAP:
+            break
+        check_crc(records, position, header)
+        if header.base_offset < expected or header.last_offset_delta < 0:
+            if not headers:
+                raise UnexpectedAppendOffset(
+                    f"{log_name} ends at {expected}; the first batch from the leader begins at {header.base_offset}",
+                    header.base_offset,
+                    header.last_offset,
+                )
+            raise CorruptRecord(f"{log_name}: offset {header.base_offset} follows {expected - 1}")
+        expected = header.next_offset
+        size = header.size_bytes
+        end = position + size
+        headers.append(header)
+        placed.append(Placed(expected - 1, header.max_timestamp, size))
+        if header.max_timestamp > max_timestamp:
+            max_timestamp = header.max_timestamp
+    return Batches(headers, placed, end, max_timestamp)
+
 
 log_ = logging.getLogger("kalda.logs")
 _new_tuple = tuple.__new__  # a NamedTuple's own __new__ costs twice as much
@@ -44,8 +105,8 @@ _CLIENT, _RAFT_LEADER = AppendOrigin.CLIENT, AppendOrigin.RAFT_LEADER
 
 
 class Log(LogState):
-    """Made by `Log.open`. What else is done with a log is done by functions that take one: `truncating`, `retention`,
-    `searching`, `opening`, `cleaner`."""
+    """Made by `Log.open`. What else is done with a log is done by functions that take one: `truncation`, `retention`,
+    `snapshot_jobs`, `compaction`."""
 
     __slots__ = ("_jitter", "_rules", "verify_transactions")
 

@@ -28,13 +28,13 @@ from kalda.base.scheduling import Jobs
 from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
-from kalda.storage.loading import replay_producers
-from kalda.storage.log import Log
+from kalda.storage.log.loader import replay_producers
+from kalda.storage.log.log import Log
+from kalda.storage.log.producer_snapshot import SnapshotFiles
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.segment import Segment
+from kalda.storage.log.segments import Segments
 from kalda.storage.naming import DELETED_SUFFIX
-from kalda.storage.producer_snapshot import SnapshotFiles
-from kalda.storage.producer_state import ProducerStates
-from kalda.storage.segment import Segment
-from kalda.storage.segments import Segments
 from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
 
 log_ = logging.getLogger("kalda.logs")

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
 from kalda.records.key_offsets import ENTRY_BYTES, LOAD_FACTOR, KeyOffsets
-from kalda.storage.aborted import collect_from, snapshots_of_indexes
-from kalda.storage.compaction import CleanedTransactions, CleanRules, LastRecord
-from kalda.storage.compaction_passes import KeyMapping, Pass, ReadAborted, Rewriting, group_segments
+from kalda.storage.compaction.passes import KeyMapping, Pass, ReadAborted, Rewriting, group_segments
+from kalda.storage.compaction.rules import CleanedTransactions, CleanRules, LastRecord
+from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
+from kalda.storage.log.log import Log
+from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.segment import Segment
+from kalda.storage.log.snapshot_jobs import collect_from, snapshots_of_indexes
 from kalda.storage.naming import SWAP_SUFFIX
-from kalda.storage.retention import delete_segments
-from kalda.storage.segment import Segment
 
 SLICE_BYTES = 16 * 1024 * 1024
 """What a slice reads, decompresses and writes: some 50 ms of work, where a disk does not slow it."""

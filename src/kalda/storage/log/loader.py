@@ -31,9 +31,15 @@ from kalda.base.disk import Disk
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.storage.config import DAY_MS, LogConfig
-from kalda.storage.corrupt_files import CorruptFiles
-from kalda.storage.index import read_waiting
-from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.log.corrupt_files import CorruptFiles
+from kalda.storage.log.index import read_waiting
+from kalda.storage.log.leader_epochs import LeaderEpochs
+from kalda.storage.log.producer_limit import ProducerIdLimit
+from kalda.storage.log.producer_snapshot import SnapshotFiles
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.recovery import count_batches, note_epoch, recover_segment
+from kalda.storage.log.segment import MAX_GAP, Segment
+from kalda.storage.log.segments import Segments
 from kalda.storage.naming import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -46,12 +52,6 @@ from kalda.storage.naming import (
     file_name,
     offset_of,
 )
-from kalda.storage.producer_limit import ProducerIdLimit
-from kalda.storage.producer_snapshot import SnapshotFiles
-from kalda.storage.producer_state import ProducerStates
-from kalda.storage.recovery import count_batches, note_epoch, recover_segment
-from kalda.storage.segment import MAX_GAP, Segment
-from kalda.storage.segments import Segments
 
 log = logging.getLogger("kalda.logs")
 

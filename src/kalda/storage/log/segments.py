@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from kalda.storage.segment import Segment
+from kalda.storage.log.segment import Segment
 
 
 class Segments:

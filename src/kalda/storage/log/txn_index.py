@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import UnsupportedFormat
-from kalda.storage.index import Reader, WouldWait, read_cached, read_waiting
+from kalda.storage.log.index import Reader, WouldWait, read_cached, read_waiting
 
 _ENTRY = Struct(">hqqqq")
 _SIZE = _ENTRY.size

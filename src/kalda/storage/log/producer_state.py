@@ -28,8 +28,8 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.protocol.messages.control_records import EndTxnMarker
 from kalda.records.batch import MAX_INT32, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader
 from kalda.records.control import ControlType, read_control_batch
-from kalda.storage.producer_limit import ProducerIdLimit
-from kalda.storage.txn_index import AbortedTxn, TxnIndex
+from kalda.storage.log.producer_limit import ProducerIdLimit
+from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin
 
 MAX_BATCHES = 5

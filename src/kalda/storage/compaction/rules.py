@@ -41,7 +41,7 @@ from kalda.records.compaction import BatchFilter
 from kalda.records.compression import Compression, decompress
 from kalda.records.control import ControlType, read_control_type
 from kalda.records.key_offsets import KeyOffsets
-from kalda.storage.txn_index import AbortedTxn
+from kalda.storage.log.txn_index import AbortedTxn
 
 _MAX_MARKER_BYTES = 64 * 1024
 """A control batch has one small record; a larger one is damaged, and is not decoded."""

@@ -26,12 +26,16 @@ from kalda.base.ids import METADATA_TOPIC_NAME, TopicPartition, Uuid
 from kalda.base.sensors import Counter
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, stored_topic_id
 from kalda.storage.config import LogConfig, LogManagerConfig
-from kalda.storage.future_logs import FutureLogs
+from kalda.storage.dirs.future_logs import FutureLogs
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_dirs import LogDirs
+from kalda.storage.dirs.maintenance import Upkeep
 from kalda.storage.job import Job
-from kalda.storage.loading import Unopened
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_dirs import LogDirs
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.producer_limit import ProducerIdLimit
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.state import LogState
 from kalda.storage.naming import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,
@@ -42,11 +46,41 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
-from kalda.storage.open_files import OpenFiles
-from kalda.storage.producer_limit import ProducerIdLimit
-from kalda.storage.producer_state import ProducerStates
-from kalda.storage.state import LogState
-from kalda.storage.upkeep import Upkeep
+
+
+class OpenFiles:
+    """The files of one manager's logs that stay open, and which of them are closed where descriptors run short.
+
+    A log keeps the file of its active segment open from the first read or append on, and those of a few older segments.
+    A node with more partitions in use than descriptors closes the files of logs that rest, and opens them again on a
+    thread when they are used.
+    """
+
+    def __init__(self, logs: Mapping[TopicPartition, Log]) -> None:
+        """`logs`: the manager's own mapping, which changes as logs come and go."""
+        self._logs = logs
+        self._ends: dict[Log, int] = {}
+        """The end of each log whose file was left open by the last `release`."""
+
+    def release(self) -> int:
+        """Close the files of all logs that have had no append since the last call; and of others, where fewer than half
+        of the open ones would be closed. Returns how many logs that concerns.
+
+        Nothing is lost by that: what was written is in the page cache, and a flush opens the file again.
+        """
+        in_use = [log for log in self._logs.values() if log.segments.active.is_open]
+        resting: list[Log] = []
+        busy: list[Log] = []
+        for log in in_use:
+            (resting if self._ends.get(log) == log.log_end_offset else busy).append(log)
+        count = max(len(resting), (len(in_use) + 1) // 2)
+        chosen = (resting + busy)[:count]
+        for log in chosen:
+            log.segments.active.release()
+            log.reads.release()
+        self._ends = {log: log.log_end_offset for log in busy[count - len(resting) :]}
+        return len(chosen)
+
 
 log = logging.getLogger("kalda.logs")
 

@@ -22,8 +22,8 @@ from kalda.records.batch import NO_SEQUENCE
 from kalda.records.checksum import crc32c
 from kalda.storage.config import MAX_INT64
 from kalda.storage.job import Job
+from kalda.storage.log.producer_state import BatchMetadata, ProducerState, ProducerStates
 from kalda.storage.naming import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
-from kalda.storage.producer_state import BatchMetadata, ProducerState, ProducerStates
 
 log = logging.getLogger("kalda.logs")
 

@@ -31,7 +31,7 @@ class LogOffsets:
     costs a fifth of reading a property that delegates.
 
     The two that move with each request are assigned in place, in `Log`: the log end by appends, the high watermark by
-    `update_high_watermark`. What lowers an offset is in `truncating.py`, everything else here."""
+    `update_high_watermark`. What lowers an offset is in `truncation.py`, everything else here."""
 
     __slots__ = ("first_unstable_offset", "high_watermark", "log_end_offset", "log_start_offset", "recovery_point")
 

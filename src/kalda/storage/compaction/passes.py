@@ -36,7 +36,7 @@ from kalda.records.checksum import crc32c
 from kalda.records.compaction import BatchFilter, map_batch, map_run
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
-from kalda.storage.compaction import (
+from kalda.storage.compaction.rules import (
     CleanedTransactions,
     CleanRules,
     filter_batch,
@@ -46,10 +46,10 @@ from kalda.storage.compaction import (
     section_of,
 )
 from kalda.storage.config import LogConfig
-from kalda.storage.index import read_waiting
+from kalda.storage.log.index import read_waiting
+from kalda.storage.log.segment import MAX_RELATIVE_OFFSET, Placed, Segment
+from kalda.storage.log.txn_index import AbortedTxn
 from kalda.storage.naming import CLEANED_SUFFIX, LOG_SUFFIX
-from kalda.storage.segment import MAX_RELATIVE_OFFSET, Placed, Segment
-from kalda.storage.txn_index import AbortedTxn
 
 ReadAborted: TypeAlias = Callable[[], list[AbortedTxn]]
 """Reads the aborted transactions of what a pass reads, on its thread."""

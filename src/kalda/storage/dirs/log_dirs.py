@@ -16,9 +16,9 @@ from kalda.base.disk import Disk, NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, is_reserved
 from kalda.storage.checkpoints import mark_failed
+from kalda.storage.dirs.log_dir import LogDir, LogDirDescription
 from kalda.storage.job import Job
-from kalda.storage.log_dir import LogDir, LogDirDescription
-from kalda.storage.state import LogState
+from kalda.storage.log.state import LogState
 
 log_ = logging.getLogger("kalda.logs")
 

@@ -6,18 +6,22 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar, cast
 
 from kalda.base.disk import Buffer
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.storage.index import read_waiting
-from kalda.storage.reading import SLICED_BYTES, find_place, find_slice
-from kalda.storage.segment import Segment
-from kalda.storage.segments import Segments
-from kalda.storage.state import LogState
-from kalda.storage.values import FetchInfo
+from kalda.records.batch import TimestampType
+from kalda.records.builder import Record, read_records
+from kalda.storage.log.index import Reader, WouldWait, read_cached, read_waiting
+from kalda.storage.log.reads import SLICED_BYTES, find_place, find_slice
+from kalda.storage.log.segment import Segment
+from kalda.storage.log.segments import Segments
+from kalda.storage.log.state import LogState
+from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
+from kalda.storage.values import FetchInfo, TimestampOffset
 
 log_ = logging.getLogger("kalda.logs")
 
@@ -257,3 +261,219 @@ class ColdRead(SnapshotJob[FetchInfo]):
     def adopt(self) -> None:
         for segment, view in self._pairs:
             self.log.reads.adopt(segment, view)
+
+
+class TimeSearch(SnapshotJob[TimestampOffset | None]):
+    """Finds the first record at or after a time, or the one with the largest timestamp; None where there is none.
+
+    The largest timestamp of each segment decides in which one a search goes on. Those of segments that were not used
+    since the start are in files: the search opens these by name, and the timestamps that it reads are kept in the
+    segments.
+    """
+
+    __slots__ = ("_searched", "_start_offset", "_timestamp")
+
+    def __init__(self, log: LogState, timestamp: int | None) -> None:
+        """`timestamp`: None for the record with the largest one."""
+        self._timestamp = timestamp
+        self._start_offset = 0
+        self._searched: list[tuple[Segment, Segment]] = []
+        """The segments of the snapshot, each with its view."""
+        super().__init__(log)
+
+    def take_snapshot(self) -> list[tuple[Segment, Segment]]:
+        log, timestamp = self.log, self._timestamp
+        log.check_online()
+        self._start_offset = log.log_start_offset
+        chosen = _with_largest(log.segments) if timestamp is None else _up_to(log.segments, timestamp)
+        self._searched = [(segment, segment.snapshot(times=True)) for segment in chosen]
+        return self._searched
+
+    def read(self, found_before: bool = False) -> TimestampOffset | None:
+        views, timestamp = [view for _, view in self._searched], self._timestamp
+        if timestamp is None:
+            latest = max(views, key=lambda view: view.max_timestamp[0])
+            return find_max_timestamp(latest) if latest.max_timestamp[0] >= 0 else None
+        holder = next((view for view in views if view.largest_timestamp() >= timestamp), None)
+        return None if holder is None else find_timestamp(holder, timestamp, self._start_offset)
+
+    def adopt(self) -> None:
+        for segment, view in self._searched:
+            segment.adopt_timestamp(view)
+
+
+def _up_to(segments: Segments, timestamp: int) -> list[Segment]:
+    """Those of which one may hold the first record at or after that time."""
+    chosen: list[Segment] = []
+    for segment in segments:
+        known = segment.known_timestamp
+        if known is None or known >= timestamp:
+            chosen.append(segment)
+        if known is not None and known >= timestamp:
+            break
+    return chosen
+
+
+def _with_largest(segments: Segments) -> list[Segment]:
+    """Those of which one holds the record with the largest timestamp."""
+    known = [segment.known_timestamp for segment in segments]
+    largest = max((each for each in known if each is not None), default=-1)
+    return [segment for segment in segments if segment.known_timestamp in (None, largest)]
+
+
+def find_timestamp(segment: Segment, timestamp: int, start_offset: int) -> TimestampOffset | None:
+    """The first record at or after `timestamp` and `start_offset` in a segment."""
+    _, near = segment.time_index.lookup(timestamp)
+    _, position = segment.offset_index.lookup(max(near, start_offset))
+    for at, header in segment.headers(position):
+        if header.max_timestamp < timestamp or header.last_offset < start_offset:
+            continue
+        for record in _records(segment, at, header.size_bytes):
+            stamp = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND else record.timestamp
+            if stamp >= timestamp and record.offset >= start_offset:
+                return TimestampOffset(stamp, record.offset, header.partition_leader_epoch)
+    return None
+
+
+def find_max_timestamp(segment: Segment) -> TimestampOffset | None:
+    """The first record with the largest timestamp in a segment."""
+    largest, near = segment.max_timestamp
+    _, position = segment.offset_index.lookup(near)
+    for at, header in segment.headers(position):
+        if header.max_timestamp != largest:
+            continue
+        is_append_time = header.timestamp_type is TimestampType.LOG_APPEND
+        for record in _records(segment, at, header.size_bytes):
+            if is_append_time or record.timestamp == largest:
+                return TimestampOffset(largest, record.offset, header.partition_leader_epoch)
+    return None
+
+
+def _records(segment: Segment, position: int, size_bytes: int) -> list[Record]:
+    return read_records(segment.file().read(position, size_bytes))
+
+
+def open_logs(jobs: Jobs, logs: Sequence[LogState]) -> Pending[None]:
+    """Open the files of logs; settled when these are not `cold` any more, at once where there are none. An error is
+    passed over: the append that follows raises it."""
+    openings: list[Opening] = []
+    for log in logs:
+        with suppress(ApiError):
+            openings.append(Opening(log))
+
+    def opened(_: object) -> None:
+        for log in logs:
+            log.cold = False
+
+    return run_snapshots(jobs, openings).and_then(opened)
+
+
+class Opening(SnapshotJob[None]):
+    """Opens the files that the first append to a log needs.
+
+    A log that a node finds on its disk has no file open before its first append or read. Opening may wait for the
+    device: for the directory's entries, for the file's first batch, whose timestamp decides when the segment is rolled,
+    and for the indexes, which are loaded into memory. One job opens the files of many logs.
+    """
+
+    __slots__ = ("_active", "_view")
+
+    _active: Segment
+    _view: Segment
+    """The snapshot that gets the open files."""
+
+    def __init__(self, log: LogState) -> None:
+        super().__init__(log, attempts=1)
+
+    def take_snapshot(self) -> list[tuple[Segment, Segment]]:
+        self._active = self.log.segments.active
+        self._view = self._active.snapshot()
+        return [(self._active, self._view)]
+
+    def read(self, found_before: bool = False) -> None:
+        with suppress(OSError, CorruptRecord):
+            self._view.prepare()
+
+    def adopt(self) -> None:
+        if self.log.segments.active is self._active:
+            self._active.adopt(self._view)
+
+
+_HELD = 2
+"""Indexes that a read leaves in memory."""
+
+
+def collect_aborted(segments: Segments, first_offset: int, upto: int, read: Reader = read_waiting) -> list[AbortedTxn]:
+    """Aborted transactions that overlap [first_offset, upto), by first offset. Raises as `read`.
+
+    They are in the transaction indexes of the segments from the first offset on: of the segment that holds the marker
+    of each. Where the page cache has what is needed, the log's own thread reads it; otherwise `AbortedRead` does on
+    another one.
+    """
+    found: list[AbortedTxn] = []
+    for segment in segments.from_floor(first_offset):
+        if segment.txn_index.exists and segment.txn_index.collect(first_offset, upto, found, read):
+            break
+    return _in_order(found)
+
+
+def snapshots_of_indexes(segments: Segments, first_offset: int) -> list[tuple[Segment, TxnIndex]]:
+    """What `collect_from` needs for [first_offset, ...): segments, each with a snapshot of its transaction index.
+    Raises `OSError`."""
+    return [(each, each.txn_index.snapshot()) for each in segments.from_floor(first_offset) if each.txn_index.exists]
+
+
+def collect_from(indexes: Sequence[tuple[Segment, TxnIndex]], first_offset: int, upto: int) -> list[AbortedTxn]:
+    """`collect_aborted`, of snapshots, on any thread. Indexes that are not open are opened by name: raises `OSError`,
+    `FileNotFoundError` where a segment was renamed or removed."""
+    found: list[AbortedTxn] = []
+    try:
+        for _, index in indexes:
+            if index.collect(first_offset, upto, found):
+                break
+    finally:
+        for _, index in indexes:
+            index.close_file()
+    return _in_order(found)
+
+
+def _in_order(found: list[AbortedTxn]) -> list[AbortedTxn]:
+    if len(found) > 1:
+        found.sort(key=lambda txn: txn.first_offset)
+    return found
+
+
+def aborted_nowait(log: LogState, first_offset: int, upto: int) -> list[AbortedTxn] | AbortedRead:
+    """`collect_aborted` of a log, or the read that does it, for `run_snapshots`. Raises `ApiError`."""
+    log.check_online()
+    try:
+        with suppress(WouldWait):
+            return collect_aborted(log.segments, first_offset, upto, read_cached)
+    except OSError as error:
+        raise log.refused(error) from error
+    return AbortedRead(log, first_offset, upto)
+
+
+class AbortedRead(SnapshotJob[list[AbortedTxn]]):
+    """`collect_aborted` on another thread."""
+
+    __slots__ = ("_first_offset", "_indexes", "_upto")
+
+    def __init__(self, log: LogState, first_offset: int, upto: int) -> None:
+        self._first_offset = first_offset
+        self._upto = upto
+        self._indexes: list[tuple[Segment, TxnIndex]] = []
+        super().__init__(log)
+
+    def take_snapshot(self) -> list[tuple[Segment, TxnIndex]]:
+        self._indexes = snapshots_of_indexes(self.log.segments, self._first_offset)
+        return self._indexes
+
+    def read(self, found_before: bool = False) -> list[AbortedTxn]:
+        return collect_from(self._indexes, self._first_offset, self._upto)
+
+    def adopt(self) -> None:
+        for segment, index in self._indexes[:_HELD]:  # where the next read begins too
+            segment.txn_index.adopt(index)
+            if segment is not self.log.segments.active:
+                self.log.reads.keep_open(segment)

@@ -33,13 +33,13 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.storage.cleaning import Cleanable, Cleaning, CleaningFigures, MapTooSmall
+from kalda.storage.compaction.cleaning import Cleanable, Cleaning, CleaningFigures, MapTooSmall
 from kalda.storage.config import MAX_INT64
-from kalda.storage.index import read_waiting
+from kalda.storage.dirs.log_dir import LogDir
+from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job
-from kalda.storage.log import Log
-from kalda.storage.log_dir import LogDir
-from kalda.storage.log_manager import LogManager
+from kalda.storage.log.index import read_waiting
+from kalda.storage.log.log import Log
 
 log_ = logging.getLogger("kalda.logs")
 

@@ -1,6 +1,6 @@
 """Recovering one segment: which of its batches are undamaged, and its indexes made anew from them.
 
-Works on the segment alone, and cuts nothing: what is done with the rest is decided by `loading.py`.
+Works on the segment alone, and cuts nothing: what is done with the rest is decided by `loader.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kalda.records.batch import (
     read_header,
 )
 from kalda.records.checksum import crc32c
-from kalda.storage.index import read_waiting
-from kalda.storage.leader_epochs import LeaderEpochs
+from kalda.storage.log.index import read_waiting
+from kalda.storage.log.leader_epochs import LeaderEpochs
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.segment import MAX_RELATIVE_OFFSET, Segment
 from kalda.storage.naming import LOG_SUFFIX
-from kalda.storage.producer_state import ProducerStates
-from kalda.storage.segment import MAX_RELATIVE_OFFSET, Segment
 
 _RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
 
