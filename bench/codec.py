@@ -16,7 +16,7 @@ from kalda.records.batch import HEADER_SIZE, read_header
 from kalda.records.builder import build_batch, read_records
 from kalda.records.checksum import crc32c
 from kalda.records.compression import Compression, compress, decompress
-from kalda.records.validate import RecordRules, validate_produced
+from kalda.records.validation import RecordRules, validate_produced
 
 NOW = 1_700_000_000_000
 RECORDS = 10_000

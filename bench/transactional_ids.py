@@ -24,7 +24,7 @@ from harness.clusters import Member, NodeGroup
 from harness.systems import systems
 
 from kalda.base.errors import ApiError
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.transactions import InitProducerIdRequest

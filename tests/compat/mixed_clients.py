@@ -14,7 +14,7 @@ from node_cluster import wait_until
 
 from kalda.base.errors import ErrorCode
 from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 TOPIC = "orders"

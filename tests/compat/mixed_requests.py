@@ -10,7 +10,7 @@ from mixed_nodes import MixedCluster, MixedNode
 from node_cluster import wait_until
 
 from kalda.base.errors import ErrorCode
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

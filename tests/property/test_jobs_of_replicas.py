@@ -227,7 +227,7 @@ class World(HandTime):
         self.log.roll(self.now_ms)
 
     def keep_up(self) -> None:
-        for job in self.logs.upkeep.poll(self.now_ms):
+        for job in self.logs.maintenance.poll(self.now_ms):
             self.begin(job)
 
     def clean(self) -> None:

@@ -102,7 +102,7 @@ class Broker(HandTime):
 
     def upkeep(self) -> None:
         self.now_ms += 7
-        for job in self.manager.upkeep.poll(self.now_ms):
+        for job in self.manager.maintenance.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
         self.advance(0)
 

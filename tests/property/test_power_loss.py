@@ -80,7 +80,7 @@ class Broker:
 
     def upkeep(self) -> None:
         self.now_ms += 1
-        for job in self.manager.upkeep.poll(self.now_ms):
+        for job in self.manager.maintenance.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
 
     def values(self) -> list[int]:

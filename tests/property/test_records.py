@@ -16,8 +16,7 @@ from kalda.records.arrow import SCHEMA, build_batches, to_record_batch
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, iter_batches, read_header, write_crc
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
 from kalda.records.compression import Compression, compress, decompress
-from kalda.records.rules import RecordRules, RecordsRefused
-from kalda.records.validate import validate_produced
+from kalda.records.validation import RecordRules, RecordsRefused, validate_produced
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TIMESTAMPS = st.one_of(st.integers(-1, 2**41), st.integers(1_700_000_000_000, 1_700_000_100_000), st.just(-1))

@@ -38,8 +38,7 @@ from kalda.replication.fetch import Fetch
 from kalda.replication.fetch_session import FetchSessionCache
 from kalda.replication.followers import IsrOutcome, IsrProposal
 from kalda.replication.partition import Partition
-from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
-from kalda.replication.replica_fetchers import ReplicaFetchers
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher, ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig

@@ -12,7 +12,7 @@ from kalda.base.ids import Uuid
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import MAX_INT32
 from kalda.records.builder import build_batch
-from kalda.replication import produce, refused_batches
+from kalda.replication import produce, replica_manager
 
 LEADS, FOLLOWS = (Assigned(leader, epoch, (SELF, 2), (SELF, 2)) for leader, epoch in ((SELF, 1), (2, 0)))
 ALONE = Assigned(SELF, 0, (SELF, 2, 3), (SELF,))
@@ -111,7 +111,7 @@ def test_a_batch_that_was_given_up_counts_as_a_gap_in_the_end() -> None:
     world.assign("a", assigned=Assigned(2, 1, (SELF, 2), (SELF, 2)))
     assert send(world, 1) is NOT_LEADER
     world.assign("a", assigned=Assigned(SELF, 2, (SELF, 2), (SELF, 2)))
-    world.advance(refused_batches.MAX_MS - 1)
+    world.advance(replica_manager.MAX_MS - 1)
     assert send(world, 2) is NOT_LEADER
     world.advance(1)
     assert send(world, 2) is GAP
@@ -146,14 +146,14 @@ def test_batches_without_a_producer_are_independent(sequence: int) -> None:
 def test_notes_are_bounded() -> None:
     world = World()
     world.assign("a", assigned=FOLLOWS)
-    for producer in range(refused_batches.MAX_NOTES + 5):
+    for producer in range(replica_manager.MAX_NOTES + 5):
         send(world, 0, producer=producer)
     notes = world.replicas.refused.notes
-    assert len(notes) == refused_batches.MAX_NOTES
+    assert len(notes) == replica_manager.MAX_NOTES
     assert min(producer for _, _, producer in notes) == 5
 
 
-@pytest.mark.parametrize("passed_ms", [refused_batches.MAX_MS, -1])
+@pytest.mark.parametrize("passed_ms", [replica_manager.MAX_MS, -1])
 def test_old_notes_cost_nothing(passed_ms: int) -> None:
     """Any batch drops them, also where the clock was set back."""
     world = World()

@@ -16,8 +16,7 @@ from kalda.metadata.image import EMPTY, Provenance
 from kalda.metadata.manifest import Manifest
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.quota.replication_quotas import ALL, ReplicationQuota, throttled_partitions
-from kalda.replication.replica_fetcher import FetcherConfig
-from kalda.replication.replica_fetchers import ReplicaFetchers
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetchers
 
 RATE = 2_000
 BATCHES = 60

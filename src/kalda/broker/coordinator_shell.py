@@ -22,7 +22,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.coordinator.loading import Load
+from kalda.coordinator.loader import Load
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.timers import RETRY_MS

@@ -28,7 +28,7 @@ from kalda.storage.compaction.cleaning import SLICE_BYTES, Cleaning
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager
-from kalda.storage.dirs.maintenance import Upkeep
+from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.job import Job
 
 log = logging.getLogger("kalda.logs")
@@ -119,19 +119,25 @@ class Throttle:
 
 
 class LogKeeper:
-    """Polls the logs' upkeep and the cleaner from `start` until `close`. No error of theirs ends that."""
+    """Polls the logs' maintenance and the cleaner from `start` until `close`. No error of theirs ends that."""
 
     def __init__(
-        self, upkeep: Upkeep, cleaner: LogCleaner, clock: Clock, timers: Timers, jobs: Jobs, background: Background
+        self,
+        maintenance: Maintenance,
+        cleaner: LogCleaner,
+        clock: Clock,
+        timers: Timers,
+        jobs: Jobs,
+        background: Background,
     ) -> None:
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self._cleaner = cleaner
         self._clock = clock
         self._timers = timers
         self._jobs = jobs
         self._background = background
         self._poll_timer: Timer | None = None
-        """For the next polls of the upkeep; None before `start`."""
+        """For the next polls of the maintenance; None before `start`."""
         self._choice_timer: Timer | None = None
         """For the next choice of logs to compact; None before `start`."""
         self._throttle = Throttle(clock)
@@ -173,7 +179,7 @@ class LogKeeper:
                 timer.cancel()
         self._cleanings.clear()
 
-    # -- upkeep
+    # -- maintenance
 
     def _poll(self) -> None:
         if not self._closed:
@@ -182,10 +188,10 @@ class LogKeeper:
     def _run_what_is_due(self) -> Steps[int]:
         """Run the jobs that are due. Returns when the next ones will be."""
         while not self._closed:
-            for job in self._upkeep.poll(self._clock.wall_ms()):
+            for job in self._maintenance.poll(self._clock.wall_ms()):
                 self._jobs.run(job.run, partial(_finish, job))
             now_ms = self._clock.wall_ms()
-            delay_ms = self._upkeep.next_deadline_ms(now_ms) - now_ms
+            delay_ms = self._maintenance.next_deadline_ms(now_ms) - now_ms
             if delay_ms > 0:
                 return delay_ms
             yield
@@ -194,7 +200,7 @@ class LogKeeper:
     def _on_polled(self, delay_ms: int | None, error: ApiError | None) -> None:
         if error is not None:
             log.error(
-                "the upkeep of the logs failed; it goes on in %d ms",
+                "the maintenance of the logs failed; it goes on in %d ms",
                 _MAX_POLL_INTERVAL_MS,
                 exc_info=error.__cause__ or error,
             )

@@ -25,8 +25,7 @@ from kalda.protocol.notation import Request
 from kalda.replication.alter_partition import AlterPartitionQueue
 from kalda.replication.followers import IsrOutcome, IsrProposal
 from kalda.replication.partition import Partition
-from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
-from kalda.replication.replica_fetchers import ReplicaFetchers
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher, ReplicaFetchers
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log.log import Log

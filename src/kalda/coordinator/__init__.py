@@ -4,15 +4,13 @@ Each kind of coordinator is a package, and keeps its state in an internal topic:
 node leads. What all kinds have in common is here. A coordinator has no socket, clock or loop: a driver brings the time,
 the batches of a partition that is loaded, and its high watermark; it appends to the log, and calls when timers are due.
 
-- `internal_topics.py`: the table: which internal topic belongs to which coordinator
+- `internal_topics.py`: which internal topic belongs to which coordinator, and which of its partitions to a key
 - `runtime.py`: the partitions that this node leads: load, retry, give up; timers, write timeouts
 - `shard.py`: what a kind of coordinator implements: the state of one partition
 - `partition.py`: one partition: writing, commits
-- `loading.py`: one attempt to load a partition
-- `routing.py`: which partition a key belongs to
+- `loader.py`: one attempt to load a partition
 - `timers.py`: a deterministic heap of timers
-- `answers.py`: answers that may have to wait
-- `errors.py`: the log's errors as a client of a coordinator gets them
+- `answers.py`: answers that may have to wait, and the log's errors as a client of a coordinator gets them
 - `groups/`: the group coordinator, key type 0, over `__consumer_offsets`
 - `transactions/`: the transaction coordinator, key type 1, over `__transaction_state`
 """

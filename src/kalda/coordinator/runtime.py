@@ -38,9 +38,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.base.stats import Avg, Max
-from kalda.coordinator.loading import Load
+from kalda.coordinator.internal_topics import coordinator_partition
+from kalda.coordinator.loader import Load
 from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
-from kalda.coordinator.routing import coordinator_partition
 from kalda.coordinator.shard import Shard
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.statemachine.runtime import ReplayFault

@@ -16,12 +16,10 @@ clients before they are stored. This floor has the format only: it depends on no
 - `appending`: records appended to open batches, one at a time, by producers; compiled likewise
 - `consuming`: the records that a consumer returns, their fields decoded when they are read; compiled likewise
 - `messages`: the messages in metadata batches, most of them decoded by compiled code
-- `builder`: batches from records and records from batches, as Python values
-- `legacy`: the records of batches of magic 0 and 1
+- `builder`: batches from records and records from batches, of the older magics too, as Python values
 - `compression`: the four codecs, with bounded output
 - `control`: control batches: transaction markers and KRaft's own records
-- `rules`: what a topic's configuration demands of produced batches, and how a refusal is reported
-- `inspection`: the records of one client's batch, checked in bounded memory, in parts where they are many
-- `validate`: the checks of a leader on a produced batch, and the fields that it stamps
+- `validation`: the checks of a leader on a produced batch, and the fields that it stamps; what a topic's configuration
+  demands of the records, checked in bounded memory; how a refusal is reported
 - `arrow`: batches from and to Arrow columns (needs the `arrow` extra)
 """

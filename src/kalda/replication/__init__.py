@@ -14,20 +14,17 @@ from a leader is a machine; followers, ISR, sessions and counters are stores.
 - `in_sync`: the ISR: members, who may join, who must leave
 - `alter_partition`: ISR changes on their way to the controller
 - `controller_queue`: items on their way to the controller, one request at a time
-- `replica_fetcher`: a follower's fetching from one leader
-- `fetch_session_handler`: the follower's end of a fetch session
-- `replica_fetchers`: which partition is fetched from which leader
+- `replica_fetcher`: a follower's fetching from one leader; which partition is fetched from which
 - `throttle`: the interface of a quota for replicas
-- `waiting`: requests that wait for a partition to advance: the purgatory
+- `waiters`: requests that wait for a partition to advance: the purgatory
 - `fetch`: the fetch path: read, wait for more
 - `read_replica`: which replica a consumer should read from
-- `fetch_session`: incremental fetch sessions (KIP-227)
+- `fetch_session`: incremental fetch sessions (KIP-227), and a follower's end of one
 - `produce`: the produce path: append, wait for the in-sync replicas
-- `refused_batches`: batches that follow a refused one are refused until it has come again
 - `verification`: transactions are verified with their coordinators before their first append
 - `markers`: the markers that end transactions
 - `counters`: what replicas count, under Kafka's metric names
 - `gauges`: what is read from them, under Kafka's metric names
 - `dir_moves`: replicas that move between log directories
-- `replica_manager`: all partitions of a broker, as the metadata assigns them
+- `replica_manager`: all partitions of a broker, as the metadata assigns them; batches that follow a refused one
 """

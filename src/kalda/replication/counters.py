@@ -14,7 +14,7 @@ from enum import Enum
 
 from kalda.base.errors import ApiError, CrcMismatch, ErrorCode
 from kalda.base.sensors import Counter, CounterSum, Sensors
-from kalda.records.rules import Invalid, RecordsRefused
+from kalda.records.validation import Invalid, RecordsRefused
 
 BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 REPLICA_MANAGER = "kafka.server:type=ReplicaManager"

@@ -42,7 +42,7 @@ from kalda.replication.counters import NO_FETCH_FAILURES, DelayedOperation
 from kalda.replication.fetch_session import CaughtUp, FetchContext, FetchEntry
 from kalda.replication.partition import Partition
 from kalda.replication.throttle import ReplicaThrottle
-from kalda.replication.waiting import Waiter
+from kalda.replication.waiters import Waiter
 from kalda.storage.log.reads import SLICED_BYTES
 from kalda.storage.log.snapshot_jobs import SnapshotJob, aborted_nowait, run_snapshots
 from kalda.storage.log.txn_index import AbortedTxn

@@ -29,7 +29,7 @@ from kalda.records.control import transaction_marker_batch
 from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiters import OffsetWaiter
 from kalda.storage.log.snapshot_jobs import open_logs
 from kalda.storage.values import AppendInfo, AppendOrigin, TransactionEnd
 

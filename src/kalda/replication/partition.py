@@ -29,7 +29,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs
 from kalda.base.sensors import Sensors
-from kalda.records.inspection import Inspection
+from kalda.records.validation import Inspection
 from kalda.replication.counters import DelayedOperation, ReplicaCounters
 from kalda.replication.followers import FollowerState, IsrOutcome, IsrProposal, NoPeers, ReplicationPeers
 from kalda.replication.in_sync import InSync

@@ -34,12 +34,11 @@ from kalda.protocol.messages.produce import (
 )
 from kalda.protocol.notation import maker
 from kalda.records.batch import HEADER_SIZE
-from kalda.records.inspection import Inspection, InspectionUnfinished
-from kalda.records.rules import RecordsRefused
+from kalda.records.validation import Inspection, InspectionUnfinished, RecordsRefused
 from kalda.replication.counters import NO_PRODUCE_FAILURES, DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier, produce_error
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiters import OffsetWaiter
 from kalda.storage.log.producer_state import Verification
 from kalda.storage.log.snapshot_jobs import open_logs
 

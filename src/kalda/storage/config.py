@@ -10,7 +10,7 @@ from typing import Any
 from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
-from kalda.records.rules import ReadRecords, RecordRules, compression_of_config
+from kalda.records.validation import ReadRecords, RecordRules, compression_of_config
 from kalda.storage.log.corrupt_files import KEPT_BYTES
 
 MAX_INT64 = 2**63 - 1

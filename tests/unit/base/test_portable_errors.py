@@ -18,7 +18,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.core.consumer_errors import CommitFailed, LogTruncated, NoOffset, OffsetOutOfRange, UndecodableRecord
 from kalda.client.core.producer_errors import RecordTooLarge
-from kalda.records.rules import RecordsRefused
+from kalda.records.validation import RecordsRefused
 
 P = TopicPartition("t", 3)
 EXAMPLES = [

@@ -17,8 +17,7 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.broker.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.metadata import MetadataHandlers
-from kalda.coordinator.internal_topics import GROUPS
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import GROUPS, coordinator_partition
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 

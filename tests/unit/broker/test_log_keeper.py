@@ -81,11 +81,11 @@ class Cleaner:
 class Keeper:
     """A keeper on a clock and with jobs that the test moves by hand."""
 
-    def __init__(self, time: HandTime, cleaner: Any, upkeep: Any = None, hold_jobs: bool = False) -> None:
+    def __init__(self, time: HandTime, cleaner: Any, maintenance: Any = None, hold_jobs: bool = False) -> None:
         idle: Any = SimpleNamespace(poll=lambda now_ms: [], next_deadline_ms=lambda now_ms: now_ms + 10_000)
         clock: Any = SimpleNamespace(wall_ms=lambda: time.now_ms, mono_ms=lambda: time.now_ms)
         self.jobs = HandJobs(hold_jobs)
-        self.keeper = LogKeeper(upkeep or idle, cleaner, clock, time, self.jobs, inline_background())
+        self.keeper = LogKeeper(maintenance or idle, cleaner, clock, time, self.jobs, inline_background())
         self.keeper.start()
 
 
@@ -137,7 +137,7 @@ def test_a_cleaner_that_raises_is_called_again(where: str, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("where", ["poll", "next_deadline_ms", "finish"])
-def test_an_upkeep_that_raises_is_polled_again(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_maintenance_that_raises_is_polled_again(where: str, caplog: pytest.LogCaptureFixture) -> None:
     time = HandTime()
     polls: list[int] = []
 
@@ -150,11 +150,11 @@ def test_an_upkeep_that_raises_is_polled_again(where: str, caplog: pytest.LogCap
             refuse()
         return [Job("flush", lambda: None, refuse)] if where == "finish" else []
 
-    upkeep = SimpleNamespace(
+    maintenance = SimpleNamespace(
         poll=poll, next_deadline_ms=refuse if where == "next_deadline_ms" else lambda now_ms: now_ms + 500
     )
     with caplog.at_level(logging.ERROR):
-        Keeper(time, Cleaner(), upkeep)
+        Keeper(time, Cleaner(), maintenance)
         time.advance(2_000)
     assert len(polls) > 2
     assert "ValueError: a defect" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kalda.coordinator.routing import coordinator_partition, java_hash
+from kalda.coordinator.internal_topics import coordinator_partition, java_hash
 
 VECTORS = Path(__file__).parents[2] / "golden" / "coordinator" / "vectors.json"
 

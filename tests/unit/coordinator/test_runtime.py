@@ -10,7 +10,7 @@ from coordinator_world import CountingShard, FakeLog, counter_batch, error_of
 from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.coordinator.runtime import CoordinatorRuntime
 
 WRITE_TIMEOUT_MS = 5_000

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Sequence
 from struct import pack
 
+from kalda.records.builder import _xxhash32
 from kalda.records.compression import Compression, compress
-from kalda.records.legacy import _xxhash32
 
 LegacyRecord = tuple[int, int, bytes | None, bytes | None]
 """(offset, timestamp, key, value)"""

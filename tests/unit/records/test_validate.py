@@ -12,9 +12,15 @@ from kalda.base.errors import CorruptRecord, ErrorCode
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_header, write_header
 from kalda.records.builder import build_batch, read_records, seal
 from kalda.records.compression import Compression
-from kalda.records.inspection import MAX_RECORD_ERRORS, InspectionUnfinished
-from kalda.records.rules import ReadRecords, RecordRules, RecordsRefused, compression_of_config
-from kalda.records.validate import validate_produced
+from kalda.records.validation import (
+    MAX_RECORD_ERRORS,
+    InspectionUnfinished,
+    ReadRecords,
+    RecordRules,
+    RecordsRefused,
+    compression_of_config,
+    validate_produced,
+)
 
 NOW = 1_700_000_000_000
 # Which versions of Produce may use zstd is checked before validation, in the request handler.

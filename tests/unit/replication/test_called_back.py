@@ -18,7 +18,7 @@ from kalda.records.builder import build_batch
 from kalda.replication.counters import DelayedOperation
 from kalda.replication.fetch import Fetch
 from kalda.replication.partition import Partition
-from kalda.replication.waiting import Waiter
+from kalda.replication.waiters import Waiter
 
 TWO = Assigned(SELF, 0, (SELF, 2), (SELF, 2))
 FOLLOWER = 2

@@ -82,7 +82,7 @@ class World(HandTime, HandJobs):
         recorded()
 
     def work(self) -> None:
-        for job in self.logs.upkeep.poll(self.now_ms):
+        for job in self.logs.maintenance.poll(self.now_ms):
             job.complete()
 
     def lead(self, epoch: int = 0, topic_partition: TopicPartition = TP) -> Partition:

@@ -7,8 +7,7 @@ import random
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchResponse
-from kalda.replication.fetch_session import FetchSessionCache
-from kalda.replication.fetch_session_handler import FetchSessionHandler, Key
+from kalda.replication.fetch_session import FetchSessionCache, FetchSessionHandler, Key
 
 IDS = [Uuid(bytes(15) + bytes([number])) for number in (1, 2)]
 

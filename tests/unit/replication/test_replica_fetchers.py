@@ -23,8 +23,7 @@ from kalda.protocol.messages.fetch import (
 )
 from kalda.replication import replica_fetcher
 from kalda.replication.gauges import lag_sensors
-from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher
-from kalda.replication.replica_fetchers import ReplicaFetchers
+from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetcher, ReplicaFetchers
 
 
 def partition(index: int, leader_id: int = 1) -> Any:

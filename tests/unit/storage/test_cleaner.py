@@ -282,7 +282,7 @@ def test_a_crash_leaves_the_log_before_or_after(seed: int) -> None:
         if seed % 4:
             job.finish()
         if seed % 5 == 1:
-            for due in node.logs.upkeep.poll(NOW + DAY):  # the old files are deleted
+            for due in node.logs.maintenance.poll(NOW + DAY):  # the old files are deleted
                 due.complete()
     node.disk.crash()
     node.start()
@@ -303,7 +303,7 @@ def test_records_lost_from_the_middle_are_not_taken_for_a_gap_of_compaction(clea
             node.put((f"key-{number % 4}", "x" * 60))
         node.log.roll(NOW)
         node.log.flush()
-        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.maintenance.poll(NOW + DAY):  # checkpoints
             due.complete()
         if cleaned:
             node.clean()
@@ -320,7 +320,7 @@ def test_records_lost_from_the_middle_are_not_taken_for_a_gap_of_compaction(clea
 def test_a_log_that_was_never_flushed_ends_at_its_first_gap() -> None:
     for seed in range(40):
         node = CompactedNode(seed)
-        for due in node.logs.upkeep.poll(NOW + DAY):  # checkpoints
+        for due in node.logs.maintenance.poll(NOW + DAY):  # checkpoints
             due.complete()
         node.disk.sync_dir("/d")
         for number in range(20):
@@ -338,7 +338,7 @@ def test_a_gap_of_compaction_is_not_taken_for_lost_records(seed: int) -> None:
         node.put((f"key-{number}", "x" * 60))
     node.log.roll(NOW)
     node.log.flush()
-    for due in node.logs.upkeep.poll(NOW + DAY):
+    for due in node.logs.maintenance.poll(NOW + DAY):
         due.complete()
     for number in range(24):
         node.put((f"key-{number % 3}", "x" * 60))

@@ -69,7 +69,7 @@ class Node:
 
     def poll(self, after_ms: int = 0) -> int:
         self.now_ms += after_ms
-        jobs = self.logs.upkeep.poll(self.now_ms)
+        jobs = self.logs.maintenance.poll(self.now_ms)
         for job in jobs:
             job.complete()
         return len(jobs)
@@ -147,11 +147,11 @@ def test_a_crash_is_recovered_from_the_recovery_points(node: Node) -> None:
 def test_producers_expire_by_their_own_check(node: Node) -> None:
     """Its first run does not wait for `log.initial.task.delay.ms`."""
     config = LogManagerConfig(initial_delay_ms=10**9, producer_check_interval_ms=1_000, producer_expiration_ms=1)
-    node.logs.upkeep.config = config
+    node.logs.maintenance.config = config
     log = node.log(0)
     batch = build_batch([(1_000_000, b"k", b"", ())], producer_id=7, producer_epoch=0, base_sequence=0)
     log.append_as_leader(batch, 0, 1_000_000)
-    node.logs.upkeep.start(node.now_ms)
+    node.logs.maintenance.start(node.now_ms)
     node.poll(999)
     assert log.producer_states.get(7) is not None
     node.poll(1)
@@ -267,7 +267,7 @@ def test_a_log_inherits_nothing_from_a_former_one_of_its_name(node: Node) -> Non
     node.checkpoint()
     node.disk.sync_dir("/d0")
     node.logs.delete_log(TopicPartition("t", 0))
-    half_done = node.logs.upkeep.poll(node.now_ms + 1_000)
+    half_done = node.logs.maintenance.poll(node.now_ms + 1_000)
     append(node.log(0), 3)
     node.disk.let_go()
     node.start()
@@ -284,10 +284,10 @@ def test_checkpoints_after_deletions_are_written_once_a_second(node: Node) -> No
     written = []
     for number in range(4):
         node.logs.delete_log(TopicPartition("t", number))
-        jobs = node.logs.upkeep.poll(node.now_ms + 300 * number)
+        jobs = node.logs.maintenance.poll(node.now_ms + 300 * number)
         written.append([job for job in jobs if "recovery-point" in job.description])
     assert not any(written)
-    assert [job for job in node.logs.upkeep.poll(node.now_ms + 1_000) if "recovery-point" in job.description]
+    assert [job for job in node.logs.maintenance.poll(node.now_ms + 1_000) if "recovery-point" in job.description]
 
 
 def test_a_clock_that_is_set_back_does_not_suspend_retention_and_checkpoints() -> None:
@@ -472,7 +472,7 @@ def test_a_log_that_its_disk_left_without_a_segment_is_not_checkpointed(node: No
 
 def test_a_job_that_fails_takes_its_directory_offline(node: Node) -> None:
     append(node.log(0), 4)
-    jobs = node.logs.upkeep.poll(node.now_ms)
+    jobs = node.logs.maintenance.poll(node.now_ms)
     node.disk.fail("/d0", operations=frozenset({"sync"}))
     for job in jobs:
         job.run()
@@ -492,7 +492,7 @@ def test_retention_walks_over_all_logs(node: Node) -> None:
     node.poll(30_000)
     assert sum(log.size_bytes == 0 for log in node.logs) < 10, "the files of few logs are renamed in one call"
     polls = 1
-    while node.logs.upkeep.next_deadline_ms(node.now_ms) <= node.now_ms:
+    while node.logs.maintenance.next_deadline_ms(node.now_ms) <= node.now_ms:
         node.poll()
         polls += 1
     assert all(log.size_bytes == 0 for log in node.logs)
@@ -504,7 +504,7 @@ def test_many_segments_of_a_log_are_deleted_in_several_calls(node: Node) -> None
     log = node.log(0)
     append(log, 120)
     left = [node.poll(30_000) and len(log.segments)]
-    while node.logs.upkeep.next_deadline_ms(node.now_ms) <= node.now_ms:
+    while node.logs.maintenance.next_deadline_ms(node.now_ms) <= node.now_ms:
         node.poll()
         left.append(len(log.segments))
     assert left[:3] == [70, 20, 1]

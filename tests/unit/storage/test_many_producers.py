@@ -27,7 +27,7 @@ TOPIC_ID = Uuid(bytes(15) + b"\x09")
 NOW = 1_700_000_000_000
 
 
-class NoUpkeep(StandaloneHooks):
+class NoMaintenance(StandaloneHooks):
     """Leaves the jobs of a roll to the test."""
 
     def on_rolled(self, log: Log) -> None:
@@ -60,7 +60,7 @@ def open_log(disk: SimDisk, *, clean: bool) -> Log:
             now_ms=NOW,
             clean=clean,
         ),
-        hooks=NoUpkeep(disk),
+        hooks=NoMaintenance(disk),
     )
 
 
@@ -261,7 +261,7 @@ def test_producer_ids_that_a_snapshot_is_being_made_of_are_not_released(disk: Si
     logs.one.roll(NOW)
     job = logs.one.snapshot_job()
     if job is None:
-        (job,) = logs.manager.upkeep.poll(NOW)
+        (job,) = logs.manager.maintenance.poll(NOW)
     with pytest.raises(ApiError, match="being written to a snapshot"):
         produce(logs.other, 10)
     job.complete()

@@ -57,8 +57,8 @@ for number in range(80):
         outcomes.append(error.code.name)
 assert outcomes[:30] == ["appended"] * 30, outcomes
 assert set(outcomes[60:]) == {"KAFKA_STORAGE_ERROR"}, outcomes
-logs.upkeep.checkpoint_soon()
-for job in logs.upkeep.poll(10**9):
+logs.maintenance.checkpoint_soon()
+for job in logs.maintenance.poll(10**9):
     job.complete()
 assert not failed, failed
 assert all(directory.online for directory in logs.dirs)
@@ -256,9 +256,9 @@ def test_files_that_cannot_be_removed_are_removed_later() -> None:
             node.disk.handles_left = 0
             node.disk.open("/d/x", create=True)
 
-    node.logs.upkeep.remove_later(node.logs.dirs[0], NOW, remove)
+    node.logs.maintenance.remove_later(node.logs.dirs[0], NOW, remove)
     for due_ms in (NOW, NOW + 59_999, NOW + 60_000):
-        for job in node.logs.upkeep.poll(due_ms):
+        for job in node.logs.maintenance.poll(due_ms):
             job.complete()
         node.disk.handles_left = None
     assert len(tried) == 2

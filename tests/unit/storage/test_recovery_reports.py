@@ -43,7 +43,7 @@ class Node:
         )
         for job in self.logs.load_jobs():
             job.complete()
-        for job in self.logs.upkeep.poll(self.now_ms):
+        for job in self.logs.maintenance.poll(self.now_ms):
             job.complete()
         self.log = self.logs.get_or_create_log(TP, TOPIC_ID, self.config, None)
 

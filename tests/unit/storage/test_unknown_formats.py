@@ -51,7 +51,7 @@ class Node:
 
     def checkpoint(self) -> None:
         self.now_ms += 120_000
-        for job in self.logs.upkeep.poll(self.now_ms):
+        for job in self.logs.maintenance.poll(self.now_ms):
             job.complete()
 
     def stop(self, clean: bool) -> None:

@@ -17,7 +17,7 @@ from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_f
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
 from kalda.broker.rows import Authorization, NextPart, Row, message_of
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import Buffer
 from kalda.protocol.access import (

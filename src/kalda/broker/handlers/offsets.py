@@ -37,7 +37,7 @@ from kalda.replication.counters import DelayedOperation
 from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.replication.waiting import OffsetWaiter
+from kalda.replication.waiters import OffsetWaiter
 from kalda.storage.log.snapshot_jobs import TimeSearch, run_snapshots
 from kalda.storage.values import TimestampOffset
 

@@ -23,7 +23,7 @@ from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
 from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.rows import Authorization, Row
 from kalda.coordinator.answers import answer_after_all
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata
 from kalda.coordinator.transactions.states import STATE_BY_LABEL
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator

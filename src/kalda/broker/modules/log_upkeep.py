@@ -70,7 +70,7 @@ class LogUpkeepModule(Module):
         most: int = context.config["kalda.metrics.logs.max"]
         sensors.add_source(lambda: _log_metrics(logs, most))
         self._keeper = LogKeeper(
-            context.logs.upkeep,
+            context.logs.maintenance,
             self._cleaner,
             context.host.clock,
             context.timers,

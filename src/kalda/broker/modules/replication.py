@@ -21,7 +21,7 @@ from kalda.broker.modules.module import BrokerContext, Module
 from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
 from kalda.broker.replication_throttles import ReplicationThrottles
 from kalda.broker.rows import Row
-from kalda.coordinator.routing import coordinator_partition
+from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.replication.counters import (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import (
     NO_ASSIGNMENT,
     ClassicGroup,

@@ -16,8 +16,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later
-from kalda.coordinator.errors import txn_commit_error, write_error
+from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, txn_commit_error, write_error
 from kalda.coordinator.groups.classic_group import GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kalda.base.errors import ErrorCode
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.answers import write_error
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, GroupState
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
 from kalda.coordinator.groups.config import GroupCoordinatorConfig

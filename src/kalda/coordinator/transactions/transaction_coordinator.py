@@ -23,8 +23,7 @@ from typing import NamedTuple, TypeVar
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import TRANSACTIONS_TOPIC
-from kalda.coordinator.answers import answer_after
-from kalda.coordinator.errors import write_error
+from kalda.coordinator.answers import answer_after, write_error
 from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.coordinator.timers import TimerTask

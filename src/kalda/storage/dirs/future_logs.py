@@ -29,7 +29,7 @@ from kalda.base.ids import TopicPartition, Uuid, is_reserved
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_dirs import LogDirs
-from kalda.storage.dirs.maintenance import Upkeep
+from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.job import Job
 from kalda.storage.log.log import Log
 from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
@@ -54,7 +54,7 @@ class Logs(Protocol):
     """What the future logs need of the manager of all logs."""
 
     dirs: LogDirs
-    upkeep: Upkeep
+    maintenance: Maintenance
 
     def get(self, topic_partition: TopicPartition) -> Log | None:
         """The log that is served, or None."""
@@ -257,7 +257,7 @@ class FutureLogs:
             disk.remove_tree(away)
 
         now_ms = self._now_ms()
-        self._manager.upkeep.remove_later(home, now_ms + current.config.file_delete_delay_ms, remove)
+        self._manager.maintenance.remove_later(home, now_ms + current.config.file_delete_delay_ms, remove)
         return future
 
     def names_job(self, home: LogDir, target: LogDir) -> Job[None]:

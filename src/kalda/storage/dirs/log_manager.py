@@ -1,7 +1,7 @@
 """All logs of a node, over one or more log directories.
 
 Start: `load_jobs` opens every log (recovering it where the last stop was not clean); then `get` and
-`get_or_create_log`. While running, `upkeep` does what is due. Stop: `close_jobs`, then `marker_jobs`, so that the
+`get_or_create_log`. While running, `maintenance` does what is due. Stop: `close_jobs`, then `marker_jobs`, so that the
 marker is written only over directories that are whole. `dirs` are the log directories, and say which are online.
 
 A partition has one log here, in one directory. While its replica is moved it has another one in `futures`.
@@ -29,7 +29,7 @@ from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.future_logs import FutureLogs
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_dirs import LogDirs
-from kalda.storage.dirs.maintenance import Upkeep
+from kalda.storage.dirs.maintenance import Maintenance
 from kalda.storage.job import Job
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
@@ -147,7 +147,7 @@ class LogManager:
         """The directory of each of them."""
         self._producer_limit = ProducerIdLimit(self.config.max_producer_ids, self._producers)
         self.dirs = LogDirs(dirs, self._on_failed, locks=locks_dirs, corrupt_bytes=self.config.corrupt_bytes)
-        self.upkeep = Upkeep(self.dirs, self._logs, self.config, now_ms)
+        self.maintenance = Maintenance(self.dirs, self._logs, self.config, now_ms)
         self.open_files = OpenFiles(self._logs)
         self.futures = FutureLogs(self, unique, now_ms)
         """Replicas on their way to another directory."""
@@ -174,7 +174,7 @@ class LogManager:
                 jobs.append(self._load_job(directory, found))
             else:
                 jobs.extend(self._load_job(directory, [one]) for one in found)
-        self.upkeep.start(now)
+        self.maintenance.start(now)
         return jobs
 
     def _found(self, directory: LogDir, names: list[str], now_ms: int) -> list[tuple[TopicPartition, str]]:
@@ -186,7 +186,7 @@ class LogManager:
             return None
         path = f"{directory.path}/{name}"
         if name.endswith(DELETE_DIR_SUFFIX):
-            self.upkeep.remove_later(directory, now_ms, lambda disk: disk.remove_tree(path))
+            self.maintenance.remove_later(directory, now_ms, lambda disk: disk.remove_tree(path))
             return None
         if name.endswith(STRAY_DIR_SUFFIX):
             return None
@@ -219,7 +219,7 @@ class LogManager:
                 except OSError as error:
                     self.dirs.fail(directory, error)
             if directory.may_be_marked and (pruned := directory.corrupt_files.prune()):
-                self.upkeep.remove_later(directory, self._now_ms(), lambda disk: _remove(disk, pruned))
+                self.maintenance.remove_later(directory, self._now_ms(), lambda disk: _remove(disk, pruned))
 
         return self.dirs.job(directory, f"open {len(found)} logs of {directory.path}", work, finish)
 
@@ -288,7 +288,7 @@ class LogManager:
         config = replace(self.config, producer_expiration_ms=expiration_ms, verify_transactions=verify_transactions)
         if config == self.config:
             return
-        self.config = self.upkeep.config = config
+        self.config = self.maintenance.config = config
         for log in (*self, *self.futures):
             log.verify_transactions = verify_transactions
 
@@ -340,7 +340,7 @@ class LogManager:
             self.futures.drop(topic_partition)
         log = self.make_log(directory, dir_name(topic_partition), topic_partition, topic_id, config)
         self._add(directory, log)
-        self.upkeep.sync_soon(topic_partition)
+        self.maintenance.sync_soon(topic_partition)
         return log
 
     def make_logs_job(self, wanted: Sequence[NewLog]) -> Job[None]:
@@ -372,7 +372,7 @@ class LogManager:
                 elif isinstance(log, Log):
                     if directory.online and new.topic_partition not in self._logs:
                         self._add(directory, log)
-                        self.upkeep.sync_soon(new.topic_partition)
+                        self.maintenance.sync_soon(new.topic_partition)
                     else:
                         log.close(clean=False)
 
@@ -437,7 +437,7 @@ class LogManager:
             return None
         directory = self._home.pop(topic_partition)
         directory.forget(topic_partition)
-        self.upkeep.forget(log)
+        self.maintenance.forget(log)
         self._producer_limit.on_released()
         return directory, log
 
@@ -445,8 +445,8 @@ class LogManager:
         """From now on `log` is the partition's log. The caller closes the one before it."""
         self._drop(topic_partition)
         self._add(directory, log)
-        self.upkeep.sync_soon(topic_partition)
-        self.upkeep.checkpoint_soon()
+        self.maintenance.sync_soon(topic_partition)
+        self.maintenance.checkpoint_soon()
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
         """Drop a log at once; its directory is renamed, and removed after `file.delete.delay.ms`."""
@@ -489,7 +489,7 @@ class LogManager:
         directory.drop_unreadable(left.topic_partition)
         if suffix == DELETE_DIR_SUFFIX:
             delay_ms = self._config_of(left.topic_partition.topic).file_delete_delay_ms
-            self.upkeep.remove_later(directory, self._now_ms() + delay_ms, lambda disk: disk.remove_tree(path))
+            self.maintenance.remove_later(directory, self._now_ms() + delay_ms, lambda disk: disk.remove_tree(path))
 
     def rename_away(self, directory: LogDir, log: Log, suffix: str) -> None:
         """Close a log that is not used any more, and rename its directory to that suffix; one that is to be deleted is
@@ -505,12 +505,12 @@ class LogManager:
                 raise
             return
         log.close(clean=False)
-        self.upkeep.forget(log)
+        self.maintenance.forget(log)
         if suffix == DELETE_DIR_SUFFIX:
-            self.upkeep.remove_later(
+            self.maintenance.remove_later(
                 directory, self._now_ms() + log.config.file_delete_delay_ms, lambda disk: disk.remove_tree(path)
             )
-        self.upkeep.checkpoint_soon()
+        self.maintenance.checkpoint_soon()
 
     # Stop
 
@@ -568,7 +568,7 @@ class LogManager:
         self.dirs.fail_of(log, error)
 
     def on_rolled(self, log: LogState) -> None:
-        self.upkeep.on_rolled(log)
+        self.maintenance.on_rolled(log)
 
     def on_recovery_point_lowered(self, log: LogState) -> None:
         directory = self.dirs.holder(log)
@@ -597,7 +597,7 @@ class LogManager:
     def delete_later(self, log: LogState, delay_ms: int, remove: Callable[[Disk], None]) -> None:
         directory = self.dirs.holder(log)
         if directory is not None:
-            self.upkeep.remove_later(directory, self._now_ms() + delay_ms, remove)
+            self.maintenance.remove_later(directory, self._now_ms() + delay_ms, remove)
 
 
 def _was_never_complete(log: Log) -> bool:

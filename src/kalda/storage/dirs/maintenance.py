@@ -53,7 +53,7 @@ _CHECKPOINTS = {
 }
 
 
-class Upkeep:
+class Maintenance:
     """Of one manager's logs, on its thread."""
 
     def __init__(

@@ -21,8 +21,7 @@ from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import NO_TIMESTAMP, BatchHeader, check_crc, iter_batches, stamp
-from kalda.records.inspection import Inspection
-from kalda.records.validate import validate_produced
+from kalda.records.validation import Inspection, validate_produced
 from kalda.storage.checkpoints import stored_topic_id, write_partition_metadata
 from kalda.storage.config import LogConfig
 from kalda.storage.job import Job
