@@ -17,7 +17,8 @@ from a leader is a machine; followers, ISR, sessions and counters are stores.
 - `replica_fetcher`: a follower's fetching from one leader; which partition is fetched from which
 - `throttle`: the interface of a quota for replicas
 - `waiters`: requests that wait for a partition to advance: the purgatory
-- `fetch`: the fetch path: read, wait for more
+- `partition_reads`: reading partitions for one request, until there is enough
+- `fetch`: one fetch request: what is read for its session, and how that is answered
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227), and a follower's end of one
 - `produce`: the produce path: append, wait for the in-sync replicas

@@ -74,6 +74,10 @@ class FetchEntry:
         """Likewise."""
         self.caught_up: CaughtUp | None = None
 
+    @property
+    def fetch_offset(self) -> int:
+        return self.asked.fetch_offset
+
     def update(self, answer: FetchResponsePartitionData) -> bool:
         """Note what is answered. True where an incremental response must contain this partition."""
         changed = bool(answer.records) or answer.error_code != 0 or answer.preferred_read_replica != -1
