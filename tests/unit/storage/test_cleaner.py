@@ -227,6 +227,23 @@ def test_the_cleaning_of_a_log_truncated_between_two_steps_is_abandoned() -> Non
     assert len(contents(node.log)) == 2
 
 
+def test_what_is_not_committed_any_more_is_not_cleaned() -> None:
+    """The log is cut before the first step, and has grown again: its new records may be taken back."""
+    node = CompactedNode()
+    cleaning = _a_cleaning(node)
+    end = node.log.log_end_offset
+    truncate_to(node.log, 2)
+    for offset in range(2, end):
+        node.log.append_as_follower(build_batch([(NOW, b"key", b"%d" % offset, ())], base_offset=offset), 0)
+    node.log.roll(NOW)
+    node.log.flush()
+    assert node.log.last_stable_offset < end <= node.log.checkpoint_recovery_point
+    while (job := cleaning.next_job()) is not None:
+        job.complete()
+    assert not cleaning.done
+    assert len(contents(node.log)) == end
+
+
 def test_the_recovery_point_is_made_durable_by_jobs_before_a_cleaning(monkeypatch: pytest.MonkeyPatch) -> None:
     """`next_job` is called on the event loop, so only jobs sync.
 

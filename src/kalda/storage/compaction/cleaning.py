@@ -140,7 +140,7 @@ class Cleaning:
         if self.is_outdated():
             return self.abandon()
         if not self._mapped:
-            if self.log.checkpoint_recovery_point < self._work.first_uncleanable:
+            if min(self.log.checkpoint_recovery_point, self.log.last_stable_offset) < self._work.first_uncleanable:
                 return self.abandon()  # the log was truncated since
             job = self._recovery_point_job()
             if job is not None:
