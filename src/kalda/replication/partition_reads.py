@@ -34,7 +34,7 @@ from kalda.replication.counters import DelayedOperation
 from kalda.replication.partition import Partition
 from kalda.replication.waiters import Waiter
 from kalda.storage.log.reads import SLICED_BYTES
-from kalda.storage.log.snapshot_jobs import SnapshotJob, aborted_nowait, run_snapshots
+from kalda.storage.log.snapshot_jobs import SnapshotJob, aborted_nowait
 from kalda.storage.log.txn_index import AbortedTxn
 from kalda.storage.values import FetchInfo
 
@@ -280,7 +280,6 @@ class PartitionReads(ABC, Generic[E, A, R]):
 
     def _read_cold(self) -> Pending[R]:
         """Read in a job what is not in the page cache, then answer without waiting for more."""
-        jobs = self.manager.jobs
 
         def fill(results: list[FetchInfo | ApiError]) -> Pending[list[list[AbortedTxn] | ApiError]]:
             for (index, partition, _), result in zip(self._cold, results, strict=True):
@@ -292,7 +291,7 @@ class PartitionReads(ABC, Generic[E, A, R]):
                     self._fill(answer, partition, result, index)
                 except ApiError as error:
                     self._fail(answer, error.code, partition)
-            return run_snapshots(jobs, [read for _, _, read in self._cold_aborted])
+            return self.manager.read_later([read for _, _, read in self._cold_aborted])
 
         def fill_aborted(results: list[list[AbortedTxn] | ApiError]) -> R:
             for (index, partition, _), result in zip(self._cold_aborted, results, strict=True):
@@ -304,7 +303,7 @@ class PartitionReads(ABC, Generic[E, A, R]):
                     self._name_aborted(answer, result)
             return self.response()
 
-        return run_snapshots(jobs, [read for _, _, read in self._cold]).and_then(fill).and_then(fill_aborted)
+        return self.manager.read_later([read for _, _, read in self._cold]).and_then(fill).and_then(fill_aborted)
 
     def count_expiration(self) -> None:
         """The time of the fetch is up before there were `min_bytes`."""

@@ -8,13 +8,14 @@ KAFKA_STORAGE_ERROR. A driver.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
 from kalda.base.topic_names import MAX_LENGTH
@@ -26,6 +27,9 @@ from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log.log import Log
 from kalda.storage.log.reads import RecentAppends
+from kalda.storage.log.snapshot_jobs import SnapshotJob, run_snapshots
+
+T = TypeVar("T")
 
 MAX_MS = 10_000
 """For so long the batches behind a refused one are refused. A client that has given it up takes a new epoch, or gets
@@ -224,6 +228,11 @@ class ReplicaManager:
         """The clock by which followers are in sync or not."""
         return 0 if self._cluster is None else self._cluster.now_ms()
 
+    def read_later(self, reads: Sequence[SnapshotJob[T]]) -> Pending[list[T | ApiError]]:
+        """Run the reads of one request that would block, by one job; as `run_snapshots`. The one place where requests
+        for records wait for a device."""
+        return run_snapshots(self.jobs, reads)
+
     def get(self, topic: str, index: int) -> Partition:
         """The partition. Raises `ApiError` with `missing_code` where it is not here."""
         partition = self.partitions.get((topic, index))
@@ -266,6 +275,7 @@ class ReplicaManager:
                 return
             self.partitions[topic_partition] = partition
             self._offline.discard(topic_partition)
+        assert topic_partition not in self._offline, f"{topic_partition} is served, and in an offline directory"
         partition.adding_replicas = assignment.adding_replicas
         if assignment.leader == self.broker_id:
             self._stop_following(partition)

@@ -38,7 +38,7 @@ from kalda.replication.fetch import READ_COMMITTED
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiters import OffsetWaiter
-from kalda.storage.log.snapshot_jobs import TimeSearch, run_snapshots
+from kalda.storage.log.snapshot_jobs import TimeSearch
 from kalda.storage.values import TimestampOffset
 
 requests_log = logging.getLogger("kalda.requests")
@@ -185,7 +185,7 @@ class OffsetHandlers:
         if not searches:
             return response if has_epochs else _without_epochs(response)
         wanted = list(searches.values())
-        searched = run_snapshots(self._replicas.jobs, [search.read for _, search in wanted])
+        searched = self._replicas.read_later([search.read for _, search in wanted])
         return searched.and_then(lambda records: _filled(response, wanted, records, has_epochs))
 
     def _find(
@@ -198,9 +198,11 @@ class OffsetHandlers:
         match requested.timestamp:
             case OffsetSpec.LATEST:
                 return Found(-1, end, partition.leader_epoch)
-            case OffsetSpec.EARLIEST | OffsetSpec.EARLIEST_LOCAL:
-                epoch = epochs.epoch_for_offset(log.log_start_offset)
-                return Found(-1, log.log_start_offset, -1 if epoch is None else epoch)
+            case OffsetSpec.EARLIEST | OffsetSpec.EARLIEST_LOCAL as earliest:
+                is_local = earliest == OffsetSpec.EARLIEST_LOCAL
+                start = log.local_log_start_offset if is_local else log.log_start_offset
+                epoch = epochs.epoch_for_offset(start)
+                return Found(-1, start, -1 if epoch is None else epoch)
             case OffsetSpec.LATEST_TIERED | OffsetSpec.EARLIEST_PENDING_UPLOAD:
                 # Both are offsets in remote storage, which holds nothing.
                 return _NOTHING

@@ -2,13 +2,14 @@
 
 Invariants, at every moment that another callback can run:
 
-- `log_start_offset <= high_watermark <= log_end_offset`
+- `log_start_offset <= local_log_start_offset <= high_watermark <= log_end_offset`
 - `recovery_point <= log_end_offset`
 - `last_stable_offset <= high_watermark`, and not below `log_start_offset`
 
 | offset | everything below it | raised by | lowered by |
 | --- | --- | --- | --- |
 | log start | is not served any more | retention, DeleteRecords, the leader's | truncation below it |
+| local log start | is not in segments on this disk | follows the log start: all segments are here | likewise |
 | recovery point | has been synced | the `finish` of a flush job | truncation below it |
 | last stable | is committed and in no open transaction | derived, see below | derived |
 | high watermark | is committed | replication | replication and truncation |
@@ -46,6 +47,12 @@ class LogOffsets:
         self.first_unstable_offset: int | None = None
         """First offset of the oldest transaction that is open or whose end is not committed; None without any. Derived
         from the producers' state by `Log.refresh`."""
+
+    @property
+    def local_log_start_offset(self) -> int:
+        """Up to where older records would be in segments elsewhere. There are none, so it is the log start offset. Who
+        asks for what this disk has, not for what is served, asks for this one."""
+        return self.log_start_offset
 
     @property
     def last_stable_offset(self) -> int:

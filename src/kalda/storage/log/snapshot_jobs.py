@@ -284,7 +284,7 @@ class TimeSearch(SnapshotJob[TimestampOffset | None]):
     def take_snapshot(self) -> list[tuple[Segment, Segment]]:
         log, timestamp = self.log, self._timestamp
         log.check_online()
-        self._start_offset = log.log_start_offset
+        self._start_offset = log.local_log_start_offset
         chosen = _with_largest(log.segments) if timestamp is None else _up_to(log.segments, timestamp)
         self._searched = [(segment, segment.snapshot(times=True)) for segment in chosen]
         return self._searched
