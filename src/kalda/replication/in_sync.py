@@ -69,6 +69,7 @@ class InSync:
     def committed_end(self, local_end: int, leader_end: int) -> int:
         """The smallest log end among the leader, the maximal ISR and those about to join. `local_end`: up to where the
         leader's own log counts."""
+        assert local_end <= leader_end, f"{local_end} counts of a log that ends at {leader_end}"
         end = local_end
         for broker_id, follower in self.followers.items():
             if follower.log_end_offset < end and (broker_id in self.maximal or self._is_joining(follower, leader_end)):

@@ -173,6 +173,7 @@ class Partition:
         """Lead in a new epoch, or adopt a changed ISR or replica set in the same one. Metadata whose partition epoch is
         not newer than what an AlterPartition response has brought already changes nothing."""
         assert self._broker_id in isr, f"{self.topic_partition}: leader {self._broker_id} is not in its ISR {isr}"
+        assert self._broker_id in replicas, f"{self.topic_partition}: leader {self._broker_id} is none of {replicas}"
         was_leader = self.is_leader
         new_epoch = leader_epoch > self.leader_epoch
         if partition_epoch < self.partition_epoch or (
@@ -205,6 +206,7 @@ class Partition:
         self, leader_id: int, leader_epoch: int, partition_epoch: int, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> None:
         """Follow `leader_id`, or no broker while there is no leader. Waiting requests are answered."""
+        assert leader_id != self._broker_id, f"{self.topic_partition} would follow itself"
         if partition_epoch < self.partition_epoch:
             return
         self._set_leadership(leader_id, leader_epoch, partition_epoch, replicas)
@@ -380,6 +382,7 @@ class Partition:
         are readable with it, besides those of appends remembered as uncommitted."""
         log = self.log
         if target > log.high_watermark:
+            assert target <= log.log_end_offset, f"{self.topic_partition}: {target} is committed of {log.describe()}"
             log.update_high_watermark(target)
             uncommitted = self._uncommitted
             while uncommitted and uncommitted[0][0] <= target:
@@ -521,6 +524,7 @@ class Partition:
         """Append the leader's records, and adopt its high watermark and log start offset as far as the log reaches.
         Returns the bytes appended. Raises `CorruptRecord`, `UnexpectedAppendOffset`, and `ApiError` where the disk
         fails."""
+        assert not self.is_leader, f"{self.topic_partition} is led here, and gets records of a leader"
         log = self.log
         size = 0
         if len(records):

@@ -38,6 +38,7 @@ class Waiter(ABC):
 
     def wait(self, partitions: list[Partition], timers: Timers, timeout_ms: int, *, at_end: bool = False) -> None:
         """Watch the partitions' high watermarks, or with `at_end` their log ends, for `timeout_ms` at most."""
+        assert self._timer is None, "a waiter waits once"
         self._partitions = partitions
         for partition in partitions:
             (partition.end_waiters if at_end else partition.waiters)[self] = None

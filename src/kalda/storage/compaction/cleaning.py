@@ -236,6 +236,7 @@ class Cleaning:
         self.map_use = self._offsets.size * ENTRY_BYTES / self.memory_bytes
         if self.end_offset == work.first_dirty:
             raise MapTooSmall(log.topic_partition, work.first_dirty, self.memory_bytes)
+        assert self.end_offset <= work.first_uncleanable, f"{log.topic_partition} is mapped up to {self.end_offset}"
         segments = log.segments.between(log.segments.first.base_offset, self.end_offset)
         self._groups = group_segments(segments, log.config, work.first_uncleanable)
         clean = [segment for segment in segments if segment.base_offset < work.first_dirty]
@@ -305,6 +306,8 @@ def replace_segments(log: Log, new: Segment, old: Sequence[Segment]) -> None:
     Its files go from `.cleaned` to `.swap`, which the next start after a crash finishes, before those of the old ones
     are renamed.
     """
+    assert new.base_offset == old[0].base_offset, f"segment {new.base_offset} in place of {old[0].base_offset}"
+    assert log.segments.active not in old, f"{log.topic_partition}: the active segment is compacted"
     try:
         new.change_suffix(SWAP_SUFFIX)
         delete_segments(log, old, kept_snapshot=new.base_offset)

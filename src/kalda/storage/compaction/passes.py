@@ -387,6 +387,8 @@ class Rewriting(Pass):
             if usable < self._spare_bytes:
                 raise OSError(errno.ENOSPC, f"the disk has {usable} bytes left, which are for appends", self._directory)
             before = self.cleaned.size
+            offsets = [placed.last_offset for placed in self._placed]
+            assert offsets == sorted(offsets), "batches keep their order"
             self.cleaned.append(self._out, self._placed)
             self.bytes_written += self.cleaned.size - before
         self._out.clear()

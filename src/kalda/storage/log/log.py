@@ -262,6 +262,9 @@ class Log(LogState):
             return AppendInfo(end, end - 1, -1, NO_TIMESTAMP, self.log_start_offset, 0)
         data = memoryview(records)[:size]
         first_offset, last_offset = headers[0].base_offset, placed[-1].last_offset
+        assert self.log_end_offset <= first_offset <= last_offset, (
+            f"{self.topic_partition}: batches of [{first_offset}, {last_offset}] are appended at {self.log_end_offset}"
+        )
         markers = _markers(data, headers)
         try:
             segment = self.segments.active
@@ -440,6 +443,7 @@ class Log(LogState):
         # shows recovery that nothing is missing between them.
         base = self.log_end_offset if first_offset - self.log_end_offset <= MAX_GAP else first_offset
         active = self.segments.active
+        assert active.base_offset <= base, f"{self.topic_partition}: {base} is rolled below {active.base_offset}"
         jitter = self._jitter(min(self.config.segment_jitter_ms, self.config.segment_ms))
         if active.base_offset == base:
             # Empty, but over age, or its index is full: it is made anew in place.

@@ -73,6 +73,7 @@ def _delete_while(log: Log, now_ms: int, doomed: Callable[[Segment, Segment | No
         return 0
     if len(chosen) == len(all_segments):
         log.roll(now_ms)
+    assert log.segments.active is not chosen[-1], f"{log.topic_partition} would have no segment"
     delete_segments(log, chosen)
     first = log.segments.first.base_offset
     if first > log.log_start_offset:

@@ -304,6 +304,7 @@ def _steps_to_cut(log: Log, offset: int) -> Iterator[Wait]:
     if position is not None:
         file.truncate(position)
     yield file.sync
+    assert log.segments.active.base_offset <= offset, f"{log.topic_partition}: {offset} is below its last segment"
     # The files end at `offset`. Only now are later epochs dropped: other replicas find by them what the files hold.
     log.leader_epochs.truncate_from_end(offset)
     log.snapshots.remove_outside(log.log_start_offset, offset)
