@@ -100,7 +100,7 @@ class Broker(HandTime):
             controller.assign(TOPIC_ID, TP.partition, home.directory_id)
         return log
 
-    def upkeep(self) -> None:
+    def maintenance(self) -> None:
         self.now_ms += 7
         for job in self.manager.maintenance.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
@@ -133,7 +133,7 @@ def move_through_losses_of_power(seed: int) -> int:
     producer, controller, epoch, moved = Producer(), Controller(), 0, 0
     broker = Broker(disk, controller, rng, epoch, 1_000)
     home = broker.manager.dir_of(TP)
-    actions = ("send", "thread", "acknowledge", "upkeep", "answer", "move", "power", "kill")
+    actions = ("send", "thread", "acknowledge", "maintenance", "answer", "move", "power", "kill")
     for _ in range(STEPS):
         match rng.choices(actions, (4, 12, 3, 3, 2, 0.8, 0.3, 0.3))[0]:
             case "send" if len(producer.under_way) < IN_FLIGHT:
@@ -143,8 +143,8 @@ def move_through_losses_of_power(seed: int) -> int:
                 broker.threads.step()
             case "acknowledge":
                 producer.take_acknowledgements(broker)  # type: ignore[arg-type]
-            case "upkeep":
-                broker.upkeep()
+            case "maintenance":
+                broker.maintenance()
             case "answer":
                 controller.answer()
             case "move":
@@ -167,14 +167,14 @@ def move_through_losses_of_power(seed: int) -> int:
         controller.answer()
         if broker.settled(controller):
             break
-        broker.upkeep()
+        broker.maintenance()
     assert broker.settled(controller), "a move does not end"
     broker.threads.all()
     producer.take_acknowledgements(broker)  # type: ignore[arg-type]
     assert producer.acknowledged == producer.sent
     assert broker.values() == list(range(producer.sent))
     for _ in range(3):
-        broker.upkeep()
+        broker.maintenance()
         broker.threads.all()
     names = [name for path in IDS for name in disk.list_dir(path) if name.startswith(TP.topic)]
     assert [name for name in names if not name.endswith("-stray")] == ["t-0"], (

@@ -78,7 +78,7 @@ class Broker:
         self.may_fail = False
         return self.has_failed
 
-    def upkeep(self) -> None:
+    def maintenance(self) -> None:
         self.now_ms += 1
         for job in self.manager.maintenance.poll(self.now_ms):
             self.threads.run(job.run, lambda _, __, job=job: job.finish())
@@ -155,7 +155,7 @@ def produce_through_losses_of_power(seed: int, *, syncs_fail: bool = False) -> N
     producer, epoch = Producer(), 0
     broker = Broker(disk, rng, epoch, 1_000)
     for _ in range(STEPS):
-        events = ("send", "thread", "acknowledge", "upkeep", "power", "kill", "sync")
+        events = ("send", "thread", "acknowledge", "maintenance", "power", "kill", "sync")
         match rng.choices(events, (4, 8, 3, 2, 0.3, 0.3, 0.3 if syncs_fail else 0))[0]:
             case "send" if len(producer.under_way) < IN_FLIGHT:
                 producer.send(broker, producer.sent)
@@ -164,8 +164,8 @@ def produce_through_losses_of_power(seed: int, *, syncs_fail: bool = False) -> N
                 broker.threads.step()
             case "acknowledge":
                 producer.take_acknowledgements(broker)
-            case "upkeep":
-                broker.upkeep()
+            case "maintenance":
+                broker.maintenance()
             case "power" | "kill" | "sync" as how:
                 if how == "sync" and not broker.fail_a_sync(rng, disk):
                     continue

@@ -7,9 +7,10 @@ cause thousands, as an append that many fetches wait for.
 The promise: in one turn it holds the loop for at most `TURN_BUDGET_NS` and one step, however much there is to do. Then
 sockets are read and requests are answered, and it goes on in the next turn.
 
-Time is shared by three queues: calls, steps of answers (`Priority.ANSWER`), upkeep (`Priority.UPKEEP`). The next step
-is one of the queue that has used least of its share. So upkeep gets a ninth of the time or more, and the work of one
-queue never waits for the end of that of another. In a queue of steps, generators alternate; calls keep their order.
+Time is shared by three queues: calls, steps of answers (`Priority.ANSWER`), maintenance (`Priority.MAINTENANCE`). The
+next step is one of the queue that has used least of its share. So maintenance gets a ninth of the time or more, and the
+work of one queue never waits for the end of that of another. In a queue of steps, generators alternate; calls keep
+their order.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Priority(IntEnum):
 
     ANSWER = 4
     """Somebody waits: a client, another node."""
-    UPKEEP = 1
+    MAINTENANCE = 1
     """Nobody does."""
 
 

@@ -73,7 +73,7 @@ class ControllerCatchUp:
         image = self._loader.image
         if image.provenance.is_batch_aligned and image.offset >= self._registration.next_offset:
             log.info("the controller is made from the image at %s", image.provenance)
-            self._loading = self._background.run(self._load(image), Priority.UPKEEP)
+            self._loading = self._background.run(self._load(image), Priority.MAINTENANCE)
             self._loading.then(partial(self._on_image_loaded, image.provenance.snapshot_offset))
         else:
             # The image ends in the middle of a batch, where a metadata transaction began that is still open.

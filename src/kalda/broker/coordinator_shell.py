@@ -190,7 +190,7 @@ class CoordinatorShell:
             return
 
         def take(results: list[FetchInfo | ApiError]) -> Pending[None]:
-            return self._background.run(self._take_slice(load, partition, results[0], end), Priority.UPKEEP)
+            return self._background.run(self._take_slice(load, partition, results[0], end), Priority.MAINTENANCE)
 
         run_snapshots(self._jobs, [read]).and_then(take).then(self._on_slice_taken)
 

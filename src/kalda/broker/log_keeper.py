@@ -183,7 +183,7 @@ class LogKeeper:
 
     def _poll(self) -> None:
         if not self._closed:
-            self._background.run(self._run_what_is_due(), Priority.UPKEEP).then(self._on_polled)
+            self._background.run(self._run_what_is_due(), Priority.MAINTENANCE).then(self._on_polled)
 
     def _run_what_is_due(self) -> Steps[int]:
         """Run the jobs that are due. Returns when the next ones will be."""

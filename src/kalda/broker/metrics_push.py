@@ -84,7 +84,7 @@ class MetricsPush:
 
     def _begin(self) -> None:
         self._timer = None
-        self._reading = self._background.run(self._read(), Priority.UPKEEP)
+        self._reading = self._background.run(self._read(), Priority.MAINTENANCE)
         self._reading.then(self._on_read)
 
     def _read(self) -> Steps[list[DataPoint]]:

@@ -102,7 +102,7 @@ class NodeQuotas:
         self._pending.append(timer)
 
     def _expire(self) -> None:
-        expired = self._background.run(self.managers.expire(self._host.clock.mono_ms()), Priority.UPKEEP)
+        expired = self._background.run(self.managers.expire(self._host.clock.mono_ms()), Priority.MAINTENANCE)
         expired.then(_log_failure)
 
     def _check_callback(self) -> None:

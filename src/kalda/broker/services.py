@@ -18,7 +18,7 @@ from kalda.broker.modules.coordinators import CoordinatorsModule
 from kalda.broker.modules.forwarding import ForwardingModule
 from kalda.broker.modules.groups import GroupsModule
 from kalda.broker.modules.log_dirs import LogDirsModule
-from kalda.broker.modules.log_upkeep import LogUpkeepModule
+from kalda.broker.modules.log_maintenance import LogMaintenanceModule
 from kalda.broker.modules.markers import MarkersModule
 from kalda.broker.modules.metadata import MetadataModule
 from kalda.broker.modules.module import BrokerContext, Module
@@ -65,7 +65,7 @@ class Services:
             transactions,
             self.client_metrics,
             self._partitions,
-            LogUpkeepModule(context),
+            LogMaintenanceModule(context),
         )
         """Each after all that it rests on; started in this order, closed in reverse.
 

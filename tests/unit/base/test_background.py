@@ -71,12 +71,12 @@ def test_a_turn_holds_the_loop_for_at_most_the_budget_and_one_step(loop: Loop) -
 
     for number in range(100):
         loop.background.run(loop.steps("answer", 20, step_ns), owner=number)
-        loop.background.run(loop.steps("upkeep", 20, step_ns), Priority.UPKEEP)
+        loop.background.run(loop.steps("maintenance", 20, step_ns), Priority.MAINTENANCE)
     for _ in range(3):
         loop.turn(burst)
     loop.turns()
     assert max(loop.held_ns) <= TURN_BUDGET_NS + step_ns
-    assert (loop.count("call"), loop.count("answer"), loop.count("upkeep")) == (3_000, 2_000, 2_000)
+    assert (loop.count("call"), loop.count("answer"), loop.count("maintenance")) == (3_000, 2_000, 2_000)
 
 
 def test_calls_of_many_turns_that_are_made_at_once_hold_none_for_longer(loop: Loop) -> None:
@@ -121,16 +121,16 @@ def test_nothing_waits_for_the_end_of_other_work(loop: Loop, priority: Priority)
     assert waited
 
 
-def test_upkeep_gets_less_than_answers_do_and_all_of_the_time_when_it_is_alone(loop: Loop) -> None:
-    loop.background.run(loop.steps("upkeep", 1_000), Priority.UPKEEP)
+def test_maintenance_gets_less_than_answers_do_and_all_of_the_time_when_it_is_alone(loop: Loop) -> None:
+    loop.background.run(loop.steps("maintenance", 1_000), Priority.MAINTENANCE)
     for _ in range(40):
         loop.turn()
-    assert loop.count("upkeep") == 200
+    assert loop.count("maintenance") == 200
     loop.background.run(loop.steps("answer", 1_000))
     for _ in range(40):
         loop.turn()
     assert loop.count("answer") == pytest.approx(160, abs=5)
-    assert loop.count("upkeep") == pytest.approx(240, abs=5)
+    assert loop.count("maintenance") == pytest.approx(240, abs=5)
 
 
 def test_a_result_is_what_the_steps_return(loop: Loop) -> None:

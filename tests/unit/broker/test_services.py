@@ -223,7 +223,7 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
                 server.listeners["PLAINTEXT"].limits.max_connections,
                 modules["ReplicationModule"]._fetchers._fetchers._config.fetchers_a_leader,
                 modules["LogDirsModule"]._moves.bytes_per_second,
-                modules["LogUpkeepModule"]._cleaner.config.max_bytes_per_second,
+                modules["LogMaintenanceModule"]._cleaner.config.max_bytes_per_second,
             ]
 
         with CommandAdmin(cluster.bootstrap_servers) as client:

@@ -17,5 +17,5 @@ metadata, dynamic configs and the end of the node.
 - `producers`: producer ids
 - `transactions`: the transaction coordinator, and the markers that it sends
 - `partitions`: opens, leads, follows and deletes partitions, as the metadata demands
-- `log_upkeep`: retention, checkpoints, flushes, compaction
+- `log_maintenance`: retention, checkpoints, flushes, compaction
 """

@@ -25,7 +25,7 @@ _RELEASE_INTERVAL_MS = 100
 """At least so long lies between two walks over all logs that close files."""
 
 
-class LogUpkeepModule(Module):
+class LogMaintenanceModule(Module):
     """Rests on no other module."""
 
     def __init__(self, context: BrokerContext) -> None:
