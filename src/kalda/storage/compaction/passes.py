@@ -339,6 +339,7 @@ class Rewriting(Pass):
                     is_full = batches.is_full
                     self._take(batches)
                 if reader.at == at and not is_full:
+                    # Without `skip` the runs behind would count the bytes since the last index entry wrongly.
                     batches.skip(self._filter(batches, segment, *reader.take()))
                 if is_full or batches.written + self._pending >= _WRITE_BYTES:
                     self._write()

@@ -158,7 +158,10 @@ class CompletedTxn(NamedTuple):
 
 
 class Verification:
-    """A transactional append that waits for its coordinator to confirm that the partition is in the transaction."""
+    """A transactional append that waits for its coordinator to confirm that the partition is in the transaction.
+
+    It is valid for one append: the producer's next transactional batch or marker ends it, except a marker of version 2
+    with its own epoch."""
 
     __slots__ = ("epoch", "lowest_sequence", "supports_epoch_bump", "timestamp")
 

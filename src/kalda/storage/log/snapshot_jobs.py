@@ -88,7 +88,8 @@ class SnapshotJob(ABC, Generic[T]):
     @abstractmethod
     def read(self, found_before: bool = False) -> T:
         """On any thread: read the snapshot. `found_before`: a read of the same job has found records before this one.
-        Raises `ApiError` and `OSError`."""
+        Raises `ApiError` and `OSError`. Called by `run` alone: `finish` reads again what has changed, and reports a
+        failed disk."""
 
     def adopt(self) -> None:
         """On the log's thread: let later reads and appends have what was opened and read."""
