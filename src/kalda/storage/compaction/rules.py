@@ -200,6 +200,7 @@ def filter_batch(
     section = section_of(header, data)
     unpacked = 0 if header.compression is Compression.NONE else len(section)
     left, records = batches.filter_batch(header, section)
+    del section  # before what is left is compressed: a batch may unfold to much
     if not left.records_count:
         return _emptied(rules, header)._replace(unpacked=unpacked)
     if records is None:

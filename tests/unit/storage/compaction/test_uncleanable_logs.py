@@ -348,7 +348,7 @@ def test_logs_are_cleaned_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.LZ4, Compression.ZSTD, Compression.SNAPPY])
-def test_a_batch_occupies_a_few_times_what_it_unfolds_to(codec: Compression) -> None:
+def test_a_batch_occupies_little_more_than_twice_what_it_unfolds_to(codec: Compression) -> None:
     """One record of 64 MB, and one that is compacted away, so that the batch is written anew."""
     node = CompactedNode(internal_segment_bytes=str(16 << 20))
     rows = [(NOW, b"again", b"", ()), (NOW, b"large", bytes(64 << 20), ()), (NOW, b"again", b"", ())]
@@ -362,7 +362,7 @@ def test_a_batch_occupies_a_few_times_what_it_unfolds_to(codec: Compression) -> 
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * (64 << 20)
+    assert peak < 2.5 * (64 << 20)
     size = node.log.segments.first.size
     assert read_header(node.disk.read_file("/d/t-0/00000000000000000000.log")).records_count == 2
     assert size < 8 << 20
