@@ -288,7 +288,7 @@ def test_what_is_not_reached_within_the_timeout_is_not_changed() -> None:
     _, version, request = REQUESTS["CreateTopics"]
 
     def let_time_pass(turn: int) -> None:
-        if turn == 10:
+        if turn == 5:
             listener.world.now_ms += 1_001
 
     answer = listener.answer(request, version, let_time_pass)

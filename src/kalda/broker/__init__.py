@@ -29,7 +29,6 @@ From a frame to an answer:
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
 - `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
-- `large_requests.py`: requests that name very many things: decoded, handled and encoded in parts, one a step
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `acl_deletion.py`: DeleteAcls at the controller: many filters, one deletion
 - `item_checks.py`: checks of the single items of a request

@@ -22,6 +22,7 @@ from kalda.controller.acl_matching import AclMatcher, Entry
 from kalda.controller.acls import check_removals
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.framing import response_header
+from kalda.protocol.list_encoder import ListEncoder
 from kalda.protocol.messages.security import (
     DeleteAclsFilter,
     DeleteAclsFilterResult,
@@ -30,7 +31,6 @@ from kalda.protocol.messages.security import (
     DeleteAclsResponse,
 )
 from kalda.protocol.notation import maker
-from kalda.protocol.part_encoder import EncodedItems, PartEncoder, part_encoder
 
 _matching_acl = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
 
@@ -44,14 +44,13 @@ def delete_acls_in_steps(
     """Find what the filters match among `entries`, and `delete` it. Raises `ApiError` INVALID_REQUEST where that is too
     much."""
     matcher = AclMatcher(entries)
-    encoder, items = part_encoder(DeleteAclsResponse, context.api_version, ("filter_results",)), EncodedItems()
+    encoder = ListEncoder(DeleteAclsResponse, context.api_version, "filter_results")
     removed: dict[Uuid, None] = {}
-    known: dict[tuple[object, ...], bytes] = {}
-    size = 0
+    known: dict[tuple[object, ...], DeleteAclsFilterResult] = {}
     for entry_filter in request.filters:
         key = tuple(getattr(entry_filter, name) for name in DeleteAclsFilter.declared)
-        encoded = known.get(key)
-        if encoded is None:
+        result = known.get(key)
+        if result is None:
             try:
                 found = yield from matcher.matching(entry_filter)
             except ApiError as error:
@@ -62,23 +61,16 @@ def delete_acls_in_steps(
                 result = DeleteAclsFilterResult(
                     error_message=None, matching_acls=[_matching_acl(None, *acl) for _, acl in found]
                 )
-            encoded = known[key] = yield from _encoded(encoder, result)
-        items.pieces.append(encoded)
-        items.count += 1
-        size += len(encoded)
-        if size > MAX_ANSWER_BYTES:
+            known[key] = result
+        yield from encoder.add([result])
+        if encoder.size > MAX_ANSWER_BYTES:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
                 f"The answer would have more than {MAX_ANSWER_BYTES} bytes: delete by fewer filters in one request",
             )
     head = response_header(DeleteAclsResponse, context.api_version)(context.header.correlation_id)
-    buffers = yield from encoder.whole(head, DeleteAclsResponse(), items)
+    buffers = encoder.message(DeleteAclsResponse(), head)
     answer: Pending[Encoded] = Pending()
     deletion = delete(list(removed))
     deletion.then(lambda _, error: answer.settle(None if error is not None else Encoded(buffers), error))
     return answer
-
-
-def _encoded(encoder: PartEncoder, result: DeleteAclsFilterResult) -> Steps[bytes]:
-    items = yield from encoder.items(DeleteAclsResponse(filter_results=[result]), 0)
-    return b"".join(items.buffers())

@@ -7,6 +7,7 @@ and what a `Pending` settles with is any of these again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from kalda.base.background import Steps
@@ -86,10 +87,12 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 class Encoded:
     """A response that is encoded already, with its header."""
 
-    __slots__ = ("buffers",)
+    __slots__ = ("buffers", "errors")
 
-    def __init__(self, buffers: list[Buffer]) -> None:
+    def __init__(self, buffers: list[Buffer], errors: Mapping[int, int] | None = None) -> None:
+        """`errors`: how often each error code but NONE is in it, where that was counted."""
         self.buffers = buffers
+        self.errors = errors
 
 
 Reply: TypeAlias = A | Encoded | Pending[Any] | Steps[Any] | None

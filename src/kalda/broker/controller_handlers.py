@@ -57,7 +57,7 @@ from kalda.broker.item_checks import mapped
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
-from kalda.broker.rows import Authorization, QuotaClass, Row, Throttle, joined, on_cluster
+from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, Throttle, joined, on_cluster
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
@@ -280,9 +280,23 @@ class ControllerHandlers:
             Row(ApiKey.BROKER_REGISTRATION, register, broker_registration_failed, node, _EXEMPT),
             Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, broker_heartbeat_failed, node, _EXEMPT),
             Row(ApiKey.CONTROLLER_REGISTRATION, register_controller, controller_registration_failed, node, _EXEMPT),
-            Row(ApiKey.ALTER_PARTITION, alter_partition, alter_partition_failed, node, _EXEMPT),
+            Row(
+                ApiKey.ALTER_PARTITION,
+                alter_partition,
+                alter_partition_failed,
+                node,
+                _EXEMPT,
+                max_elements=MAX_ELEMENTS_BETWEEN_NODES,
+            ),
             Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, allocate_producer_ids_failed, node, _EXEMPT, True),
-            Row(ApiKey.ASSIGN_REPLICAS_TO_DIRS, assign, assign_replicas_to_dirs_failed, node, _EXEMPT),
+            Row(
+                ApiKey.ASSIGN_REPLICAS_TO_DIRS,
+                assign,
+                assign_replicas_to_dirs_failed,
+                node,
+                _EXEMPT,
+                max_elements=MAX_ELEMENTS_BETWEEN_NODES,
+            ),
         ]
 
     def _quorum(self, context: RequestContext, request: Request) -> Response | Pending[Response]:

@@ -20,6 +20,7 @@ from kalda.network.connection import Answer, Buffer
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.calls import Call
 from kalda.protocol.codec import decode, encode
+from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.framing import decode_request_header, encode_request
 from kalda.protocol.messages.brokers import EnvelopeRequest, EnvelopeResponse
 from kalda.protocol.messages.client_protocol import DefaultPrincipalData
@@ -146,7 +147,10 @@ class Unwrapping:
         if envelope.request_principal is not None:
             inner.principal, inner.forwarded_token = decode_principal(bytes(envelope.request_principal))
         inner.client_host = _address(bytes(envelope.client_host_address))
-        answer = self._answer(inner)
+        try:
+            answer = self._answer(inner)
+        except TooManyElements:
+            return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
         if not isinstance(answer, Pending):
             return EnvelopeResponse(response_data=_whole(answer))
         pending: Pending[EnvelopeResponse] = Pending()

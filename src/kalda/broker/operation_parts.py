@@ -15,16 +15,16 @@ where its first part does, since nothing was changed then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
 from kalda.broker.context import RequestContext
-from kalda.broker.large_requests import CUTS, Cut
 from kalda.controller.answers import check_batch_size
 from kalda.controller.quorum_controller import QuorumController
+from kalda.protocol.apis import ApiKey
 from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.admin import AlterClientQuotasRequest, AlterClientQuotasRequestEntryData
 from kalda.protocol.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
@@ -42,9 +42,7 @@ from kalda.protocol.messages.topics import (
     DeleteTopicState,
     ElectLeadersRequest,
 )
-from kalda.protocol.notation import Request, Response, shallow_copy
-from kalda.protocol.part_decoder import Part
-from kalda.protocol.part_encoder import are_alike, join_others
+from kalda.protocol.notation import Request, Response, Struct, shallow_copy
 
 PART_WEIGHT = 400
 """What one step handles: about ten milliseconds. A partition that is created, a config that is changed or an election
@@ -52,12 +50,47 @@ weighs 1."""
 _TOPIC_WEIGHT = 2
 """Of a topic besides its partitions."""
 
+
+class Cut(NamedTuple):
+    """Where the items of a request and of its response are: the names of nested lists, from the top."""
+
+    asked: tuple[str, ...]
+    answered: tuple[str, ...]
+
+
+_CUTS: Mapping[int, Cut] = {
+    ApiKey.CREATE_TOPICS: Cut(("topics", "assignments"), ("topics",)),
+    ApiKey.DELETE_TOPICS: Cut(("topics",), ("responses",)),
+    ApiKey.CREATE_PARTITIONS: Cut(("topics", "assignments"), ("results",)),
+    ApiKey.ALTER_CONFIGS: Cut(("resources", "configs"), ("responses",)),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Cut(("resources", "configs"), ("responses",)),
+    ApiKey.CREATE_ACLS: Cut(("creations",), ("results",)),
+    ApiKey.ELECT_LEADERS: Cut(("topic_partitions", "partitions"), ("replica_election_results", "partition_result")),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: Cut(("topics", "partitions"), ("responses", "partitions")),
+    ApiKey.ALTER_CLIENT_QUOTAS: Cut(("entries", "ops"), ("entries",)),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Cut(("upsertions",), ("results",)),
+}
+
+
+class Part(NamedTuple):
+    """A piece of a list."""
+
+    items: list[Any]
+    size: int
+    """Items in it, at all depths."""
+    joins: int
+    """At how many depths the first item is the rest of the last item of the part before."""
+
+
 Weigh = Callable[[Any], int]
 Failed = Callable[[Any, int, ApiError], Response | None]
 
 
 def parts_of(request: Request, controller: QuorumController) -> list[Request]:
     """The parts of a request, in order; the request itself where it is cheap. Raises `ApiError` POLICY_VIOLATION."""
+    cut = _CUTS.get(request.API_KEY)
+    if cut is not None:
+        check_batch_size(_count(getattr(request, cut.asked[0]) or (), cut.asked[1:]))
     match request:
         case CreateTopicsRequest():
             return _created_topics(request, controller)
@@ -116,7 +149,7 @@ def in_parts(
 
 
 def _joined(parts: list[Request], replies: list[Pending[Any]], failed: Failed, version: int) -> Response:
-    cut = CUTS[parts[0].API_KEY][0]
+    cut = _CUTS[parts[0].API_KEY]
     whole: Response | None = None
     for part, reply in zip(parts, replies, strict=True):
         response = reply.value if reply.error is None else failed(part, version, reply.error)
@@ -135,16 +168,40 @@ def join(whole: Response, part: Response, cut: Cut, joins: int) -> None:
     top, *inner = cut.answered
     items = getattr(part, top)
     setattr(part, top, [])
-    join_others(whole, part)
+    _join_others(whole, part)
     _join_items(getattr(whole, top), items, tuple(inner), joins)
 
 
 def _join_items(whole: list[Any], part: list[Any], inner: tuple[str, ...], joins: int) -> None:
-    if joins and whole and part and are_alike(whole[-1], part[0]):
+    if joins and whole and part and _are_alike(whole[-1], part[0]):
         if inner:
             _join_items(getattr(whole[-1], inner[0]), getattr(part[0], inner[0]), inner[1:], joins - 1)
         del part[0]
     whole.extend(part)
+
+
+def _count(items: Collection[Any], inner: tuple[str, ...]) -> int:
+    """Items at all depths together."""
+    return len(items) + sum(_count(getattr(item, inner[0]) or (), inner[1:]) for item in items if inner)
+
+
+def _are_alike(one: Struct, other: Struct) -> bool:
+    """Whether two items differ in their lists alone."""
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in type(one).declared
+        if not isinstance(getattr(one, name), list)
+    )
+
+
+def _join_others(whole: Response, part: Response) -> None:
+    """Add to a response what that of a part has in its other fields: what is missing."""
+    for name in type(whole).declared:
+        mine, other = getattr(whole, name), getattr(part, name)
+        if isinstance(mine, list):
+            mine.extend([each for each in other if each not in mine])
+        elif not mine:
+            setattr(whole, name, other)
 
 
 def cut_items(items: list[Any], inner: tuple[str, ...], size: int) -> Iterator[Part]:
@@ -215,7 +272,7 @@ def _with_lists(request: Request, lists: dict[str, list[Any]]) -> Request:
 
 def _cut_partitions(request: Request) -> list[Request]:
     """Cut the partitions of topics."""
-    (cut,) = CUTS[request.API_KEY]
+    cut = _CUTS[request.API_KEY]
     return list(requests_of(request, cut, PART_WEIGHT)) if getattr(request, cut.asked[0]) else [request]
 
 

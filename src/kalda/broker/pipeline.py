@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from types import GeneratorType
-from typing import Any, TypeVar
+from typing import Any
 
 from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
@@ -28,7 +28,6 @@ from kalda.base.sensors import Counter
 from kalda.broker.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
 from kalda.broker.charging import Charge
 from kalda.broker.context import Encoded, Reply, RequestContext
-from kalda.broker.large_requests import LargeRequests, small_elements
 from kalda.broker.request_faults import RequestFaults
 from kalda.broker.rows import Authorization, Row, Throttle
 from kalda.network.connection import Answer, Buffer, Connection
@@ -47,28 +46,6 @@ from kalda.protocol.framing import (
 from kalda.protocol.notation import Request, Response
 
 log = logging.getLogger("kalda.requests")
-T = TypeVar("T")
-
-_LARGE_ANSWERS = frozenset(
-    (
-        ApiKey.METADATA,
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-        ApiKey.DESCRIBE_CONFIGS,
-        ApiKey.DESCRIBE_LOG_DIRS,
-        ApiKey.DESCRIBE_PRODUCERS,
-        ApiKey.DESCRIBE_GROUPS,
-        ApiKey.LIST_GROUPS,
-        ApiKey.OFFSET_FETCH,
-        ApiKey.DESCRIBE_TRANSACTIONS,
-        ApiKey.LIST_TRANSACTIONS,
-        ApiKey.DESCRIBE_ACLS,
-        ApiKey.DESCRIBE_CLIENT_QUOTAS,
-        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-        ApiKey.DESCRIBE_DELEGATION_TOKEN,
-    )
-)
-"""APIs whose answers may be much larger than their requests, and are made of what the node has, without another node:
-few of these are made at the same time where they take steps. All others are made when their requests arrive."""
 
 _DATA_PATH = frozenset((ApiKey.PRODUCE, ApiKey.FETCH))
 _SHORT_REQUEST = 16 * 1024
@@ -116,9 +93,9 @@ class Served:
 
 
 Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type, Callable[..., list[Buffer]], Served]
-"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder, the
-elements of a request that is not large, `returned_at_once` of `Served`, and the encoder of those replies. A plain
-tuple: a subclass of it is unpacked more slowly."""
+"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder,
+`Row.max_elements`, `returned_at_once` of `Served`, and the encoder of those replies. A plain tuple: a subclass of it is
+unpacked more slowly."""
 
 
 class _Charged(Response):
@@ -145,7 +122,6 @@ class RequestPipeline:
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._faults = RequestFaults()
         self._background = background
-        self._large_requests = LargeRequests(background)
         self._authorizer = authorizer
         self._throttle = throttle
         self._rows: dict[int, Row] = {row.key: row for row in rows}
@@ -183,8 +159,11 @@ class RequestPipeline:
         served.requests.value += 1
         try:
             request, _ = decode(frame, header.body_at, max_elements, 1)
-        except TooManyElements:
-            return self._in_parts(served, context)
+        except TooManyElements as error:
+            raise TooManyElements(
+                f"{served.name} v{header.api_version} of client {header.client_id!r} has more than the {max_elements} "
+                f"elements that a request may have; {error.message}"
+            ) from None
         try:
             reply = handler(context, request)
             if type(reply) is at_once:
@@ -221,7 +200,7 @@ class RequestPipeline:
         errors = None if self.errors is None else self.errors.setdefault(row.key, ErrorCounts(int))
         found = Served(row, version, throttle if charged else None, requests, errors)
         handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
-        handler, limit = self._behind_checks(row, handler), small_elements(row.key)
+        handler, limit = self._behind_checks(row, handler), row.max_elements
         encode = _encoded_already if found.returned_at_once is list else found.encode
         route = self._routes[header[:2]] = (handler, found.decode, limit, found.returned_at_once, encode, found)
         return route
@@ -250,6 +229,9 @@ class RequestPipeline:
             return self._in_steps(served, context, request, reply)
         if has_waited and isinstance(reply, Response) and not served.is_encoded_whole(context):
             return self._first_step(self._encoded(served, context, request, reply), context)
+        if isinstance(reply, Encoded) and reply.errors and served.errors is not None:
+            for code, count in reply.errors.items():
+                served.errors[code] += count
         try:
             if served.charge is not None:
                 return served.charge.answer(context, request, reply)
@@ -342,7 +324,7 @@ class RequestPipeline:
             return run()
         # The answer may be large: a peer that reads nothing must not have many of them made.
         connection.answer_alone()
-        return connection.begin_answer(run) if served.row.key in _LARGE_ANSWERS else run()
+        return connection.begin_answer(run) if served.row.has_large_answer else run()
 
     def _made(
         self, served: Served, context: RequestContext, request: Request, steps: Steps[Any]
@@ -355,20 +337,6 @@ class RequestPipeline:
         if isinstance(reply, Response) and not served.is_encoded_whole(context):
             return (yield from self._encoded(served, context, request, reply))
         return self._reply(served, context, request, reply) or []
-
-    def _in_parts(self, served: Served, context: RequestContext) -> Pending[list[Buffer]]:
-        """Answer a request that names very many things; see `kalda.broker.large_requests`."""
-        if context.forwarded_by is None:
-            context.connection.answer_alone()
-        if served.charge is not None:
-            served.charge.pause_time(context)
-        row = served.row  # the request is charged once, when its parts are joined
-        handler: Handler = row.handler if row.in_parts is None else row.in_parts()
-        handler = self._behind_checks(row, handler if served.charge is None else served.charge.handler(handler))
-        answer = partial(self._large_requests.answer, row, handler, context, _Stages(self, served))
-        if context.forwarded_by is not None or row.key not in _LARGE_ANSWERS:
-            return answer()
-        return context.connection.begin_answer(answer)
 
     def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection
@@ -401,33 +369,6 @@ def _encoded_already(correlation_id: int, buffers: list[Buffer]) -> list[Buffer]
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:
     """The handler of rows whose items nothing checks, where there is an authorizer."""
     raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "requests of this API are not authorized item by item")
-
-
-class _Stages:
-    """What `LargeRequests` calls for one request."""
-
-    def __init__(self, pipeline: RequestPipeline, served: Served) -> None:
-        self._pipeline = pipeline
-        self._served = served
-
-    def failed(self, row: Row, context: RequestContext, request: Request, error: ApiError) -> Response | None:
-        """The response of a part that failed."""
-        return self._pipeline._failed(self._served, context, request, error)
-
-    def charge(
-        self,
-        context: RequestContext,
-        request: Request,
-        reply: Response | Encoded | None,
-        response: Response | None,
-    ) -> None:
-        """Charge the answer to the quotas of the client. `response` gets the pause, before it is encoded."""
-        if self._served.charge is not None:
-            self._served.charge.charge(context, request, reply, response)
-
-    def timed(self, context: RequestContext, steps: Steps[T]) -> Steps[T]:
-        """Measure for how long the steps hold the event loop, where the client is charged for that."""
-        return steps if self._served.charge is None else self._served.charge.timed_steps(context, steps)
 
 
 def _authorized(check: Check, handler: Handler) -> Handler:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
-from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.item_checks import Stage
@@ -21,7 +20,6 @@ from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
-from kalda.protocol.part_encoder import EncodedPart
 from kalda.quota.client_quotas import ClientQuotas
 
 
@@ -112,8 +110,10 @@ class Throttle(Protocol):
         ...
 
 
-NextPart = Callable[[], Steps[Any]]
-"""Decodes the next part of a large request, a request of its own; None behind the last one."""
+MAX_ELEMENTS = 20_000
+"""Elements of a request: those of all of its lists together, at all depths. Decoded it takes some ten megabytes."""
+MAX_ELEMENTS_BETWEEN_NODES = 50_000
+"""The same for APIs with which nodes name partitions to each other."""
 
 
 class Row(NamedTuple):
@@ -134,15 +134,14 @@ class Row(NamedTuple):
     throttled: Callable[[Any, Any], Response] | None = None
     """`(request, response)`: what is sent in place of a response to a client that has to pause, as a Fetch without
     records. None where the response itself is sent."""
-    in_parts: Callable[[], Callable[[RequestContext, Any], Steps[EncodedPart]]] | None = None
-    """Makes what handles the parts of one large request, in place of the handler, and encodes its responses. None where
-    the handler does."""
-    of_parts: Callable[[RequestContext, Any, NextPart], Steps[Encoded]] | None = None
-    """Handles one large request as a whole, in place of the handler, where the answer to each item depends on all of
-    them: it is called with the request without its items, and with what returns the next part. It checks the items
-    itself."""
     items: Stage | None = None
     """The stage that checks single items, after `authorize`; None where there are none, or the handler checks them."""
+    max_elements: int = MAX_ELEMENTS
+    """A request with more elements closes its connection. The decoder checks this before it allocates memory for them.
+    """
+    has_large_answer: bool = False
+    """The answer may be much larger than its request, and is made of what the node has, without another node: few of
+    these are made at the same time where they take steps."""
 
 
 def joined(listener: Listener, *groups: Iterable[Row]) -> list[Row]:

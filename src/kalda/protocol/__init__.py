@@ -10,7 +10,7 @@ is allocated for it: a malformed frame raises `InvalidRequest`, and takes at mos
 - `source`: the common part of the two generators
 - `decoder`, `encoder`: generate a message's functions for one version
 - `codec`: `encode`, `encode_buffers`, `decode`
-- `part_decoder`, `part_encoder`: a message part by part, so that its items are never all in memory
+- `list_encoder`: a message with a very long list, whose items are bytes before the next ones are made
 - `messages/`: every message, one file a domain
 - `apis`: the table of API keys, their versions and listeners
 - `framing`: request and response headers

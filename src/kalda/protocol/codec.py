@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from kalda.protocol.decoder import Decoder, StepDecoder, compile_decoder, compile_step_decoder
+from kalda.protocol.decoder import Decoder, compile_decoder
 from kalda.protocol.encoder import (
     CountingEncoder,
     Encoder,
@@ -44,12 +44,6 @@ def decoder(cls: type[M], version: int) -> Callable[..., tuple[M, int]]:
     if compiled is None:
         compiled = _decoders[cls, version] = compile_decoder(cls, version)
     return compiled
-
-
-@cache
-def step_decoder(cls: type[Message], version: int) -> StepDecoder:
-    """As `decoder`, in steps: a generator for a message that takes long to decode."""
-    return compile_step_decoder(cls, version)
 
 
 @cache

@@ -6,22 +6,18 @@ against `MAX_TAGGED_FIELDS`. A decoded message takes at most about sixty times t
 empty arrays reaches that. So that the total is bounded too, a whole message may have `MAX_ELEMENTS` structs and strings
 in its arrays, at all depths together, where `NUMBERS_PER_ELEMENT` numbers count as one element, and so does an unknown
 tagged field; a string longer than `LONG_STRING` counts as more. A caller may set lower bounds; a message beyond them
-raises `TooManyElements`, and so does one of more than `AT_ONCE_BYTES` that would have to be copied. Every slice is
-bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of single bytes past it `IndexError`; the
-function turns both into `InvalidRequest`. Nesting is bounded by the schema: no message is recursive.
+raises `TooManyElements`. Every slice is bounds-checked. Fixed-size reads past the end raise `struct.error`, reads of
+single bytes past it `IndexError`; the function turns both into `InvalidRequest`. Nesting is bounded by the schema: no
+message is recursive.
 
-The same source with a `yield` after each `STEP_ELEMENTS` elements is a generator, for messages that take long to
-decode. With `part_decoder`, such a message is decoded part by part.
-
-A message with record batches, and one that is decoded in steps, is decoded from the frame itself, and the batches are
-views of the frame. Any other message is copied to `bytes` first: one copy of some hundred bytes, after which every
-slice costs half.
+A message with record batches is decoded from the frame itself, and the batches are views of the frame. Any other
+message is copied to `bytes` first: one copy of some hundred bytes, after which every slice costs half.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -36,12 +32,8 @@ MAX_TAGGED_FIELDS = 10_000
 LONG_STRING = 1_024
 BYTES_PER_ELEMENT = 256
 """So many bytes of a long string count as one element."""
-AT_ONCE_BYTES = 1024 * 1024
-STEP_ELEMENTS = 2_000
-"""Elements that a generator decodes or encodes in one step: about three milliseconds."""
 
 Decoder = Callable[..., tuple[Any, int]]
-StepDecoder = Callable[..., Generator[None, None, tuple[Any, int]]]
 
 
 class TooManyElements(InvalidRequest):
@@ -51,22 +43,11 @@ class TooManyElements(InvalidRequest):
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
     """A function `(buffer, pos, max_elements, numbers_per_element) -> (message, end)` that raises `InvalidRequest` for
     malformed bytes; the two bounds have defaults. Raises `InvalidRequest` itself for a version that `cls` lacks."""
-    decoder: Decoder = _compile(cls, version, in_steps=False)
-    return decoder
-
-
-def compile_step_decoder(cls: type[Message], version: int) -> StepDecoder:
-    """As `compile_decoder`: a generator that yields after each `STEP_ELEMENTS` elements and returns the same."""
-    decoder: StepDecoder = _compile(cls, version, in_steps=True)
-    return decoder
-
-
-def _compile(cls: type[Message], version: int, in_steps: bool) -> Any:
     writer = DecoderSource(cls, version)
-    writer.in_steps = in_steps
     layout = wire_struct(cls, version, is_flexible(cls, version))
-    writer.in_place = in_steps or _holds_records(layout, version)
-    return writer.function("", lambda: writer.struct("m", layout), "m, pos")
+    writer.in_place = _holds_records(layout, version)
+    decoder: Decoder = writer.message(layout)
+    return decoder
 
 
 def _holds_records(layout: WireStruct, version: int) -> bool:
@@ -80,63 +61,39 @@ def _holds_records(layout: WireStruct, version: int) -> bool:
 class DecoderSource(Source):
     """The source of a function that decodes from `buf` at `pos`."""
 
-    in_place = True
+    in_place = False
     """The frame is not copied: its slices are views, and become `str` and `bytes` by a call."""
-    in_steps = False
-    """The function is a generator, which yields between elements."""
 
-    def function(self, arguments: str, write: Callable[[], None], result: str) -> Any:
-        """Compile a function `(buf, pos, *arguments, left, numbers)` with the lines of `write()`, which returns
-        `result`."""
+    def message(self, layout: WireStruct) -> Decoder:
+        """Compile the function that decodes a whole message."""
         self.names["refusal"] = partial(_refusal, f"{self.cls.__name__} v{self.version}")
         self.names["TooManyElements"] = TooManyElements
-        self.line(f"def decode(buf, pos, {arguments}left={MAX_ELEMENTS}, numbers={NUMBERS_PER_ELEMENT}):")
+        self.line(f"def decode(buf, pos, left={MAX_ELEMENTS}, numbers={NUMBERS_PER_ELEMENT}):")
         self.indent += 1
         self.line("try:")
         self.indent += 1
         if not self.in_place:
-            self.line("if type(buf) is not bytes:")
-            self.line(f" if len(buf) > {AT_ONCE_BYTES} and left < {MAX_ELEMENTS}:")
-            self.line("  raise TooManyElements('%d bytes are too many to be decoded at once' % len(buf))")
-            self.line(" buf = bytes(buf)")
+            self.line("if type(buf) is not bytes: buf = bytes(buf)")
         self.line("end = len(buf)")
-        if self.in_steps:
-            self.line(f"step = {STEP_ELEMENTS}")
-            self.line("if False: yield")
-        write()
+        self.struct("m", layout)
         self.flush()
         self.line("if pos > end: raise IndexError")
-        self.line(f"return {result}")
+        self.line("return m, pos")
         self.indent -= 1
         self.line("except Exception as error: raise refusal(len(buf), error) from None")
-        return self.build("decode")
+        decoder: Decoder = self.build("decode")
+        return decoder
 
-    def struct(self, target: str, layout: WireStruct, dropped: tuple[str, ...] = ()) -> None:
-        """Decode one struct into the new local `target`, without the list at the path `dropped`."""
-        self.start(target, layout)
-        for field in layout.fields:
-            if dropped and field.name == dropped[0]:
-                self.skip(field, layout.flexible, dropped[1:])
-            else:
-                self.field(f"{target}.{field.name}", field, layout.flexible)
-        if layout.flexible:
-            self.tagged_section(target, layout)
-
-    def start(self, target: str, layout: WireStruct) -> None:
-        """Make the struct, and give the fields that the version lacks their defaults."""
+    def struct(self, target: str, layout: WireStruct) -> None:
+        """Decode one struct into the new local `target`. The fields that the version lacks have their defaults."""
         self.names["new"] = object.__new__
         self.line(f"{target} = new({self.name('C', layout.cls)})")
         for name, default, _ in layout.absent:
             self._default(f"{target}.{name}", default)
-
-    def skip(self, field: WireField, flexible: bool, below: tuple[str, ...]) -> None:
-        """Check a list, and go on behind it. Its elements, and those of the lists `below` it, count as `items`."""
-        self.length(flexible, "i")
-        if field.nullable:
-            self.line("if n != -1:")
-            self.indent += 1
-        self.skip_elements(field, flexible, below)
-        self.indent -= field.nullable
+        for field in layout.fields:
+            self.field(f"{target}.{field.name}", field, layout.flexible)
+        if layout.flexible:
+            self.tagged_section(target, layout)
 
     def flush(self) -> None:
         """Emit the pending reads."""
@@ -202,7 +159,7 @@ class DecoderSource(Source):
         self.flush()
         self.line(f"if {name} > 127: {name}, pos = uvarint(buf, pos, {name})")
 
-    def length(self, compact: bool, prefix: str) -> None:
+    def _length(self, compact: bool, prefix: str) -> None:
         """Read a length or count into `n`; -1 is null."""
         if compact:
             self._varint("n")
@@ -225,14 +182,12 @@ class DecoderSource(Source):
     def _sized(self, target: str, field: WireField, compact: bool) -> None:
         """A string, bytes or records."""
         text = field.kind in ("String", "LegacyString")
-        self.length(compact, "h" if text else "i")
+        self._length(compact, "h" if text else "i")
         self._null(target, field)
         if text:
             self.names["long"] = _long_string
             self.line(f"if not 0 <= n <= end - pos or n > {LONG_STRING}:")
             self.line(f" left = long({field.name!r}, n, end - pos, left)")
-            if self.in_steps:
-                self.line(f" step -= n // {BYTES_PER_ELEMENT}")
         else:
             self.line(f"if not 0 <= n <= end - pos: {self._refuse(field)}")
         if field.kind == "Records":
@@ -247,14 +202,13 @@ class DecoderSource(Source):
         self.indent -= field.nullable
 
     def _list(self, target: str, field: WireField, flexible: bool) -> None:
-        self.length(flexible, "i")
+        self._length(flexible, "i")
         self._null(target, field)
-        self.elements(target, field, flexible)
+        self._elements(target, field, flexible)
         self.indent -= field.nullable
 
-    def elements(self, target: str, field: WireField, flexible: bool, within: int = 0) -> None:
-        """Decode `n` elements into the list `target`; fewer of them where what is in them, long strings above all,
-        counts as more than `within` elements."""
+    def _elements(self, target: str, field: WireField, flexible: bool) -> None:
+        """Decode `n` elements into the list `target`."""
         if field.struct is None and field.kind in FORMATS:
             self._scalars(target, field)
             return
@@ -262,18 +216,15 @@ class DecoderSource(Source):
         self._check_count(field, flexible)
         self._count(field, "n")
         self.line(f"{target} = {items} = []")
-        if within:
-            self.line(f"floor = left - {within}")
-        self._loop(item, field, flexible, f"{items}.append({item})", stop="left < floor" if within else "")
-
-    def skip_elements(self, field: WireField, flexible: bool, below: tuple[str, ...]) -> None:
-        """Check `n` elements, and go on behind them."""
-        self.line("items += n")
-        size = self._check_count(field, flexible)
-        if field.struct is None and field.kind in FORMATS:
-            self.line(f"pos += n * {size}")
+        self.line(f"for {self.fresh('i')} in range(n):")
+        self.indent += 1
+        if field.struct is not None:
+            self.struct(item, wire_struct(field.struct, self.version, flexible))
         else:
-            self._loop(self.fresh("s"), field, flexible, "", below)
+            self.field(item, field._replace(is_list=False, nullable=False), flexible)
+        self.flush()
+        self.line(f"{items}.append({item})")
+        self.indent -= 1
 
     def _check_count(self, field: WireField, flexible: bool) -> int:
         """Check the count `n` against the bytes that remain, and return how many an element has at least."""
@@ -302,29 +253,6 @@ class DecoderSource(Source):
             self.line(f"if n < {TABLE_SIZE}: {target} = list({table}[n](buf, pos))")
             self.line(f"else: {target} = list(unpack_from('>%d{code}' % n, buf, pos))")
         self.line(f"pos += n * {size}")
-
-    def _loop(
-        self, item: str, field: WireField, flexible: bool, use: str, dropped: tuple[str, ...] = (), stop: str = ""
-    ) -> None:
-        """Decode `n` elements into the local `item`, one after the other; `use` is the line that follows each. Those
-        behind one after which `stop` is true are not decoded."""
-        self.line(f"for {self.fresh('i')} in range(n):")
-        self.indent += 1
-        if field.struct is not None:
-            self.struct(item, wire_struct(field.struct, self.version, flexible), dropped)
-        else:
-            self.field(item, field._replace(is_list=False, nullable=False), flexible)
-        self.flush()
-        if use:
-            self.line(use)
-        if stop:
-            self.line(f"if {stop}: break")
-        if self.in_steps:
-            self.line("step -= 1")
-            self.line("if step < 0:")
-            self.line(f" step = {STEP_ELEMENTS}")
-            self.line(" yield")
-        self.indent -= 1
 
     def tagged_section(self, target: str, layout: WireStruct) -> None:
         """Decode the tagged fields; those that are not there have their defaults."""
@@ -376,8 +304,6 @@ class DecoderSource(Source):
         """A tagged field that is skipped counts as an element: it takes as long."""
         self.line("left -= 1")
         self.line("if left < 0: raise TooManyElements('too many unknown tagged fields')")
-        if self.in_steps:
-            self.line("step -= 1")
 
 
 def _uvarint_tail(buffer: Any, pos: int, first: int) -> tuple[int, int]:

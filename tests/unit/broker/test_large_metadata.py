@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import Mock
@@ -11,7 +10,6 @@ import pytest
 from by_hand import HandTime, one_step_a_turn
 from paper_connection import PaperConnection, read_answer
 
-from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.broker.api_versions import Features
 from kalda.broker.handlers import metadata
@@ -95,7 +93,7 @@ def descriptions(names: Iterable[str], cursor: Cursor | None = None) -> Describe
 
 @pytest.mark.parametrize(
     "topics",
-    [None, [MetadataRequestTopic(name="large"), MetadataRequestTopic(name="small")], missing(4_500), missing(3_999)],
+    [None, [MetadataRequestTopic(name="large"), MetadataRequestTopic(name="small")], missing(4_500), missing(399)],
     ids=["all", "named", "missing", "small"],
 )
 def test_an_answer_in_steps_is_the_one_that_is_made_at_once(
@@ -105,11 +103,13 @@ def test_an_answer_in_steps_is_the_one_that_is_made_at_once(
     world = World()
     answer = world.send(request, 9)
     turns = world.take_turns()
-    assert (turns > 3) == (topics is None or len(topics) != 3_999)
+    assert (turns > 3) == (topics is None or len(topics) != 399)
     got = read_answer(answer, request, 9)
-    monkeypatch.setattr(metadata, "_SMALL_ANSWER", 100_000)
-    monkeypatch.setattr("kalda.broker.large_requests.SMALL_ELEMENTS", 100_000)
-    assert got == read_answer(World().send(request, 9), request, 9)
+    monkeypatch.setattr(metadata, "_STEP_ITEMS", 100_000)
+    world = World()
+    answer = world.send(request, 9)
+    world.take_turns()
+    assert got == read_answer(answer, request, 9)
 
 
 def test_an_answer_in_steps_is_kept() -> None:
@@ -145,38 +145,6 @@ def test_descriptions_of_very_many_topics_are_sorted_and_each_is_there_once() ->
     topics = read_answer(answer, request, 0).topics
     assert [topic.name for topic in topics] == sorted(set(names))
     assert [len(topic.partitions) for topic in topics if topic.name == "small"] == [1]
-
-
-def test_of_very_many_topics_that_are_described_the_names_alone_are_kept() -> None:
-    world = World()
-    connection: Any = PaperConnection()
-    frame = connection.frame(descriptions(f"m-{number}" for number in range(5_000)), 0)
-    world.pipeline.on_frame(connection, frame)
-    structs = []
-    while world.turns:
-        world.turns.pop(0)()
-        structs.append(sum(type(each) is DescribeTopicPartitionsRequestTopicRequest for each in gc.get_objects()))
-    assert 0 < max(structs) <= 2_000, "those of one part, and of the next"
-
-
-@pytest.mark.parametrize("cursor", [Cursor(topic_name="m-1", partition_index=-1), Cursor(topic_name="absent")])
-def test_a_wrong_page_of_very_many_topics_is_refused_in_parts(cursor: Cursor, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    failed = metadata.describe_topic_partitions_failed
-
-    def counted(request: DescribeTopicPartitionsRequest, version: int, error: ApiError) -> Any:
-        sizes.append(len(request.topics))
-        return failed(request, version, error)
-
-    monkeypatch.setattr(metadata, "describe_topic_partitions_failed", counted)
-    world = World()
-    request = descriptions((f"m-{number}" for number in range(5_000)), cursor)
-    answer = world.send(request, 0)
-    world.take_turns()
-    topics = read_answer(answer, request, 0).topics
-    assert len(topics) == sum(sizes) == 5_000
-    assert max(sizes) <= 1_000
-    assert {topic.error_code for topic in topics} == {ErrorCode.INVALID_REQUEST}
 
 
 def test_a_page_of_very_many_topics_begins_at_its_cursor() -> None:

@@ -441,7 +441,7 @@ def counting(steps: int, done: list[int]) -> Handler:
 
 
 def lists(handler: Handler) -> Row:
-    return Row(ApiKey.LIST_GROUPS, handler, list_groups_failed, ANYONE)
+    return Row(ApiKey.LIST_GROUPS, handler, list_groups_failed, ANYONE, has_large_answer=True)
 
 
 LIST = ListGroupsRequest()

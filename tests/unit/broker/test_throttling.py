@@ -39,7 +39,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponsePartitionData,
 )
 from kalda.protocol.messages.groups import HeartbeatRequest, HeartbeatResponse
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
 from kalda.quota.decisions import MAX_INT
@@ -102,30 +102,6 @@ def test_a_produce_counts_by_the_size_of_its_frame() -> None:
     world.set("producer_byte_rate", None)
     assert world.ask(request, 11).throttle_time_ms == 0
     assert world.connection.mutes == [expected_ms]
-
-
-def test_a_request_in_parts_is_charged_once() -> None:
-    late: list[Pending[ProduceResponse]] = []
-
-    def reply() -> Any:
-        if len(late) % 2:
-            late.append(Pending())
-            late[-1].complete(ProduceResponse())
-            return late[-1]
-        late.append(Pending())
-        return ProduceResponse()
-
-    world = World(produce_row(reply))
-    world.set("producer_byte_rate", 1e9)
-    data = [PartitionProduceData(index=index) for index in range(5_000)]
-    request = ProduceRequest(acks=1, topic_data=[TopicProduceData(name="t", partition_data=data)])
-    answer = world.send(request, 11)
-    while world.turns:
-        world.turns.pop(0)()
-    assert read_answer(answer, request, 11).throttle_time_ms == 0
-    assert len(late) > 1, "it has parts"
-    [sensors] = world.managers.produce.sensors.values()
-    assert sensors.metric.total(world.now_ms) == len(world.connection.frame(request, 11))
 
 
 def test_a_produce_without_acks_is_muted_by_its_size_alone() -> None:

@@ -41,7 +41,13 @@ class AclHandlers:
 
     def row(self) -> Row:
         """DescribeAcls."""
-        return Row(ApiKey.DESCRIBE_ACLS, self.describe_acls, describe_acls_failed, on_cluster(AclOperation.DESCRIBE))
+        return Row(
+            ApiKey.DESCRIBE_ACLS,
+            self.describe_acls,
+            describe_acls_failed,
+            on_cluster(AclOperation.DESCRIBE),
+            has_large_answer=True,
+        )
 
     def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> Steps[DescribeAclsResponse]:
         """The entries that match the filter, by the resource pattern that they are of."""

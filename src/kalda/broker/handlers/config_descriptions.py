@@ -1,12 +1,7 @@
-"""The answer to one DescribeConfigs request (32), made in steps.
+"""The answer to one DescribeConfigs request (32), made in steps of bounded cost.
 
-Where the request names a resource again, with the same keys, the same result is given again, as Kafka answers it again.
-The last `_KEPT_RESULTS` are kept for that, but no errors: these are made again. All results come from one metadata
-image.
-
-A request of a few resources is answered in the first step, as a response. A larger one takes several steps of bounded
-cost; what a step has described is encoded in that step, so that no step has to encode the whole answer. The parts of a
-large request are answered from the same image, and share the results that are kept.
+All results come from one metadata image. Each is encoded when it is made: the answer may be much larger than its
+request. Where the request names a resource again, the result is given again, as by Kafka.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from kalda.metadata.image import MetadataImage
 from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC
 from kalda.protocol.caller import Caller
 from kalda.protocol.framing import response_header
+from kalda.protocol.list_encoder import ListEncoder
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -38,7 +34,6 @@ from kalda.protocol.messages.configs import (
     DescribeConfigsSynonym,
 )
 from kalda.protocol.messages.security import AclOperation
-from kalda.protocol.part_encoder import EncodedItems, EncodedPart, PartEncoder, part_encoder
 
 DOCUMENTED_AS: Mapping[int, str] = {
     ConfigResourceType.TOPIC: "topic",
@@ -50,12 +45,10 @@ _STEP_COST = 256
 """What one step may cost, in described entries: about three milliseconds."""
 _RESOURCE_COST = 16
 """What a resource costs besides its entries: the walk over all keys of its type."""
-_KEPT_RESULTS = 64
-"""Of resources that may be named again. Together they take some two megabytes."""
 
 
 class ConfigDescriptions:
-    """Describes the resources of one request, or of its parts, as they are in one image."""
+    """Describes the resources of one request as they are in one image."""
 
     def __init__(
         self,
@@ -67,97 +60,31 @@ class ConfigDescriptions:
         self._caller = caller
         self._broker_id = broker_id
         self._image = image
-        self._described: dict[tuple[int, str, frozenset[str] | None], DescribeConfigsResult] = {}
-        """The last results that have configs, by resource and keys."""
-        self._encoded: dict[int, tuple[DescribeConfigsResult, bytes]] = {}
-        """The same, encoded, by the identity of the result: it is kept beside its bytes so that no other has the
-        same."""
-        self._bytes = 0
-        """Of all results so far."""
         configs = image.configs
         self._layers = Layers(
             static.properties, configs.of(broker_resource(None)), configs.of(broker_resource(broker_id))
         )
         self._effective = effective(self._layers)[0]
 
-    def steps(
-        self, request: DescribeConfigsRequest, version: int, correlation_id: int
-    ) -> Steps[DescribeConfigsResponse | Encoded]:
-        """The response, or where that took several steps the encoded response."""
-        encoder, items = part_encoder(DescribeConfigsResponse, version, ("results",)), EncodedItems()
-        results = yield from self._take_steps(request, encoder, items)
-        if not items.count:
-            return DescribeConfigsResponse(results=results)
-        yield from self._encode(results, encoder, items)
-        head = response_header(DescribeConfigsResponse, version)(correlation_id)
-        return Encoded((yield from encoder.whole(head, DescribeConfigsResponse(), items)))
-
-    def part(self, request: DescribeConfigsRequest, version: int) -> Steps[EncodedPart]:
-        """The response to a part of a large request. A result that was described for another part is not described
-        again."""
-        encoder, items = part_encoder(DescribeConfigsResponse, version, ("results",)), EncodedItems()
-        results = yield from self._take_steps(request, encoder, items)
-        yield from self._encode(results, encoder, items)
-        return EncodedPart(DescribeConfigsResponse(), items)
-
-    def _take_steps(
-        self, request: DescribeConfigsRequest, encoder: PartEncoder, items: EncodedItems
-    ) -> Steps[list[DescribeConfigsResult]]:
-        """Describe the resources of a request. Returns the results of the last step, which are not encoded."""
-        results: list[DescribeConfigsResult] = []
+    def steps(self, request: DescribeConfigsRequest, version: int, correlation_id: int) -> Steps[Encoded]:
+        """The encoded response. Raises `ApiError` where it would be too large."""
+        encoder = ListEncoder(DescribeConfigsResponse, version, "results")
         cost = 0
         for resource in request.resources:
             if cost >= _STEP_COST:
-                yield from self._encode(results, encoder, items)
-                results = []
                 cost = 0
                 yield
             keys = frozenset(resource.configuration_keys) if resource.configuration_keys else None
-            named = (resource.resource_type, resource.resource_name, keys)
-            result = self._described.get(named)
-            cost += 1
-            if result is None:
-                result = self._describe(request, resource, keys)
-                cost += _RESOURCE_COST + len(result.configs)
-                if result.configs:
-                    if len(self._described) == _KEPT_RESULTS:
-                        self._encoded.pop(id(self._described.pop(next(iter(self._described)))), None)
-                    self._described[named] = result
-            results.append(result)
-        return results
-
-    def _encode(self, results: list[DescribeConfigsResult], encoder: PartEncoder, items: EncodedItems) -> Steps[None]:
-        """Add results to the encoded ones. Raises `ApiError` where the response becomes too large."""
-        errors: list[DescribeConfigsResult] = []
-        for result in results:
-            if not result.configs:
-                errors.append(result)
-                continue
-            yield from self._encode_errors(errors, encoder, items)
-            errors = []
-            known = self._encoded.get(id(result))
-            if known is None:
-                alone = yield from encoder.items(DescribeConfigsResponse(results=[result]), 0)
-                known = self._encoded[id(result)] = (result, b"".join(alone.buffers()))
-            self._add(known[1], 1, items)
-        yield from self._encode_errors(errors, encoder, items)
-
-    def _encode_errors(
-        self, errors: list[DescribeConfigsResult], encoder: PartEncoder, items: EncodedItems
-    ) -> Steps[None]:
-        if errors:
-            encoded = yield from encoder.items(DescribeConfigsResponse(results=errors), 0)
-            self._add(b"".join(encoded.buffers()), len(errors), items)
-
-    def _add(self, encoded: bytes, count: int, items: EncodedItems) -> None:
-        items.pieces.append(encoded)
-        items.count += count
-        self._bytes += len(encoded)
-        if self._bytes > MAX_ANSWER_BYTES:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"The answer would have more than {MAX_ANSWER_BYTES} bytes: describe fewer resources in one request",
-            )
+            result = self._describe(request, resource, keys)
+            cost += _RESOURCE_COST + len(result.configs)
+            yield from encoder.add([result])
+            if encoder.size > MAX_ANSWER_BYTES:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"The answer would have more than {MAX_ANSWER_BYTES} bytes: describe fewer resources at once",
+                )
+        head = response_header(DescribeConfigsResponse, version)(correlation_id)
+        return Encoded(encoder.message(DescribeConfigsResponse(), head), encoder.errors)
 
     def _describe(
         self, request: DescribeConfigsRequest, resource: DescribeConfigsResource, keys: Collection[str] | None

@@ -43,7 +43,6 @@ from kalda.protocol.messages.configs import (
     AlterConfigsResponse,
     AlterConfigsResponseAlterConfigsResourceResponse,
     DescribeConfigsRequest,
-    DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
     IncrementalAlterConfigsRequestAlterConfigsResource,
@@ -53,7 +52,6 @@ from kalda.protocol.messages.configs import (
     ListConfigResourcesResponse,
 )
 from kalda.protocol.messages.security import AclOperation
-from kalda.protocol.part_encoder import EncodedPart
 
 log = logging.getLogger("kalda.broker")
 
@@ -106,7 +104,7 @@ class ConfigHandlers:
             self.describe_configs,
             describe_configs_failed,
             Authorization.PER_ITEM,
-            in_parts=self.describe_configs_in_parts,
+            has_large_answer=True,
         )
 
     def rows(self, forwarding: Forwarding) -> list[Row]:
@@ -137,24 +135,10 @@ class ConfigHandlers:
 
     # -- DescribeConfigs
 
-    def describe_configs(
-        self, context: RequestContext, request: DescribeConfigsRequest
-    ) -> Steps[DescribeConfigsResponse | Encoded]:
+    def describe_configs(self, context: RequestContext, request: DescribeConfigsRequest) -> Steps[Encoded]:
         """Values with their sources; on demand with all synonyms and documentation."""
         descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, context)
         return descriptions.steps(request, context.api_version, context.header.correlation_id)
-
-    def describe_configs_in_parts(self) -> Callable[[RequestContext, DescribeConfigsRequest], Steps[EncodedPart]]:
-        """What describes the parts of one large request."""
-        descriptions: ConfigDescriptions | None = None
-
-        def describe(context: RequestContext, request: DescribeConfigsRequest) -> Steps[EncodedPart]:
-            nonlocal descriptions
-            if descriptions is None:
-                descriptions = ConfigDescriptions(self._broker_id, self._static, self._metadata.image, context)
-            return descriptions.part(request, context.api_version)
-
-        return describe
 
     # -- altering
 

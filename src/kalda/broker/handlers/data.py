@@ -22,7 +22,7 @@ from kalda.broker.handlers.shared import fetch_failed
 from kalda.broker.item_checks import Handler, Items, own_name
 from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.opening import OpeningPartitions
-from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
 from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller, audit
@@ -101,6 +101,7 @@ class DataHandlers:
                 Authorization.PER_ITEM,
                 QuotaClass.FETCH,
                 throttled=self.throttled_fetch,
+                max_elements=MAX_ELEMENTS_BETWEEN_NODES,
             ),
         ]
 

@@ -51,12 +51,14 @@ class DescribeHandlers:
                 self.describe_client_quotas,
                 describe_client_quotas_failed,
                 on_cluster(AclOperation.DESCRIBE_CONFIGS),
+                has_large_answer=True,
             ),
             Row(
                 ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
                 self.describe_user_scram_credentials,
                 describe_user_scram_credentials_failed,
                 on_cluster(AclOperation.DESCRIBE),
+                has_large_answer=True,
             ),
         ]
 

@@ -130,8 +130,9 @@ class GroupHandlers:
                 describe_groups_failed,
                 per_item,
                 items=described.stage,
+                has_large_answer=True,
             ),
-            Row(ApiKey.LIST_GROUPS, timed(self._list_groups), list_groups_failed, per_item),
+            Row(ApiKey.LIST_GROUPS, timed(self._list_groups), list_groups_failed, per_item, has_large_answer=True),
             Row(
                 ApiKey.DELETE_GROUPS,
                 chunks.handler(timed(coordinator.delete_groups)),
@@ -161,6 +162,7 @@ class GroupHandlers:
                 offset_fetch_failed,
                 Authorization.PER_ITEM,
                 items=partial(only_visible_offsets, self._name_of),
+                has_large_answer=True,
             ),
             Row(
                 ApiKey.OFFSET_DELETE,

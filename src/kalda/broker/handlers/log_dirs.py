@@ -47,7 +47,13 @@ class LogDirHandlers:
         """Both APIs."""
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         return [
-            Row(ApiKey.DESCRIBE_LOG_DIRS, self.describe_log_dirs, describe_log_dirs_failed, describe),
+            Row(
+                ApiKey.DESCRIBE_LOG_DIRS,
+                self.describe_log_dirs,
+                describe_log_dirs_failed,
+                describe,
+                has_large_answer=True,
+            ),
             Row(ApiKey.ALTER_REPLICA_LOG_DIRS, self.alter_replica_log_dirs, alter_replica_log_dirs_failed, alter),
         ]
 

@@ -11,7 +11,7 @@ from kalda.base.topic_names import is_topic_name, validate_topic_name
 from kalda.broker.context import RequestContext
 from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
-from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
 from kalda.protocol.access import READ_TOPIC
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
@@ -53,6 +53,7 @@ class MarkerHandlers:
                 write_txn_markers_failed,
                 _may_write_markers,
                 QuotaClass.EXEMPT,
+                max_elements=MAX_ELEMENTS_BETWEEN_NODES,
             ),
             Row(
                 ApiKey.DESCRIBE_PRODUCERS,
@@ -60,6 +61,7 @@ class MarkerHandlers:
                 describe_producers_failed,
                 Authorization.PER_ITEM,
                 items=Items(READ_TOPIC, describe_producers_failed, name_of=_legal_name).stage,
+                has_large_answer=True,
             ),
         ]
 

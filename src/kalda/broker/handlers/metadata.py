@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
-from kalda.base.background import ITEMS_A_STEP, Steps, run_to_end
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
@@ -16,7 +13,7 @@ from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed
 from kalda.broker.item_checks import Items, itself
 from kalda.broker.metadata_cache import AnswerKey, MetadataCache
-from kalda.broker.rows import Authorization, NextPart, Row, message_of
+from kalda.broker.rows import Authorization, Row, message_of
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import Buffer
@@ -32,7 +29,8 @@ from kalda.protocol.access import (
 )
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller
-from kalda.protocol.framing import encode_response, encode_response_in_steps, response_header
+from kalda.protocol.framing import response_header
+from kalda.protocol.list_encoder import ListEncoder
 from kalda.protocol.messages.groups import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
@@ -49,18 +47,12 @@ from kalda.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.protocol.part_encoder import EncodedItems, EncodedPart, PartEncoder, part_encoder
 
-_SMALL_ANSWER = 4_000
-"""Topics and partitions of a Metadata answer that is made at once: some 10 ms."""
-_STEP_ITEMS = 1_000
-"""Topics and partitions that are described in one step."""
+_STEP_ITEMS = 400
+"""Topics and partitions of a Metadata answer that are described in one step: about a millisecond."""
 _CORRELATION_BYTES = 4
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
-
-
-T = TypeVar("T")
 
 
 class MetadataHandlers:
@@ -87,14 +79,14 @@ class MetadataHandlers:
         per_item = Authorization.PER_ITEM
         found = Items(_need_of_key, find_coordinator_failed, "coordinator_keys", "coordinators", itself)
         return [
-            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item, in_parts=self.metadata_in_parts),
+            Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item, has_large_answer=True),
             Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
                 self.describe_topic_partitions,
                 describe_topic_partitions_failed,
                 per_item,
-                of_parts=self.describe_topics_in_parts,
+                has_large_answer=True,
             ),
             Row(
                 ApiKey.FIND_COORDINATOR,
@@ -108,8 +100,7 @@ class MetadataHandlers:
     # -- Metadata
 
     def metadata(self, context: RequestContext, request: MetadataRequest) -> Reply[MetadataResponse]:
-        """Brokers and topics. An answer that names no missing topic is kept for the next equal request. One with more
-        than `_SMALL_ANSWER` topics and partitions is made in steps.
+        """Brokers and topics. An answer that names no missing topic is kept for the next equal request.
 
         Behind requests of the connection that wait, the answer is made when those have been answered: they may wait
         for a leader that has died, and an answer made on arrival would still name it.
@@ -121,77 +112,24 @@ class MetadataHandlers:
         return self._answer(context, request)
 
     def _answer(self, context: RequestContext, request: MetadataRequest) -> Encoded | Steps[Encoded]:
-        if self._is_large(context, request):
-            return self._encoded_in_steps(context, request)
-        return Encoded(self._encoded(context, request))
+        # What a caller may see is not what another one may see: with an authorizer no answer is kept.
+        kept = self._cache.kept(_key(context)) if context.authorizer is None else None
+        return self._made(context, request) if kept is None else _addressed(context, kept)
 
-    def _is_large(self, context: RequestContext, request: MetadataRequest) -> bool:
-        """Whether the answer is to be made, and has very many topics and partitions."""
-        if context.authorizer is None and self._cache.kept(_key(context)) is not None:
-            return False
-        topics = self._cache.image.topics
-        if _names_all(context, request):
-            named: Iterable[TopicImage | None] = topics.by_name.values()
-        else:
-            assert request.topics is not None
-            named = (topics.by_id.get(each.topic_id) or topics.by_name.get(each.name or "") for each in request.topics)
-        size = 0
-        for topic in named:
-            size += 1 if topic is None else 1 + len(topic.partitions)
-            if size > _SMALL_ANSWER:
-                return True
-        return False
-
-    def _encoded(self, context: RequestContext, request: MetadataRequest) -> list[Buffer]:
-        key = _key(context)
-        # What a caller may see is not what another one may see.
-        may_be_shared = context.authorizer is None
-        kept = self._cache.kept(key) if may_be_shared else None
-        if kept is None:
-            response = self._without_topics(context, request)
-            complete = run_to_end(self._add_topics(context, request, response, set()))
-            buffers = encode_response(0, response, context.api_version)
-            kept = [bytes(buffers[0])[4:]]
-            if complete and may_be_shared:
-                self._cache.keep(key, kept)
-        return [context.header.correlation_id.to_bytes(4, "big", signed=True) + kept[0]]
-
-    def _encoded_in_steps(self, context: RequestContext, request: MetadataRequest) -> Steps[Encoded]:
-        """As `_encoded`. Topics and partitions that change between two steps are as they were when they were read, so
-        such an answer is not kept."""
-        changes = self._cache.changes
-        yield
-        part, complete = yield from self._encoded_part(context, request, set())
-        head = response_header(MetadataResponse, context.api_version)(0)[_CORRELATION_BYTES:]
-        buffers = yield from _encoder(context).whole(head, *part)
-        if complete and self._cache.changes == changes and context.authorizer is None:
-            buffers = [b"".join(buffers)]
-            self._cache.keep(_key(context), buffers)
-        return Encoded([context.header.correlation_id.to_bytes(_CORRELATION_BYTES, "big", signed=True), *buffers])
-
-    def metadata_in_parts(self) -> Callable[[RequestContext, MetadataRequest], Steps[EncodedPart]]:
-        """What answers the parts of one large request. A topic that is named again is in the answer once. Whether
-        topics are named by their ids is decided in each part."""
-        seen: set[int] = set()
-
-        def handle(context: RequestContext, request: MetadataRequest) -> Steps[EncodedPart]:
-            is_first = not seen
-            _check_names(context, request)
-            part, _ = yield from self._encoded_part(context, request, seen)
-            if not is_first:
-                part.message.brokers = []
-            return part
-
-        return handle
-
-    def _encoded_part(
-        self, context: RequestContext, request: MetadataRequest, seen: set[int]
-    ) -> Steps[tuple[EncodedPart, bool]]:
-        """The response, and whether no topic of it is missing."""
+    def _made(self, context: RequestContext, request: MetadataRequest) -> Steps[Encoded]:
+        """Topics and partitions that change between two steps are as they were when they were read; such an answer is
+        not kept."""
+        cache = self._cache
+        changes = cache.changes
         response = self._without_topics(context, request)
-        steps = self._add_topics(context, request, response, seen)
-        items, complete = yield from _encoded_as_made(_encoder(context), response, steps)
-        return EncodedPart(response, items), complete
+        encoder = ListEncoder(MetadataResponse, context.api_version, "topics")
+        is_complete = yield from self._add_topics(context, request, encoder)
+        head = response_header(MetadataResponse, context.api_version)(0)[_CORRELATION_BYTES:]
+        buffers = encoder.message(response, head)
+        if is_complete and cache.changes == changes and context.authorizer is None:
+            buffers = [bytes(buffers[0]), b"".join(buffers[1:])]
+            cache.keep(_key(context), buffers)
+        return _addressed(context, buffers, encoder.errors)
 
     def _without_topics(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
         """The response without any topic."""
@@ -206,41 +144,52 @@ class MetadataHandlers:
             else OMITTED_OPERATIONS,
         )
 
-    def _add_topics(
-        self, context: RequestContext, request: MetadataRequest, response: MetadataResponse, seen: set[int]
-    ) -> Steps[bool]:
-        """Add the topics of a request to the response. Returns whether none is missing."""
-        version, cache = context.api_version, self._cache
-        images = cache.image.topics
+    def _add_topics(self, context: RequestContext, request: MetadataRequest, encoder: ListEncoder) -> Steps[bool]:
+        """Encode the topics of a request. Returns whether none is missing."""
+        images = self._cache.image.topics
         is_checked = context.authorizer is not None
         missing: list[str] = []
-        complete = True
+        is_complete = True
+        entries: list[MetadataResponseTopic] = []
         size = 0
-        for requested in _requested(context, request, images.by_name, seen):
+        for requested in _requested(context, request, images.by_name):
             topic = images.by_name.get(requested) if isinstance(requested, str) else images.by_id.get(requested)
-            if is_checked and not self._may_see(context, request, requested, topic, response):
-                complete = False
+            refused = self._refused(context, request, requested, topic) if is_checked else None
+            if refused is not None:
+                is_complete = False
+                entries += refused
             elif topic is not None:
                 entry = self._topic_entry(context, request, topic)
-                response.topics.append(entry)
-                indexes = sorted(topic.partitions)
-                for start in range(0, len(indexes), _STEP_ITEMS):
-                    some = indexes[start : start + _STEP_ITEMS]
-                    entry.partitions += cache.partition_entries(topic, context.listener_name, version, some)
-                    size += len(some)
-                    if size >= _STEP_ITEMS:
-                        size = 0
-                        yield
+                entries.append(entry)
+                size = yield from self._add_partitions(context, topic, entry, size)
             else:
-                complete = False
-                response.topics.append(self._missing_entry(context, request, requested, missing))
+                is_complete = False
+                entries.append(self._missing_entry(context, request, requested, missing))
             size += 1
             if size >= _STEP_ITEMS:
                 size = 0
+                yield from encoder.add(entries)
+                entries = []
                 yield
+        yield from encoder.add(entries)
         if missing and request.allow_auto_topic_creation:
             self._auto_topics.create(missing)
-        return complete
+        return is_complete
+
+    def _add_partitions(
+        self, context: RequestContext, topic: TopicImage, entry: MetadataResponseTopic, size: int
+    ) -> Steps[int]:
+        """Add the partitions of a topic to its entry. Returns how many topics and partitions this step has described;
+        `size` were there before."""
+        indexes = sorted(topic.partitions)
+        for start in range(0, len(indexes), _STEP_ITEMS):
+            if start:
+                size = 0
+                yield
+            some = indexes[start : start + _STEP_ITEMS]
+            entry.partitions += self._cache.partition_entries(topic, context.listener_name, context.api_version, some)
+            size += len(some)
+        return size
 
     def _topic_entry(
         self, context: RequestContext, request: MetadataRequest, topic: TopicImage
@@ -255,21 +204,16 @@ class MetadataHandlers:
             else OMITTED_OPERATIONS,
         )
 
-    def _may_see(
-        self,
-        context: RequestContext,
-        request: MetadataRequest,
-        requested: str | Uuid,
-        topic: TopicImage | None,
-        response: MetadataResponse,
-    ) -> bool:
-        """Whether the caller may see a topic, or have it created. Otherwise a topic that the request names is refused,
-        whether it exists or not; and of all topics it is left out."""
+    def _refused(
+        self, context: RequestContext, request: MetadataRequest, requested: str | Uuid, topic: TopicImage | None
+    ) -> list[MetadataResponseTopic] | None:
+        """What the answer has in place of a topic that the caller may not see, or not have created: an error, whether
+        it exists or not; of all topics it is left out. None where the caller may."""
         name = requested if isinstance(requested, str) else topic.name if topic is not None else None
         if name is None:
-            return True  # an unknown id
+            return None  # an unknown id
         if _names_all(context, request):
-            return DESCRIBE_TOPIC.holds_quietly(context, name)
+            return None if DESCRIBE_TOPIC.holds_quietly(context, name) else []
         is_internal = False
         may = DESCRIBE_TOPIC.holds(context, name)
         if may and topic is None and request.allow_auto_topic_creation and self._auto_topics.is_enabled:
@@ -277,17 +221,17 @@ class MetadataHandlers:
             may = context.allows(
                 AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_RESOURCE_NAME, False
             ) or CREATE_TOPIC.holds(context, name)
-        if not may:
-            by_id = not isinstance(requested, str)
-            response.topics.append(
-                MetadataResponseTopic(
-                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                    name=None if by_id else name,
-                    topic_id=topic.id if by_id and topic is not None else ZERO_UUID,
-                    is_internal=is_internal,
-                )
+        if may:
+            return None
+        by_id = not isinstance(requested, str)
+        return [
+            MetadataResponseTopic(
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                name=None if by_id else name,
+                topic_id=topic.id if by_id and topic is not None else ZERO_UUID,
+                is_internal=is_internal,
             )
-        return may
+        ]
 
     def _missing_entry(
         self, context: RequestContext, request: MetadataRequest, requested: str | Uuid, missing: list[str]
@@ -344,59 +288,17 @@ class MetadataHandlers:
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
-    ) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
+    ) -> Steps[DescribeTopicPartitionsResponse]:
         """Partitions with their eligible leaders, a page at a time (KIP-966); of all topics where none is named."""
-        names = {topic.name for topic in request.topics}
-        _check_cursor(request, is_named=not names or request.cursor is None or request.cursor.topic_name in names)
-        return self._described(context, request, sorted(names) if names else None)
-
-    def describe_topics_in_parts(
-        self, context: RequestContext, request: DescribeTopicPartitionsRequest, next_part: NextPart
-    ) -> Steps[Encoded]:
-        """As `describe_topic_partitions`. Topics that do not exist count for no page, so a request may name very many.
-        Only their names are kept, sorted in pieces, which are merged where the names are read."""
-        cursor = request.cursor
-        is_named = cursor is None
-        pieces: list[list[str]] = []
-        part: DescribeTopicPartitionsRequest | None
-        while (part := (yield from next_part())) is not None:
-            piece = sorted(topic.name for topic in part.topics)
-            is_named = is_named or (cursor is not None and cursor.topic_name in piece)
-            pieces.append(piece)
-            del part
-            yield
-        _check_cursor(request, is_named=is_named)
-        names = (name for name, _ in groupby(heapq.merge(*pieces)))
-        reply = yield from self._described(context, request, names)
-        if isinstance(reply, Encoded):
-            return reply
-        correlation_id = context.header.correlation_id
-        return Encoded((yield from encode_response_in_steps(correlation_id, reply, context.api_version)))
+        named = {topic.name for topic in request.topics}
+        _check_cursor(request, is_named=not named or request.cursor is None or request.cursor.topic_name in named)
+        return self._described(context, request, sorted(named) if named else None)
 
     def _described(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest, names: Iterable[str] | None
-    ) -> Steps[DescribeTopicPartitionsResponse | Encoded]:
-        """The answer for these names, which are in order; None for all topics. What a step has described is encoded in
-        that step."""
+    ) -> Steps[DescribeTopicPartitionsResponse]:
+        """The response for these names, which are in order; None for all topics."""
         response = DescribeTopicPartitionsResponse()
-        steps = self._describe_topic_partitions(context, request, names, response)
-        try:
-            next(steps)
-        except StopIteration:
-            return response
-        yield
-        encoder = part_encoder(DescribeTopicPartitionsResponse, context.api_version, ("topics", "partitions"))
-        items, _ = yield from _encoded_as_made(encoder, response, steps)
-        head = response_header(DescribeTopicPartitionsResponse, context.api_version)(context.header.correlation_id)
-        return Encoded((yield from encoder.whole(head, response, items)))
-
-    def _describe_topic_partitions(
-        self,
-        context: RequestContext,
-        request: DescribeTopicPartitionsRequest,
-        names: Iterable[str] | None,
-        response: DescribeTopicPartitionsResponse,
-    ) -> Steps[None]:
         cursor = request.cursor
         cache = self._cache
         fetch_all = names is None
@@ -455,6 +357,7 @@ class MetadataHandlers:
             response.topics.append(
                 DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
             )
+        return response
 
     def _described_partition(
         self, topic: TopicImage, index: int, alive: set[int]
@@ -519,7 +422,7 @@ def _describable(
     logged."""
     allowed: list[str] = []
     for count, name in enumerate(names, 1):
-        if count % _STEP_ITEMS == 0:
+        if count % ITEMS_A_STEP == 0:
             yield
         may = DESCRIBE_TOPIC.holds(context, name) if logs else DESCRIBE_TOPIC.holds_quietly(context, name)
         (allowed if may else refused).append(name)
@@ -580,22 +483,14 @@ def _names_all(context: RequestContext, request: MetadataRequest) -> bool:
     return request.topics is None or (context.api_version == 0 and not request.topics)
 
 
-def _requested(
-    context: RequestContext, request: MetadataRequest, every: Iterable[str], seen: set[int]
-) -> Iterator[str | Uuid]:
-    """The names or ids of the topics of a request, each once; of a request for all topics, the names in order. `seen`:
-    the hashes of those that were requested before, which take less memory than names; of a million requests of the
-    largest size, one has two topics of the same hash."""
+def _requested(context: RequestContext, request: MetadataRequest, every: Iterable[str]) -> Iterable[str | Uuid]:
+    """The names or ids of the topics of a request, each once; of a request for all topics, the names in order."""
     if _names_all(context, request):
-        yield from sorted(every)
-        return
+        return sorted(every)
     topics = request.topics or ()
-    by_id = any(topic.topic_id != ZERO_UUID for topic in topics)
-    for topic in topics:
-        key = hash((topic.name, topic.topic_id))
-        if key not in seen and (not by_id or topic.topic_id != ZERO_UUID):
-            seen.add(key)
-            yield topic.name or "" if topic.topic_id == ZERO_UUID else topic.topic_id
+    if any(topic.topic_id != ZERO_UUID for topic in topics):
+        return dict.fromkeys(topic.topic_id for topic in topics if topic.topic_id != ZERO_UUID)
+    return dict.fromkeys(topic.name or "" for topic in topics)
 
 
 def _check_names(context: RequestContext, request: MetadataRequest) -> None:
@@ -610,31 +505,10 @@ def _check_names(context: RequestContext, request: MetadataRequest) -> None:
         raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic is requested by neither name nor id")
 
 
-def _encoded_as_made(
-    encoder: PartEncoder, response: MetadataResponse | DescribeTopicPartitionsResponse, steps: Steps[T]
-) -> Steps[tuple[EncodedItems, T]]:
-    """Take steps that add topics to a response, and encode them in each. The last topic of a step may get further
-    partitions in the next one. Returns the topics, which the response has no more, and what the steps return."""
-    items = EncodedItems()
-    while True:
-        result: tuple[T] | None = None
-        try:
-            next(steps)
-        except StopIteration as finished:
-            result = (finished.value,)
-        if response.topics:
-            last = response.topics[-1]
-            items.join((yield from encoder.items(response, 1)), 1)
-            last.partitions = []
-            del response.topics[:-1]
-        if result is not None:
-            response.topics = []
-            return items, result[0]
-        yield
-
-
-def _encoder(context: RequestContext) -> PartEncoder:
-    return part_encoder(MetadataResponse, context.api_version, ("topics", "partitions"))
+def _addressed(context: RequestContext, buffers: list[Buffer], errors: Mapping[int, int] | None = None) -> Encoded:
+    """An answer, given that without its correlation id."""
+    correlation_id = context.header.correlation_id.to_bytes(_CORRELATION_BYTES, "big", signed=True)
+    return Encoded([correlation_id + buffers[0], *buffers[1:]], errors)
 
 
 # How each API reports that the whole request failed.

@@ -12,7 +12,7 @@ from kalda.base.topic_names import INTERNAL_TOPICS
 from kalda.broker.context import Reply, RequestContext
 from kalda.broker.item_checks import Items
 from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
 from kalda.protocol.access import DELETE_TOPIC, DESCRIBE_TOPIC, Need
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
@@ -118,6 +118,7 @@ class OffsetHandlers:
                 offset_for_leader_epoch_failed,
                 per_item,
                 items=epochs_of.stage,
+                max_elements=MAX_ELEMENTS_BETWEEN_NODES,
             ),
             Row(
                 ApiKey.DELETE_RECORDS,

@@ -57,7 +57,13 @@ class TokenHandlers:
             Row(ApiKey.CREATE_DELEGATION_TOKEN, forward, create_token_failed, at_controller, forwarded=True),
             Row(ApiKey.RENEW_DELEGATION_TOKEN, forward, renew_token_failed, at_controller, forwarded=True),
             Row(ApiKey.EXPIRE_DELEGATION_TOKEN, forward, expire_token_failed, at_controller, forwarded=True),
-            Row(ApiKey.DESCRIBE_DELEGATION_TOKEN, self._describe, describe_tokens_failed, Authorization.PER_ITEM),
+            Row(
+                ApiKey.DESCRIBE_DELEGATION_TOKEN,
+                self._describe,
+                describe_tokens_failed,
+                Authorization.PER_ITEM,
+                has_large_answer=True,
+            ),
         ]
 
     def _forward(self, context: RequestContext, request: Request) -> Response | Pending[Encoded]:

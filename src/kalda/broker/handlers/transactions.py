@@ -64,14 +64,13 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 _FIRST_ADD_OF_BROKERS = 4
 _FIRST_ADD_THAT_FENCES = 2
-_STEP_ITEMS = 1_000
 _MAX_MATCH_WORK = MAX_PROGRAM * 250
 """Instructions of a pattern times characters of a transactional id: at most some 70 ms. An id that is too long for a
 pattern is listed: others' lists do not fail for it, and who looks for what it holds up finds it."""
 _STEP_WORK = 1_000_000
-_ID_WORK = _STEP_WORK // _STEP_ITEMS
+"""In the same unit: of one step of a list."""
+_ID_WORK = 1_000
 """Of an id without the match of a pattern."""
-"""Partitions that are checked, or ids that are listed, in one step."""
 Codes = Callable[[str, int], ErrorCode]
 """The error code of each partition of a transaction."""
 Added = AddPartitionsToTxnResponse | Pending[AddPartitionsToTxnResponse]
@@ -107,8 +106,14 @@ class TransactionHandlers:
             Row(ApiKey.ADD_PARTITIONS_TO_TXN, timed(self._add_partitions), add_partitions_to_txn_failed, _may_add),
             Row(ApiKey.ADD_OFFSETS_TO_TXN, timed(self._add_offsets), add_offsets_to_txn_failed, _may_add_offsets),
             Row(ApiKey.END_TXN, timed(coordinator.end_txn), end_txn_failed, _may_end),
-            Row(ApiKey.DESCRIBE_TRANSACTIONS, timed(self._describe), describe_transactions_failed, per_item),
-            Row(ApiKey.LIST_TRANSACTIONS, self._list, list_transactions_failed, per_item),
+            Row(
+                ApiKey.DESCRIBE_TRANSACTIONS,
+                timed(self._describe),
+                describe_transactions_failed,
+                per_item,
+                has_large_answer=True,
+            ),
+            Row(ApiKey.LIST_TRANSACTIONS, self._list, list_transactions_failed, per_item, has_large_answer=True),
         ]
 
     def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
@@ -144,7 +149,8 @@ class TransactionHandlers:
                     topics=request.v3_and_below_topics,
                 )
             ]
-        if sum(len(topic.partitions) for each in transactions for topic in each.topics) > _STEP_ITEMS:
+        named = sum(len(topic.partitions) for each in transactions for topic in each.topics)
+        if len(transactions) + named > ITEMS_A_STEP:
             return self._added_in_steps(context, transactions)
         return self._added(context, version, transactions)
 
@@ -168,7 +174,9 @@ class TransactionHandlers:
     ) -> Steps[Outcomes]:
         """Add or verify the partitions of each transaction."""
         results: Outcomes = []
-        for transaction in transactions:
+        for count, transaction in enumerate(transactions):
+            if count and count % ITEMS_A_STEP == 0:
+                yield
             wanted: dict[str, set[int]] = {}
             refused: dict[tuple[str, int], ErrorCode] = {}
             yield from self._check(caller, version, transaction.topics, wanted, refused)
@@ -213,7 +221,7 @@ class TransactionHandlers:
                 elif not self._has_partition(topic.name, number):
                     refused[topic.name, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 checked += 1
-                if checked % _STEP_ITEMS == 0:
+                if checked % ITEMS_A_STEP == 0:
                     yield
 
     def _verified(self, transaction: AddPartitionsToTxnTransaction) -> ErrorCode | Codes:
@@ -362,12 +370,14 @@ def _pending(results: Outcomes) -> list[Pending[ErrorCode]]:
 def _add_response(version: int, results: Outcomes) -> Steps[AddPartitionsToTxnResponse]:
     """The response, when nothing is pending any more."""
     response = AddPartitionsToTxnResponse()
-    for transaction, outcome in results:
+    for count, (transaction, outcome) in enumerate(results):
+        if count and count % ITEMS_A_STEP == 0:
+            yield
         codes, topics = _settled(outcome, version), []
         for topic in transaction.topics:
             partitions: list[AddPartitionsToTxnPartitionResult] = []
             topics.append(AddPartitionsToTxnTopicResult(name=topic.name, results_by_partition=partitions))
-            for begin in range(0, len(topic.partitions), _STEP_ITEMS):
+            for begin in range(0, len(topic.partitions), ITEMS_A_STEP):
                 if begin:
                     yield
                 partitions += [
@@ -375,7 +385,7 @@ def _add_response(version: int, results: Outcomes) -> Steps[AddPartitionsToTxnRe
                         partition_index=number,
                         partition_error_code=int(codes if isinstance(codes, ErrorCode) else codes(topic.name, number)),
                     )
-                    for number in topic.partitions[begin : begin + _STEP_ITEMS]
+                    for number in topic.partitions[begin : begin + ITEMS_A_STEP]
                 ]
         if version < _FIRST_ADD_OF_BROKERS:
             response.results_by_topic_v3_and_below = topics
