@@ -28,7 +28,7 @@ IMPURE_MODULES = frozenset(
     )
 )  # fmt: skip
 DRIVERS = (
-    "broker/assignments.py", "broker/auto_topics.py", "broker/controller_catch_up.py", "broker/coordinator_shell.py",
+    "broker/assignments.py", "broker/auto_topics.py", "broker/controller_catch_up.py", "broker/coordinators.py",
     "broker/coordinators.py", "broker/forwarding.py", "broker/lifecycle.py", "broker/log_keeper.py",
     "broker/metadata_cache.py", "broker/publisher.py", "broker/quorum_side.py", "broker/raft_driver.py",
     "broker/raft_listeners.py", "broker/producer_ids.py", "broker/transaction_markers.py",

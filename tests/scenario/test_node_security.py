@@ -31,7 +31,7 @@ from kalda.broker.node import Node, StartError
 from kalda.cli.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.network.client_security import ClientSecurity
-from kalda.network.listener_counts import SOCKET_SERVER
+from kalda.network.server import SOCKET_SERVER
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,

@@ -28,7 +28,6 @@ From a frame to an answer:
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
-- `controller_failures.py`: how the APIs of controllers alone report that the whole request failed
 - `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
 - `acl_deletion.py`: DeleteAcls at the controller: many filters, one deletion
 - `item_checks.py`: checks of the single items of a request
@@ -58,7 +57,6 @@ The broker's side:
 - `peers.py`: what replicas need of other nodes: fetches, decisions on ISRs
 - `assignments.py`: reports to the controller in which log directories replicas are
 - `coordinators.py`: the table of this broker's coordinators, by internal topic
-- `coordinator_shell.py`: a coordinator's log, timer and loads
 - `producer_ids.py`: producer ids, from blocks that the controller allocates
 - `transaction_markers.py`: sends the markers of ended transactions
 

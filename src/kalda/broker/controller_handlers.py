@@ -17,19 +17,6 @@ from kalda.base.pending import Pending
 from kalda.broker.acl_deletion import delete_acls_in_steps
 from kalda.broker.api_versions import Features
 from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.controller_failures import (
-    allocate_producer_ids_failed,
-    alter_partition_failed,
-    assign_replicas_to_dirs_failed,
-    begin_quorum_epoch_failed,
-    broker_heartbeat_failed,
-    broker_registration_failed,
-    controller_registration_failed,
-    end_quorum_epoch_failed,
-    fetch_snapshot_failed,
-    update_raft_voter_failed,
-    vote_failed,
-)
 from kalda.broker.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.configs import ConfigHandlers
@@ -57,14 +44,36 @@ from kalda.broker.item_checks import mapped
 from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
-from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, Throttle, joined, on_cluster
+from kalda.broker.rows import (
+    MAX_ELEMENTS_BETWEEN_NODES,
+    Authorization,
+    QuotaClass,
+    Row,
+    Throttle,
+    joined,
+    message_of,
+    on_cluster,
+)
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
 from kalda.network.connection import Connection
 from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
 from kalda.protocol.caller import Authorizer, Caller
-from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from kalda.protocol.messages.brokers import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+)
 from kalda.protocol.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
@@ -72,8 +81,78 @@ from kalda.protocol.messages.metadata import (
     DescribeClusterResponse,
     EndpointType,
 )
+from kalda.protocol.messages.quorum import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    UpdateRaftVoterRequest,
+    UpdateRaftVoterResponse,
+    VoteRequest,
+    VoteResponse,
+)
 from kalda.protocol.messages.security import AclOperation, DeleteAclsRequest
 from kalda.protocol.notation import Request, Response, shallow_copy
+
+# How the APIs of controllers alone report that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
+#
+# All of them have one error code on top. Those that brokers forward are in `handlers.forwarded`.
+
+
+def vote_failed(request: VoteRequest, version: int, error: ApiError) -> VoteResponse:
+    return VoteResponse(error_code=error.code)
+
+
+def begin_quorum_epoch_failed(
+    request: BeginQuorumEpochRequest, version: int, error: ApiError
+) -> BeginQuorumEpochResponse:
+    return BeginQuorumEpochResponse(error_code=error.code)
+
+
+def end_quorum_epoch_failed(request: EndQuorumEpochRequest, version: int, error: ApiError) -> EndQuorumEpochResponse:
+    return EndQuorumEpochResponse(error_code=error.code)
+
+
+def fetch_snapshot_failed(request: FetchSnapshotRequest, version: int, error: ApiError) -> FetchSnapshotResponse:
+    return FetchSnapshotResponse(error_code=error.code)
+
+
+def update_raft_voter_failed(request: UpdateRaftVoterRequest, version: int, error: ApiError) -> UpdateRaftVoterResponse:
+    return UpdateRaftVoterResponse(error_code=error.code)
+
+
+def broker_registration_failed(
+    request: BrokerRegistrationRequest, version: int, error: ApiError
+) -> BrokerRegistrationResponse:
+    return BrokerRegistrationResponse(error_code=error.code)
+
+
+def broker_heartbeat_failed(request: BrokerHeartbeatRequest, version: int, error: ApiError) -> BrokerHeartbeatResponse:
+    return BrokerHeartbeatResponse(error_code=error.code)
+
+
+def controller_registration_failed(
+    request: ControllerRegistrationRequest, version: int, error: ApiError
+) -> ControllerRegistrationResponse:
+    return ControllerRegistrationResponse(error_code=error.code, error_message=message_of(error))
+
+
+def alter_partition_failed(request: AlterPartitionRequest, version: int, error: ApiError) -> AlterPartitionResponse:
+    return AlterPartitionResponse(error_code=error.code)
+
+
+def allocate_producer_ids_failed(
+    request: AllocateProducerIdsRequest, version: int, error: ApiError
+) -> AllocateProducerIdsResponse:
+    return AllocateProducerIdsResponse(error_code=error.code)
+
+
+def assign_replicas_to_dirs_failed(
+    request: AssignReplicasToDirsRequest, version: int, error: ApiError
+) -> AssignReplicasToDirsResponse:
+    return AssignReplicasToDirsResponse(error_code=error.code)
 
 
 class _Timed(Protocol):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gzip
 import logging
+from collections.abc import Iterable
 from itertools import islice
+from math import isfinite
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,9 +21,40 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.base.sensors import Sensors
-from kalda.telemetry.node_points import node_points
-from kalda.telemetry.otlp import DataPoint, encode
+from kalda.base.sensors import Measurable, SensorName, Sensors
+from kalda.telemetry.names import family_of, is_counter
+from kalda.telemetry.otlp import DataPoint, Kind, Temporality, encode
+
+# What a node measures, as OTLP data points for a collector.
+
+_NS_PER_MS = 1_000_000
+
+
+def node_points(
+    sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int, wall_ms: int, start_ms: int
+) -> list[DataPoint]:
+    """Counters as totals since `start_ms`, all else as gauges, under the names that Prometheus gets. `now_ms` is of
+    the clock of the sensors, the others are Unix time."""
+    points = []
+    for name, sensor in sensors:
+        value = sensor.measure(now_ms)
+        if not isfinite(value):
+            continue
+        counts = is_counter(sensor)
+        points.append(
+            DataPoint(
+                family_of(name, counts),
+                Kind.SUM if counts else Kind.GAUGE,
+                value,
+                wall_ms * _NS_PER_MS,
+                start_ms * _NS_PER_MS if counts else 0,
+                name.tags,
+                temporality=Temporality.CUMULATIVE if counts else Temporality.UNSPECIFIED,
+                is_monotonic=counts,
+            )
+        )
+    return points
+
 
 log = logging.getLogger("kalda.node")
 

@@ -5,7 +5,6 @@ These files read options and print results. `kalda.client` sends the requests, a
 - `main.py`: the entry point; `server` runs without a command-line library
 - `commands.py`: the group of all nouns; a noun's module is loaded when it is used
 - `server.py`: run a node; `single_node.py`: the one that `kalda server` makes without a file
-- `service_manager.py`: what a node reports to systemd
 - `storage.py`: format log directories, and show what is in them
 - `topics.py`, `configs.py`, `groups.py`: topics, configs, consumer groups
 - `transactions.py`: transactions, and the producers of partitions

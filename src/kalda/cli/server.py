@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -189,8 +190,6 @@ def _greet(config: ServerConfig, directory: str) -> None:
 def _notify(state: str) -> None:
     """Report to systemd, where it runs the node."""
     if "NOTIFY_SOCKET" in os.environ:
-        from kalda.cli.service_manager import notify
-
         notify(state)
 
 
@@ -261,3 +260,26 @@ async def _serve(options: Options) -> int:
         stopping.cancel()
         await node.stop()
     return 1 if node.failed else code
+
+
+# What a node reports to systemd (`Type=notify`): that it serves, and that it stops.
+#
+# The protocol is one datagram with lines `KEY=VALUE` to the socket that `NOTIFY_SOCKET` names; without it, nothing is
+# sent.
+
+log = logging.getLogger("kalda.server")
+
+
+def notify(*lines: str) -> None:
+    """Send lines such as `READY=1`. A failure is logged: the node serves all the same."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract address
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.connect(address)
+            sender.sendall("\n".join(lines).encode())
+    except OSError as error:
+        log.warning("systemd could not be notified of %s: %s", " ".join(lines), error)

@@ -13,7 +13,6 @@ There is no engine here, only what people otherwise write around such queries: o
 - `files`: files beside a pipeline: bounded reads, states, locks
 - `lake`: a directory that `load` fills: its layout, its files, one load at a time
 - `load`: topics into a lake
-- `compact`: many small files of a lake into few
 - `running`: one query from its start to its end, with progress
 - `project`: a project file: topics, tables, derived topics and tables
 - `derive`: runs a project file

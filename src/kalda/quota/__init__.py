@@ -7,7 +7,6 @@ client has to pause, and the request pipeline holds the connection.
 - `client_quotas.py`: the use of one quota by its clients: produce and fetch, request time
 - `mutations.py`: partitions created and deleted: a token bucket, strict or permissive (KIP-599)
 - `replication_quotas.py`: bytes a second of throttled replicas (KIP-73)
-- `connection_rates.py`: new connections a second (KIP-612)
 - `managers.py`: the quotas of a node, and what a change of the metadata does to them
 - `callback.py`: the interface of an operator's own class that decides whose quota applies
 - `decisions.py`: throttle times, and what is kept of the last ones

@@ -18,7 +18,6 @@ Imports go down only, and an import contract enforces it. From the top:
 - `replica.py`: what a replica holds, and its transitions from role to role
 - `roles.py`: the roles and the state that each one has
 - `leader.py`: the leader's: progress of replicas, high watermark, check-quorum, parked fetches
-- `outbox.py`: calls under way, one a destination, with back-off
 - `events.py`, `effects.py`, `rpc.py`: what goes into the machine, what comes out, what replicas exchange
 - `log_state.py`: the bounds of the log: epochs, ends, snapshots; whether a follower's log agrees
 - `voters.py`: voter sets and their history (KIP-853), `controller.quorum.voters`

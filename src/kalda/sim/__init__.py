@@ -23,14 +23,12 @@ Nodes, clients and what they record:
 - `group_loops`: consume-transform-produce by members of a group
 - `groups`: members of consumer groups, and the guarantees of groups
 - `admin`: operators of topics, records, replicas, their log directories, and the quorum
-- `recreations`: a topic that is deleted and created again under its name
 
 Faults, checks, verdicts:
 
 - `faults`: the faults of a run, and their ends
 - `controller_faults`: exceptions in the active controller
 - `losses`: faults in which one replica loses data, and what must hold then
-- `truncations`: unclean elections under consumers
 - `checks`: the invariants, checked during a run and at its end
 - `scenario`: one seed from its start to its verdict
 
@@ -39,7 +37,6 @@ Transactions:
 - `transactions`: Kalda's producer of transactions, whose requests are lost and doubled
 - `transaction_clients`: writers, consume-transform-produce loops, read_committed observers, with their history
 - `transaction_storm`: seeds of those, judged by `kalda.verify`
-- `transaction_faults`: coordinators that are killed between two of their records, markers that arrive a second time
 
 Safeguards that are switched off, and how:
 

@@ -15,7 +15,6 @@ Reading:
 - `options`: parsing and checking of the reader's options
 - `filters`: conditions of a query that reduce what is read
 - `planning`: options and filters to ranges of offsets, and ranges to tasks
-- `batches`: which offsets the next batch of a streaming query reads
 - `fetching`: the records of a range, by the consumer of a worker process
 - `source`: the classes that Spark calls to read
 - `ranges`: which offsets a DataFrame reads, to be stored with its rows
@@ -32,7 +31,6 @@ Log directories:
 - `segments`: the format `kalda-segments`, which reads log directories from disk without a node
 - `segment_files`, `segment_batches`: log directories to pieces of segments; their good batches, and damage
 - `segment_columns`, `segment_views`: records as Arrow columns; batches, markers and internal topics as rows
-- `segment_isolation`: aborted and open transactions of a partition's directory
 
 And:
 

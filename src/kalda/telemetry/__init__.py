@@ -6,6 +6,5 @@
 - `client_records.py`: pushed data points as records of a topic
 - `client_series.py`: the newest pushed values, as OpenMetrics text
 - `catalog.py`: the metrics of a node, with those of Kafka that it lacks, as a page of the docs
-- `node_points.py`: sensors as OTLP data points, for a collector
 - `names.py`: which sensors there are, under which of Kafka's names, and what they mean
 """

@@ -44,7 +44,6 @@ clusters for a test:
         cluster = kalda_cluster_factory(brokers=3, network_faults=True)
 
 - `cluster`: the cluster, on a thread and a loop of its own
-- `network`: links between the nodes, and their faults
 - `security`: certificates, users and configuration of a cluster that is not PLAINTEXT
 - `layout`: ports, properties and formatted directories of its nodes
 - `plugin`: the fixtures

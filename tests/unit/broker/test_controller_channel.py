@@ -19,7 +19,7 @@ from kalda.base.sensors import Sensors
 from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.controller_failures import alter_partition_failed, broker_heartbeat_failed
+from kalda.broker.controller_handlers import alter_partition_failed, broker_heartbeat_failed
 from kalda.broker.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.forwarded import add_raft_voter_failed, create_topics_failed
 from kalda.broker.modules.forwarding import ForwardingModule

@@ -16,8 +16,7 @@ from kalda.base.pending import Pending
 from kalda.broker.api_versions import Features
 from kalda.broker.context import RequestContext
 from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.controller_failures import broker_heartbeat_failed
-from kalda.broker.controller_handlers import ControllerHandlers
+from kalda.broker.controller_handlers import ControllerHandlers, broker_heartbeat_failed
 from kalda.broker.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.forwarded import create_topics_failed

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.reassignment.documents import DocumentError, Target, read_plan, read_topics, to_document, to_text
+from kalda.cli.reassignment.execution import FOLLOWER_REPLICAS, LEADER_REPLICAS, Move, throttled_replicas
 from kalda.cli.reassignment.planner import Assignment, Broker, plan
-from kalda.cli.reassignment.throttles import FOLLOWER_REPLICAS, LEADER_REPLICAS, Move, throttled_replicas
 
 
 def topic(name: str, *replicas: tuple[int, ...]) -> Assignment:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kalda.cli.server import _notify
-from kalda.cli.service_manager import notify
+from kalda.cli.server import _notify, notify
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from kalda.cli.failures import Failure
-from kalda.cli.sim import sim
-from kalda.cli.workers import each
+from kalda.cli.sim import each, sim
 
 
 def test_results_come_in_order() -> None:

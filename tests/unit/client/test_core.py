@@ -11,8 +11,8 @@ import pytest
 from kalda.base.ids import TopicPartition
 from kalda.client.core.assignors import Subscriber, assign_range
 from kalda.client.core.cluster_values import Address, parse_bootstrap
+from kalda.client.core.fetching import aborted_batches
 from kalda.client.core.partitioner import murmur2, partition_of
-from kalda.client.core.transactions_seen import aborted_batches
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 

@@ -14,9 +14,8 @@ from kalda.base.configs.producer import producer_config
 from kalda.client.core.cluster_values import Partition
 from kalda.client.core.deserializers import deserializer_of
 from kalda.client.core.interceptors import codec_of
-from kalda.client.core.outgoing import Outgoing, ProducerRecord
+from kalda.client.core.outgoing import Outgoing, ProducerRecord, serializer_of
 from kalda.client.core.producer_errors import SerializationError
-from kalda.client.core.serializers import serializer_of
 
 PACKAGE = "org.apache.kafka.common.serialization."
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -15,10 +15,9 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
 from kalda.pipeline.chart import Line, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
-from kalda.pipeline.compact import _merge
 from kalda.pipeline.derive import alone, make_views
 from kalda.pipeline.lake import Lake, SinkFile
-from kalda.pipeline.load import from_json
+from kalda.pipeline.load import _merge, from_json
 from kalda.pipeline.project import read_project
 from kalda.pipeline.running import Progress
 from kalda.pipeline.session import PipelineError

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from kalda.cli.commands import cli
 from kalda.cli.pipeline import log_without_py4j, pipeline
 from kalda.pipeline import session
-from kalda.pipeline.compact import Compacted
-from kalda.pipeline.load import Loaded
+from kalda.pipeline.load import Compacted, Loaded
 from kalda.pipeline.running import run
 from kalda.pipeline.session import batch_limit, first_line, packages_of
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.spark.batches import (
+from kalda.spark.options import ReadOptions, Subscription, read_options
+from kalda.spark.planning import OffsetRange
+from kalda.spark.source import (
     Rate,
     StreamDataLoss,
     from_json,
@@ -18,8 +20,6 @@ from kalda.spark.batches import (
     to_json,
     with_new,
 )
-from kalda.spark.options import ReadOptions, Subscription, read_options
-from kalda.spark.planning import OffsetRange
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kalda.client.columns import TYPES, SparkColumns
-from kalda.client.core.fetching import Taken
-from kalda.client.core.transactions_seen import aborted_batches
+from kalda.client.core.fetching import Taken, aborted_batches
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch

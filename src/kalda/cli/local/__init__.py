@@ -5,7 +5,6 @@ other state exists, so the same commands work after a crash or a reboot. Of othe
 controllers that were named are used. These files do not depend on the command line.
 
 - `layout`: the nodes, their roles, ports and properties; saved in `cluster.json`
-- `joining`: the id and the node ids of a cluster that runs on other hosts, from its controllers
 - `process`: one node's process: start, recognize, signal, measure
 - `starting`: format and start the nodes that are not running, wait until all serve
 - `stopping`: stop one node after the other, and the last ones of a quorum together

@@ -2,7 +2,6 @@
 
 - `documents`: plans in the format of Kafka's tools
 - `planner`: an even placement of replicas that moves as few as possible; pure
-- `throttles`: the configs that limit the rate of copying
 - `execution`: checking and starting a plan, removing its throttles
 - `progress`: reassignments in progress and the bytes that remain
 - `bar`: waiting for the end, with a progress bar

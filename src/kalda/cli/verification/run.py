@@ -3,28 +3,228 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from random import Random
 
 from kalda.base.configs.producer import PRODUCER
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop, MemberSource
-from kalda.cli.verification.observers import CommittedReader, GroupSource, read_of, sample
+from kalda.cli.verification.observers import CommittedReader, GroupSource, consumer_of, read_of, sample, seen
 from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
-from kalda.cli.verification.settling import final_offsets, has_records, settled_logs, wait_until_stable
-from kalda.cli.verification.transactional import TransactionalProducer
 from kalda.cli.verification.writers import Ledger, Writer
 from kalda.client.admin.topics import NewTopic
 from kalda.client.config_files import keys_of
-from kalda.verify.history import Operation, Settings
+from kalda.client.core.commits import GroupMetadata
+from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
+from kalda.client.delivery import DeliveryFuture
+from kalda.client.producer import Producer
+from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.records.builder import NewRecord
+from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen, Settings
 from kalda.verify.history_file import FIRST_LINE
+
+# A producer of transactions with the calls of a `Ledger`, over the blocking producer.
+
+
+class TransactionalProducer:
+    """One transactional id. Calls that have no answer in time raise REQUEST_TIMED_OUT; `init`, `commit` and `abort` may
+    be called again then, and continue."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        transactional_id: str,
+        *,
+        transaction_timeout_ms: int,
+        timeout_ms: int,
+        request_timeout_ms: int,
+    ) -> None:
+        self._producer = Producer(
+            {
+                **config,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": transaction_timeout_ms,
+                "request.timeout.ms": request_timeout_ms,
+                "delivery.timeout.ms": timeout_ms,
+                "max.block.ms": timeout_ms,
+                "linger.ms": 0,
+            }
+        )
+        self._timeout_s = timeout_ms / 1_000
+        self._sent: dict[TopicPartition, list[DeliveryFuture]] = {}
+        """The records of the transaction that `flush` has not reported yet."""
+
+    def close(self) -> None:
+        """Close the connections; a transaction that is open stays so until its timeout."""
+        self._producer.close(0)
+
+    def init(self) -> None:
+        """Get a producer id, and fence earlier producers of this transactional id. Raises `ApiError`."""
+        self._in_time(self._producer.init_transactions)
+
+    def begin(self) -> None:
+        """Begin a transaction. Raises `ApiError`."""
+        self._sent.clear()
+        self._producer.begin_transaction()
+
+    def send(self, topic: str, partition: int, records: Sequence[NewRecord]) -> None:
+        """Send records. Raises `ApiError` where no transaction is open, or it has failed."""
+        for timestamp_ms, key, value, headers in records:
+            future = self._producer.send(topic, value, key, partition, timestamp_ms, headers)
+            self._sent.setdefault(TopicPartition(topic, partition), []).append(future)
+
+    def flush(self) -> dict[TopicPartition, list[int]]:
+        """Wait for what was sent; the offset of each record, -1 where it was a duplicate whose offset the leader has
+        forgotten. Raises `AbortableTransactionError`, `FatalTransactionError` and REQUEST_TIMED_OUT."""
+        offsets: dict[TopicPartition, list[int]] = {}
+        until_s = time.monotonic() + 2 * self._timeout_s
+        for partition, futures in self._sent.items():
+            for future in futures:
+                try:
+                    found = future.result(max(0.0, until_s - time.monotonic()))
+                except TimeoutError as error:
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from error
+                except (AbortableTransactionError, FatalTransactionError):
+                    raise
+                except ApiError as error:
+                    raise AbortableTransactionError(error.code, error.message) from error
+                offsets.setdefault(partition, []).append(found.offset)
+        self._sent.clear()
+        return offsets
+
+    def send_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], member: GroupMetadata | None = None
+    ) -> None:
+        """Commit a group's offsets within the transaction, as the member that has read the input where it is one.
+        Raises `ApiError`."""
+        self._in_time(lambda: self._producer.send_offsets_to_transaction(offsets, member or group_id))
+
+    def commit(self) -> None:
+        """Commit. Raises `ApiError`; REQUEST_TIMED_OUT: it may be committed or not, and a second call has the
+        outcome."""
+        self._in_time(self._producer.commit_transaction)
+
+    def abort(self) -> None:
+        """Abort. Raises `ApiError`."""
+        self._in_time(self._producer.abort_transaction)
+
+    def _in_time(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except TimeoutError as error:
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from error
+
+
+# After the workload: partitions until they are stable, then the final logs and the group's offsets.
+
+_PAUSE_S = 0.3
+_MAX_PASSES = 3
+"""So often the final logs are read while late records arrive."""
+_STALLED_S = 30.0
+"""For how long a log may return nothing while it is read to its end."""
+
+
+def wait_until_stable(
+    admin: CommandAdmin,
+    partitions: Collection[TopicPartition],
+    record: Callable[[Operation], None],
+    timeout_s: float,
+) -> list[Sample]:
+    """Sample until every last stable offset has reached its high watermark, or the time has passed; the last samples.
+
+    Raises `ApiError` where the cluster has not answered at all."""
+    until_s = time.monotonic() + timeout_s
+    last: list[Sample] = []
+    while True:
+        failure: ApiError | None = None
+        try:
+            last = sample(admin, partitions)
+        except ApiError as error:
+            failure = error
+        for each in last if failure is None else ():
+            record(each)
+        if last and failure is None and all(each.last_stable_offset >= each.high_watermark for each in last):
+            return last
+        if time.monotonic() >= until_s:
+            if failure is not None and not last:
+                raise failure
+            return last
+        time.sleep(_PAUSE_S)
+
+
+def settled_logs(
+    admin: CommandAdmin,
+    partitions: Collection[TopicPartition],
+    record: Callable[[Operation], None],
+    timeout_s: float,
+) -> list[FinalLog]:
+    """The final logs, when the partitions are stable or the time has passed. A record that arrives after that, from a
+    broker that was paused, may have begun another transaction: it gets its time too. Raises `ApiError`."""
+    for _ in range(_MAX_PASSES):
+        samples = wait_until_stable(admin, partitions, record, timeout_s)
+        logs = final_logs(admin, partitions)
+        if all(log.last_stable_offset >= log.end for log in logs):
+            break
+        if any(each.last_stable_offset < each.high_watermark for each in samples):
+            break
+    return logs
+
+
+def final_logs(admin: CommandAdmin, partitions: Collection[TopicPartition]) -> list[FinalLog]:
+    """Every partition, read to its high watermark and, as read_committed, to its last stable offset. Raises
+    `ApiError`."""
+    starts = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
+    stable = admin.offsets_at(partitions, OffsetSpec.LATEST, read_committed=True)
+    ends = admin.offsets_at(partitions, OffsetSpec.LATEST)
+    return [
+        FinalLog(
+            partition,
+            starts[partition],
+            ends[partition],
+            stable[partition],
+            _read(admin, partition, starts[partition], ends[partition], False),
+            _read(admin, partition, starts[partition], stable[partition], True),
+        )
+        for partition in partitions
+    ]
+
+
+def _read(
+    admin: CommandAdmin, partition: TopicPartition, start: int, end: int, read_committed: bool
+) -> tuple[Seen, ...]:
+    found: list[Seen] = []
+    if end > start:
+        with consumer_of(admin.config, read_committed=read_committed) as consumer:
+            consumer.assign([partition])
+            consumer.seek(partition, start)
+            until_s = time.monotonic() + _STALLED_S
+            while (position := consumer.position(partition)) < end:
+                found += (each for each in seen(consumer.poll()) if each.offset < end)
+                if consumer.position(partition) > position:
+                    until_s = time.monotonic() + _STALLED_S
+                elif time.monotonic() >= until_s:
+                    why = f"{partition} could not be read on from offset {position} for {_STALLED_S:.0f} s"
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, why)
+    return tuple(found)
+
+
+def has_records(admin: CommandAdmin, partition: TopicPartition, start: int, end: int) -> bool:
+    """Whether a read_committed consumer gets any record of [start, end). Raises `ApiError`."""
+    return bool(_read(admin, partition, start, end, True))
+
+
+def final_offsets(admin: CommandAdmin, group: str, partitions: Collection[TopicPartition]) -> list[FinalOffset]:
+    """The group's committed offsets. Raises `ApiError`."""
+    found = admin.list_group_offsets(group, partitions, require_stable=True).check()
+    return [FinalOffset(group, partition, each.offset) for partition, each in found.succeeded.items()]
+
 
 _CLIENT_TIMEOUT_MS = 15_000
 _REQUEST_TIMEOUT_MS = 5_000

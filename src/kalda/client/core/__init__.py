@@ -17,9 +17,7 @@ Of the producer, from `send` to the acknowledgement:
 
 - `outgoing`: interceptors, serializers, the partition and the size of a record
 - `interceptors`: those of producers and consumers, from their configuration to their end
-- `serializers`: keys and values to bytes
 - `serdes`: the types of Kafka's own serializers and deserializers
-- `partitioner_classes`: Kafka's round robin, and partitioners of Python
 - `row_batches`: rows of Arrow tables as batches
 - `sticky_partitioner`: the partition of records without a key
 - `accumulator`: batches that wait to be sent, in queues
@@ -28,7 +26,6 @@ Of the producer, from `send` to the acknowledgement:
 - `idempotence`: sequence numbers, and their repair
 - `transactions`: sequence numbers under the epochs of transactions, and the requests of those
 - `sender`: requests to leaders, and the outcome of each batch
-- `one_batch_requests`: requests of one batch, in fewer steps
 - `producer_metrics`: a producer's metrics, by Kafka's names
 - `producer_errors`: errors that no broker has sent
 - `producing`: a whole producer, put together
@@ -54,7 +51,6 @@ Of the consumer, and of members of groups:
 - `consumer_errors`: what a consumer raises, and operations that take several steps
 - `consumer_metrics`: a consumer's metrics, by Kafka's names
 - `consumer_protocol`: the subscriptions and assignments that members of a classic group exchange
-- `transactions_seen`: which batches of a fetch belong to aborted transactions
 
 Of the admin client:
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,19 +34,39 @@ from kalda.client.core.errors import refused
 from kalda.client.core.fetch_sessions import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Wanted
 from kalda.client.core.requests import FETCH_BASE, Requests
 from kalda.client.core.subscription import PartitionState, Reset, Subscription
-from kalda.client.core.transactions_seen import aborted_batches
-from kalda.protocol.messages.fetch import (
-    FetchRequest,
-    FetchResponse,
-    FetchResponsePartitionData,
-)
+from kalda.protocol.messages.fetch import FetchRequest, FetchResponse, FetchResponsePartitionData
 from kalda.records.batch import TIMESTAMP_TYPE_BIT, BatchHeader, Buffer, check_crc, iter_batches
-from kalda.records.builder import in_current_format, records_section, with_range
+from kalda.records.builder import in_current_format, read_records, records_section, with_range
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 from kalda.records.consuming import Record, Section, SectionReader
+from kalda.records.control import ControlType, read_control_type
 
 if TYPE_CHECKING:
     from kalda.records.consuming import Read
+
+# Which batches of one fetch a read_committed consumer may see.
+#
+# The response to a read_committed fetch has whole batches up to the last stable offset, and a list of the aborted
+# transactions among them: producer id and first offset. The batches of this producer from the first offset up to its
+# next ABORT marker were aborted; batches after the marker belong to its next transaction.
+
+
+def aborted_batches(records: Buffer, aborted: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Base offsets of the batches in `records` that belong to `aborted` transactions (producer id, first offset)."""
+    pending = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
+    aborting_producer_ids: set[int] = set()
+    dropped: list[int] = []
+    for pos, header in iter_batches(records):
+        while pending and pending[-1][1] <= header.last_offset:
+            aborting_producer_ids.add(pending.pop()[0])
+        if not header.is_transactional or header.producer_id not in aborting_producer_ids:
+            continue
+        if not header.is_control:
+            dropped.append(header.base_offset)
+        elif any(read_control_type(record.key) is ControlType.ABORT for record in read_records(records, pos, header)):
+            aborting_producer_ids.discard(header.producer_id)
+    return frozenset(dropped)
+
 
 log = logging.getLogger(__name__)
 _MAX_FETCH_BY_NAME = 12

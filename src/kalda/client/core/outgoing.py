@@ -5,18 +5,172 @@ The same for the blocking and the asyncio producer; neither waits here.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from importlib import import_module
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import ProducerConfig
 from kalda.client.core.cluster_values import Partition
 from kalda.client.core.interceptors import close_all, codec_of, interceptors_of
-from kalda.client.core.partitioner_classes import RoundRobinPartitioner, partitioner_of
 from kalda.client.core.producer_batch import RecordMetadata, encode_headers
-from kalda.client.core.producer_errors import RecordTooLarge
-from kalda.client.core.serializers import Serialize, sees_headers, serializer_of, to_bytes
+from kalda.client.core.producer_errors import RecordTooLarge, SerializationError
+from kalda.client.core.serdes import serde_of
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, murmur2
+
+# Keys and values to bytes: what `key.serializer` and `value.serializer` may be.
+#
+# The name of a type (`serdes`: `str`, `int`, `json`, Kafka's class names), an object with `serialize(topic, value)`,
+# or a function of the value. Of a class the object has been made before (`interceptors.codec_of`). None stays None: a
+# record without a key, or a tombstone.
+
+
+@runtime_checkable
+class Serializer(Protocol):
+    """Makes bytes of a key or a value."""
+
+    def serialize(self, topic: str, value: Any) -> bytes | None:
+        """The bytes. Raises any exception, which the caller of `send` gets as a `SerializationError`."""
+        ...
+
+
+_NO_CONFIGS: Mapping[str, object] = {}
+_NO_HEADERS: Any = ()
+Serialize = Callable[[str, Any, Any], bytes | None]
+"""The bytes of a topic's key or value. The third argument are the record's headers: a list of pairs, where the
+serializer `sees_headers`."""
+
+
+def to_bytes(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
+    """Bytes as they are; other buffers as bytes."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise SerializationError(f"{topic}: bytes are expected, not {type(value).__name__}; choose another serializer")
+
+
+def serializer_of(key: str, given: object, configs: Mapping[str, object] = _NO_CONFIGS) -> Serialize:
+    """The serializer that a configuration names; `configs` are its other keys. Raises `InvalidConfig`."""
+    if given is None or given == "bytes":
+        return to_bytes
+    if isinstance(given, str):
+        serde = serde_of(key, given, configs)
+        return _none_or(_guarded(lambda _topic, value, _: serde.to_bytes(value), "the value is not of the type"))
+    if isinstance(given, Serializer):
+        return _guarded(_in_order(given.serialize))
+    if callable(given):
+        function = given
+        if sees_headers(function):
+            return _guarded(lambda _topic, value, headers: function(value, headers=headers))
+        return _guarded(lambda _topic, value, _: function(value))
+    raise InvalidConfig(f"Invalid value {given!r} for configuration {key}: it has no serialize(topic, value)")
+
+
+def _none_or(serialize: Serialize) -> Serialize:
+    def call(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
+        return None if value is None else serialize(topic, value, headers)
+
+    return call
+
+
+def sees_headers(given: object) -> bool:
+    """Whether a serializer that was configured has a parameter `headers`."""
+    serialize = getattr(given, "serialize", given)
+    if not callable(serialize):
+        return False
+    try:
+        return "headers" in inspect.signature(serialize).parameters
+    except (TypeError, ValueError):  # a function without a signature, as some of C
+        return False
+
+
+def _in_order(serialize: Callable[..., Any]) -> Callable[[str, Any, Any], Any]:
+    """`serialize(topic, value)`, or with `headers` behind the topic, as in Java, or anywhere else."""
+    if not sees_headers(serialize):
+        return lambda topic, value, _: serialize(topic, value)
+    if list(inspect.signature(serialize).parameters)[1:2] == ["headers"]:
+        return lambda topic, value, headers: serialize(topic, headers, value)
+    return lambda topic, value, headers: serialize(topic, value, headers=headers)
+
+
+def _guarded(serialize: Callable[[str, Any, Any], Any], what: str = "the serializer failed") -> Serialize:
+    def call(topic: str, value: Any, headers: Any = _NO_HEADERS) -> bytes | None:
+        try:
+            return to_bytes(topic, serialize(topic, value, headers))
+        except SerializationError:
+            raise
+        except Exception as error:
+            raise SerializationError(f"{topic}: {what}: {error}") from error
+
+    return call
+
+
+# What `partitioner.class` may be: an object, its class, the name of a Python class, or Kafka's own partitioner.
+
+_KAFKAS: Final = "org.apache.kafka."
+_ROUND_ROBIN: Final = (
+    "org.apache.kafka.clients.producer.RoundRobinPartitioner", "RoundRobinPartitioner", "roundrobin", "round_robin",
+)  # fmt: skip
+
+
+class RoundRobinPartitioner:
+    """Kafka's RoundRobinPartitioner: the records of a topic, whatever their keys, go to its partitions in turn. Those
+    without a leader are left out while others have one."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def among(self, topic: str, partitions: Sequence[Partition]) -> int:
+        """The next partition of a topic."""
+        count = self._counts.get(topic, 0)
+        self._counts[topic] = count + 1
+        available = [each.partition for each in partitions if each.leader >= 0]
+        return available[count % len(available)] if available else count % len(partitions)
+
+    def partition(self, topic: str, _key: Any, _key_bytes: bytes | None, _value: Any, partitions: int) -> int:
+        """The next partition, where all have leaders."""
+        count = self._counts.get(topic, 0)
+        self._counts[topic] = count + 1
+        return count % partitions
+
+
+def partitioner_of(given: object, configs: Mapping[str, object]) -> Any:
+    """The partitioner; None: the built-in one. A class is called without arguments, and `configure(configs)` of the
+    object, where it has that. Raises `InvalidConfig`."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        given = RoundRobinPartitioner if given in _ROUND_ROBIN else _imported(given)
+    if isinstance(given, type):
+        try:
+            given = given()
+            configure = getattr(given, "configure", None)
+            if callable(configure):
+                configure(configs)
+        except Exception as error:
+            raise InvalidConfig(f"partitioner.class: the partitioner cannot be made: {error!r}") from error
+    if not callable(getattr(given, "partition", None)):
+        raise InvalidConfig(f"partitioner.class: an object with partition(...) is expected, not {given!r}")
+    return given
+
+
+def _imported(name: str) -> object:
+    """The object of a name `package.module.Class`, or `package.module:Class`."""
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    if name.startswith(_KAFKAS) or not module:
+        raise InvalidConfig(
+            f"partitioner.class: there is no partitioner {name}; {_ROUND_ROBIN[0]}, the name of a Python class, or an "
+            "object with partition(...) is expected"
+        )
+    try:
+        found: object = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfig(f"partitioner.class: {name} cannot be imported: {error}") from error
+    return found
+
 
 log = logging.getLogger(__name__)
 _OVERHEAD = HEADER_SIZE + RECORD_OVERHEAD

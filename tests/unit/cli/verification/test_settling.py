@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification import settling
+from kalda.cli.verification import run
 from kalda.verify.history import FinalLog, Operation, Sample
 
 A = TopicPartition("t", 0)
@@ -27,10 +27,10 @@ def read_finally(monkeypatch: pytest.MonkeyPatch, *passes: tuple[int, int, int, 
         _, _, stable, end = left.pop(0)
         return [FinalLog(A, 0, end, stable, (), ())]
 
-    monkeypatch.setattr(settling, "sample", sample)
-    monkeypatch.setattr(settling, "final_logs", final_logs)
-    monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    logs = settling.settled_logs(SimpleNamespace(), [A], recorded.append, 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(run, "sample", sample)
+    monkeypatch.setattr(run, "final_logs", final_logs)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    logs = run.settled_logs(SimpleNamespace(), [A], recorded.append, 0.0)  # type: ignore[arg-type]
     assert len(recorded) == len(passes) - len(left), "every sample is in the history"
     return [log.end for log in logs], len(recorded)
 
