@@ -23,7 +23,7 @@ from typing import Any
 from harness.client import Raw, fetch_request, produce_request
 
 from kalda.broker.pipeline import RequestPipeline
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.acls import Acl
 from kalda.testing.cluster import Cluster
 

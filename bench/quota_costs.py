@@ -23,7 +23,7 @@ from harness.client import Raw, fetch_request, produce_request
 from harness.nodes import Node
 from harness.systems import KALDA
 
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.core.administration import ANY, Ask, single
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,

@@ -31,7 +31,7 @@ from harness.client import produce_request
 from harness.nodes import Node
 from harness.systems import KALDA, apache_kafka, java_command
 
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.notation import Request

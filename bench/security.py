@@ -31,7 +31,7 @@ from harness.figures import Figure, Figures
 from harness.nodes import Node
 from harness.systems import KALDA, System, systems
 
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.access import ScramUpsertion
 from kalda.metadata.scram import ScramMechanism
 from kalda.metadata.scram_arguments import salted_password

@@ -38,7 +38,7 @@ from harness.nodes import Node
 from harness.systems import KALDA, System, systems
 
 from kalda.base.configs.resources import ConfigResourceType
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.metadata import MetadataRequest

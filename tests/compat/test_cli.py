@@ -17,7 +17,7 @@ import pytest
 from lone_node import CLUSTER_ID, LoneNode
 
 import kalda
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 
 pytestmark = pytest.mark.compat

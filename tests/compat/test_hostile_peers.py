@@ -18,7 +18,7 @@ from lone_node import LoneNode
 
 from kalda import Producer
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 from kalda.protocol.codec import encode
 from kalda.protocol.framing import encode_request

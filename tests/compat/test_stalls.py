@@ -16,7 +16,7 @@ from harness.blocking import BlockingConnection
 from lone_node import LoneNode
 
 from kalda.base.errors import ErrorCode
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.groups import (

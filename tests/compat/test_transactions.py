@@ -28,7 +28,7 @@ from transactional_clients import (
 )
 
 import kalda
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.transactions import DescribeTransactionsRequest

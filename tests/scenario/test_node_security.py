@@ -28,7 +28,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.node import Node, StartError
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.network.client_security import ClientSecurity
 from kalda.network.server import SOCKET_SERVER

@@ -17,7 +17,7 @@ from form_server import Form, FormServer
 import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.acls import Acl
 from kalda.protocol.messages.security import AclOperation
 from kalda.security.jaas import OAUTHBEARER_MODULE

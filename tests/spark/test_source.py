@@ -13,7 +13,7 @@ from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.client.core.administration import ANY, Ask, single
 from kalda.client.producer import Producer

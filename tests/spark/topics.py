@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kalda import Admin, Producer
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 from kalda.client.core.administration import ANY, Ask, single
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

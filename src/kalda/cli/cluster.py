@@ -2,19 +2,379 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import random
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.cli.cluster_local import down_command, logs_command, status_command
-from kalda.cli.cluster_up import up_command
-from kalda.cli.failures import failure_of
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import MAX_INT32, json_option, with_cluster, with_cluster_or_controllers
+from kalda.base.ids import METADATA_TOPIC_NAME
+from kalda.cli.cluster_local import (
+    STOP_S,
+    directory_option,
+    down_command,
+    exclusive,
+    failing,
+    interruptible,
+    line_printer,
+    logs_command,
+    status_command,
+)
+from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of
+from kalda.cli.common.output import Progress, print_json, print_table
+from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
+from kalda.cli.common.times import Seconds
+from kalda.cli.local.layout import LayoutError
+from kalda.client.core.cluster_values import parse_bootstrap
+from kalda.client.core.errors import refused
+from kalda.client.one_node import OneNode
+from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
+from kalda.protocol.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
+    from kalda.cli.local.layout import Layout, Place
+
+# `kalda cluster up`: start a cluster of processes on this host, or nodes that join a cluster of other hosts.
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options about the cluster; None where one was not given."""
+
+    nodes: int | None
+    controllers: int | None
+    overrides: tuple[str, ...]
+    host: str | None
+    rack: str | None
+    port: int | None
+    bootstrap_controllers: str | None
+    first_id: int | None
+
+    @property
+    def joined(self) -> tuple[str, ...] | None:
+        """The controllers of the cluster to join; None: make a cluster."""
+        text = self.bootstrap_controllers
+        return None if text is None else tuple(server.strip() for server in text.split(","))
+
+
+@click.command("up")
+@directory_option
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.IntRange(1, 512),
+    help="Number of nodes. [default: one for each core, or those of the existing cluster]",
+)
+@click.option(
+    "--controllers",
+    type=click.IntRange(min=0),
+    help="Number of nodes that are controllers too. [default: 3; 1 with fewer than 3 nodes; 0 when joining]",
+)
+@click.option("--override", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a property of all nodes.")
+@click.option("--host", help="This host's name for other hosts. [default: 127.0.0.1, reached from this host only]")
+@click.option("--rack", help="The nodes' broker.rack. [default: this host's name]")
+@click.option("--port", type=click.IntRange(1, 65535), help="The first of consecutive ports. [default: free ones]")
+@click.option(
+    "--bootstrap-controllers",
+    metavar="HOST:PORT,...",
+    help="Start brokers that join the cluster of these controllers, instead of making a cluster.",
+)
+@click.option("--first-id", type=click.IntRange(min=0), help="The first node's id. [default: 1; when joining, random]")
+@click.option(
+    "--timeout", type=Seconds(min=1), default=120, show_default=True, help="Seconds to wait until all nodes serve."
+)
+@click.option("--foreground", is_flag=True, help="Show the nodes' logs; Ctrl-C stops the nodes.")
+@json_option
+def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool, **options: Any) -> None:
+    """Start a cluster of processes on this host, and return when all of them serve.
+
+    DIR keeps the cluster's ids, ports and options: the next `up` starts the same cluster again, or those of its nodes
+    that are not running. More --nodes than before adds brokers.
+
+    Replicas are placed on different racks first, and each host is a rack: where a cluster has nodes on enough hosts,
+    no two replicas of a partition are on one host.
+
+    \b
+    Examples:
+      kalda cluster up --nodes 3 --dir /tmp/trial
+      kalda cluster up --override log.retention.hours=24
+      kalda cluster up --host a.example.org --dir /srv/kalda            (a first host, one node a core)
+      kalda cluster up --host b.example.org --dir /srv/kalda --bootstrap-controllers a.example.org:15002
+    """
+    from kalda.cli.local import starting
+    from kalda.cli.local.layout import check_directory
+
+    with failing(), interruptible():
+        directory = check_directory(directory)
+        chosen = Options(**options)
+        started: list[Place] = []
+        layout = None
+        try:
+            with exclusive(directory):
+                layout = _layout_for(directory, chosen)
+                for place in layout.nodes:
+                    layout.config(place)
+                layout = starting.move_from_taken_ports(layout, lambda text: click.echo(text, err=True))
+                layout.save()
+                if chosen.overrides:
+                    _warn_of_running_nodes(layout)
+                starting.start_missing(layout, started)
+                _wait(layout, timeout)
+        except KeyboardInterrupt:
+            if layout is not None:
+                _tell("Interrupted.")
+                _stop(layout, started)
+            sys.exit(INTERRUPTED)
+        _print_up(layout, as_json)
+        if foreground:
+            _follow_logs(layout, started)
+
+
+def _layout_for(directory: Path, options: Options) -> Layout:
+    """The directory's layout, changed by the options, or a new layout."""
+    from kalda.cli.local import layout as layouts
+
+    changes = parse_pairs("--override", options.overrides)
+    for name in changes:
+        if name in layouts.FIXED:
+            raise click.UsageError(f"--override {name}: this property follows from the nodes; it cannot be overridden")
+    existing = layouts.load(directory)
+    if existing is not None:
+        return _changed(existing, options, changes)
+    count = options.nodes or len(os.sched_getaffinity(0))
+    given: dict[str, Any] = {
+        "host": options.host or "127.0.0.1",
+        "rack": options.rack or socket.gethostname(),
+        "overrides": changes,
+        "first_port": options.port,
+    }
+    first_id, controllers = options.first_id, options.controllers
+    if options.bootstrap_controllers is None:
+        voters = layouts.default_voters(count) if controllers is None else controllers
+        if not 1 <= voters <= count:
+            raise click.UsageError(f"--controllers {voters}: of {count} nodes, 1 to {count} can be controllers")
+        return layouts.make(directory, count, voters, first_id=1 if first_id is None else first_id, **given)
+    if (controllers or 0) > count:
+        raise click.UsageError(f"--controllers {controllers}: there are only {count} nodes")
+    try:
+        found = ask_controllers(options.bootstrap_controllers)
+    except ValueError as error:
+        raise click.UsageError(f"--bootstrap-controllers: {error}") from error
+    first = found.first_id(count) if first_id is None else first_id
+    taken = sorted(found.node_ids & set(range(first, first + count)))
+    if taken:
+        raise click.UsageError(
+            f"--first-id {first}: the cluster has nodes {', '.join(map(str, taken))} already; choose another id"
+        )
+    return layouts.make(
+        directory,
+        count,
+        controllers or 0,
+        cluster_id=found.cluster_id,
+        first_id=first,
+        joined=options.joined or (),
+        elsewhere=len(found.node_ids),
+        **given,
+    )
+
+
+def _changed(existing: Layout, options: Options, overrides: dict[str, str]) -> Layout:
+    """The existing layout, with more nodes and with overrides. Raises `click.UsageError` for an option that would
+    change what nodes with data depend on."""
+    voters = sum(place.controller_port is not None for place in existing.nodes)
+    for option, requested, current in (
+        ("--controllers", options.controllers, voters),
+        ("--host", options.host, existing.host),
+        ("--rack", options.rack, existing.rack),
+        ("--port", options.port, existing.nodes[0].port),
+        ("--first-id", options.first_id, existing.nodes[0].node_id),
+        ("--bootstrap-controllers", options.joined, existing.joined),
+    ):
+        if requested is not None and requested != current:
+            shown = ",".join(current) or "controllers of its own" if isinstance(current, tuple) else current
+            raise click.UsageError(
+                f"{option}: {existing.directory} has a cluster already, with {shown}; leave the option out, or choose "
+                f"another --dir"
+            )
+    layout = existing.grown(options.nodes) if options.nodes is not None else existing
+    return replace(layout, overrides={**existing.overrides, **overrides})
+
+
+def _warn_of_running_nodes(layout: Layout) -> None:
+    """Overrides have no effect on nodes that are running."""
+    from kalda.cli.local.starting import process_of
+
+    running = [str(place.node_id) for place in layout.nodes if process_of(layout, place).pid() is not None]
+    if running:
+        click.echo(f"Nodes that are running apply the overrides at their next start: {', '.join(running)}.", err=True)
+
+
+def _wait(layout: Layout, timeout_s: float) -> None:
+    from kalda.cli.local import starting
+
+    serving = 0
+
+    def show(count: int) -> None:
+        nonlocal serving
+        serving = count
+        progress.step()
+
+    progress = Progress(lambda seconds: f"{serving} of {len(layout.nodes)} nodes serve, after {seconds:.1f} s")
+    try:
+        starting.wait_until_all_serve(layout, timeout_s, show)
+    except starting.StartFailure as failure:
+        progress.clear()
+        for line in failure.lines:
+            click.echo(line, err=True)
+        raise Failure(
+            f"{failure} (nodes that are running were left running; kalda cluster down stops them)"
+        ) from failure
+    finally:
+        progress.clear()
+
+
+def _print_up(layout: Layout, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "cluster_id": layout.cluster_id,
+                "bootstrap_servers": layout.bootstrap_servers,
+                "bootstrap_controllers": layout.bootstrap_controllers,
+                "directory": str(layout.directory),
+                "nodes": [
+                    {
+                        "node_id": place.node_id,
+                        "roles": place.roles.split(","),
+                        "port": place.port,
+                        "controller_port": place.controller_port,
+                    }
+                    for place in layout.nodes
+                ],
+            }
+        )
+        return
+    count = len(layout.nodes)
+    click.echo(f"Cluster:            {layout.cluster_id}, {count} node{'s' * (count > 1)} here, all in service")
+    click.echo(f"Bootstrap servers:  {layout.bootstrap_servers}")
+    click.echo(f"Controllers:        {layout.bootstrap_controllers}")
+    click.echo(f"Directory:          {layout.directory}")
+
+
+def _follow_logs(layout: Layout, started: list[Place]) -> None:
+    """Print the nodes' logs until all have ended. Ctrl-C, SIGTERM, SIGHUP, and an output that takes no more lines, stop
+    the nodes that were started here."""
+    from kalda.cli.local.log_lines import Follower
+    from kalda.cli.local.starting import process_of
+
+    processes = {place.node_id: process_of(layout, place) for place in layout.nodes}
+    follower = Follower({node_id: process.log for node_id, process in processes.items()})
+    show = line_printer(layout)
+    alive = set(processes)
+    try:
+        while alive:
+            for line in follower.poll():
+                show(line)
+            for node_id in sorted(alive):
+                if processes[node_id].pid() is None:
+                    alive.discard(node_id)
+                    click.echo(f"kalda: node {node_id} has ended; the others are still running.", err=True)
+    except KeyboardInterrupt:
+        _stop(layout, started)
+        sys.exit(0)
+    except OSError:
+        _stop(layout, started)
+        raise
+    raise Failure("all nodes have ended")
+
+
+def _stop(layout: Layout, places: list[Place]) -> None:
+    from kalda.cli.local.stopping import Stopped, stop
+
+    def report(done: Stopped) -> None:
+        _tell(f"{'Killed' if done.killed else 'Stopped'} node {done.node_id}.")
+
+    stop(layout, places, STOP_S, report)
+
+
+def _tell(line: str) -> None:
+    """Print to stderr, if that takes it: nodes are stopped also where the terminal has been closed."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+# What nodes need from a cluster's controllers before they join it: the cluster's id, and the node ids in use.
+#
+# Two nodes with the same id would both act as the holder of its replicas. The controllers list only nodes that fetch
+# metadata now, not those that are down. So the ids of joining nodes begin at a random multiple of 100 from 1000 on,
+# which is unlikely to be in use.
+
+_TIMEOUT_MS = 5_000
+_FIRST_IDS = range(1_000, 100_000, 100)
+
+
+class Found(NamedTuple):
+    """A running cluster; `node_ids` are those of its live nodes."""
+
+    cluster_id: str
+    node_ids: frozenset[int]
+
+    def first_id(self, count: int) -> int:
+        """A random first id from which on `count` ids are not in use."""
+        free = [first for first in _FIRST_IDS if self.node_ids.isdisjoint(range(first, first + count))]
+        return random.choice(free)
+
+
+def ask_controllers(servers: str) -> Found:
+    """The cluster of the first controller that answers. Raises `LayoutError`; `ValueError` for a malformed address."""
+    reasons: list[str] = []
+    for host, port in parse_bootstrap(servers):
+        try:
+            return _ask_controller(host, port)
+        except ApiError as error:
+            reasons.append(error.message or error.code.name)
+    raise LayoutError(f"no controller answers at {servers}: {'; '.join(reasons)}")
+
+
+def _ask_controller(host: str, port: int) -> Found:
+    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
+        answer = controller.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
+    if answer.error_code:
+        raise refused(answer.error_code, f"{host}:{port}", answer.error_message)
+    leader = next((node for node in answer.brokers if node.broker_id == answer.controller_id), None)
+    node_ids = frozenset(node.broker_id for node in answer.brokers)
+    if leader is not None:
+        node_ids |= _replicas(leader.host, leader.port)
+    return Found(answer.cluster_id, node_ids)
+
+
+def _replicas(host: str, port: int) -> frozenset[int]:
+    """Ids of the voters and observers of the metadata log; the address is its leader's."""
+    request = DescribeQuorumRequest(
+        topics=[
+            DescribeQuorumRequestTopicData(
+                topic_name=METADATA_TOPIC_NAME, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+            )
+        ]
+    )
+    with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
+        answer = controller.request(request)
+    return frozenset(
+        replica.replica_id
+        for topic in answer.topics
+        for partition in topic.partitions
+        for replica in (*partition.current_voters, *partition.observers)
+    )
 
 
 @click.group()

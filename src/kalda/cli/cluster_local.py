@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option
-from kalda.cli.times import Seconds
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option
+from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.local.layout import Layout, Place

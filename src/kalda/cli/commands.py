@@ -14,8 +14,8 @@ import click
 
 from kalda import __version__
 from kalda.base.errors import ApiError
-from kalda.cli.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
-from kalda.cli.output import is_stdout_closed
+from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
+from kalda.cli.common.output import is_stdout_closed
 
 
 class _Noun(NamedTuple):
@@ -38,10 +38,10 @@ NOUNS = {
     "client-metrics": _Noun("client_metrics", "client_metrics", "Metrics that clients push to the brokers."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "transactions": _Noun("transactions", "transactions", "Transactions: states, producers, and those that hang."),
-    "profiles": _Noun("profiles", "profiles", "List the profiles of clusters."),
-    "produce": _Noun("produce", "produce", "Write lines as records to a topic."),
-    "consume": _Noun("consume", "consume", "Read records of topics."),
-    "perf": _Noun("perf", "perf", "Measure producers and consumers on a cluster."),
+    "profiles": _Noun("common.profiles", "profiles", "List the profiles of clusters."),
+    "produce": _Noun("records.produce", "produce", "Write lines as records to a topic."),
+    "consume": _Noun("records.consume", "consume", "Read records of topics."),
+    "perf": _Noun("records.perf", "perf", "Measure producers and consumers on a cluster."),
     "cluster": _Noun("cluster", "cluster", "Start clusters here; describe brokers, log directories."),
     "features": _Noun("features", "features", "Describe and change feature levels, as metadata.version."),
     "quorum": _Noun("quorum", "quorum", "The metadata quorum: leader, voters, observers."),
@@ -52,7 +52,7 @@ NOUNS = {
     "tls": _Noun("tls", "tls", "Make certificates for trying out TLS."),
     "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
-    "completion": _Noun("completion", "completion", "Print the script that completes commands in a shell."),
+    "completion": _Noun("common.completion", "completion", "Print the script that completes commands in a shell."),
 }
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import click
 
-from kalda.cli.completion import complete_group, complete_topic
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, parse_pairs, with_cluster
+from kalda.cli.common.completion import complete_group, complete_topic
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.configs import ConfigEntry, Resource
 
 P = ParamSpec("P")

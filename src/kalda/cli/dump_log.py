@@ -14,8 +14,8 @@ import click
 
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.printable import printable, printable_json
-from kalda.cli.failures import Failure
-from kalda.cli.formats import as_json as bytes_as_json
+from kalda.cli.common.failures import Failure
+from kalda.cli.records.formats import as_json as bytes_as_json
 
 if TYPE_CHECKING:
     from kalda.records.builder import Record

@@ -13,15 +13,15 @@ import click
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.properties import decode_text
-from kalda.cli.completion import complete_topic
-from kalda.cli.failures import FAILED, Failure
-from kalda.cli.output import print_json
+from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.failures import FAILED, Failure
+from kalda.cli.common.output import print_json
+from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.reassignment.documents import partition_of
-from kalda.cli.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.base.errors import ApiError
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 
 @click.command("elect")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.base.printable import printable
-from kalda.cli.metrics_pages import addresses, node_option, read
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster
+from kalda.cli.common.metrics_pages import addresses, node_option, read
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 _SHOWN_DECISIONS = 10
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 METADATA_VERSION = "metadata.version"
 

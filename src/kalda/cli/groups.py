@@ -10,14 +10,14 @@ import click
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.printable import printable
-from kalda.cli.completion import complete_group, complete_topic
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster
-from kalda.cli.times import moment_ago_ms, parse_time_ms
+from kalda.cli.common.completion import complete_group, complete_topic
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option, with_cluster
+from kalda.cli.common.times import moment_ago_ms, parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.groups import Group, Member
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kalda.cli.failures import Failure
-from kalda.cli.output import Progress as ProgressLine
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import Progress as ProgressLine
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
 
 if TYPE_CHECKING:
     from kalda.pipeline.load import Loaded

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.ids import Uuid, uuid_from_text, uuid_to_text
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster_or_controllers
-from kalda.cli.times import show_time
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option, with_cluster_or_controllers
+from kalda.cli.common.times import show_time
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
 
 

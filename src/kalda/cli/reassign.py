@@ -12,14 +12,14 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.completion import complete_topic
-from kalda.cli.failures import FAILED, INTERRUPTED, Failure
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import json_option, with_cluster
-from kalda.cli.times import Seconds
+from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.failures import FAILED, INTERRUPTED, Failure
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import json_option, with_cluster
+from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
     from kalda.client.core.cluster_values import Partition

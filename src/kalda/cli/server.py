@@ -145,7 +145,7 @@ def _read_config(options: Options) -> ServerConfig:
     from kalda.broker.config_providers import read_properties
 
     if not options.file:
-        from kalda.cli.single_node import prepare
+        from kalda.cli.local.single_node import prepare
 
         return prepare(options.directory, options.overrides)
     return ServerConfig(read_properties(options.file, options.overrides))
@@ -181,7 +181,7 @@ def _keep_freed_memory() -> None:
 
 
 def _greet(config: ServerConfig, directory: str) -> None:
-    from kalda.cli.single_node import greeting
+    from kalda.cli.local.single_node import greeting
 
     sys.stdout.write(greeting(config, directory))
     sys.stdout.flush()

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import click
 
-from kalda.cli.failures import Failure
-from kalda.cli.times import Seconds
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
 from kalda.sim.scenario import LOADS, Plan, Verdict, simulate

@@ -11,12 +11,12 @@ import click
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, uuid_to_text
 from kalda.base.printable import printable
-from kalda.cli.completion import complete_topic
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import MAX_INT32, json_option, parse_pairs, with_cluster
+from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.topics import EligibleReplicas
     from kalda.client.core.cluster_values import Partition, Topic
 
@@ -310,7 +310,7 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
       kalda topics offsets orders
       kalda topics offsets orders --at -1h
     """
-    from kalda.cli.places import Kind, Place, offsets_of, parse_place
+    from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
 
     partitions = [partition for name in dict.fromkeys(names) for partition in admin.partitions(name)]
     if place is not None:
@@ -349,7 +349,7 @@ def delete_records_command(
       kalda topics delete-records orders --before -7d
       kalda topics delete-records orders --partition 0 --before 42 --execute
     """
-    from kalda.cli.places import Kind, Place, offsets_of, parse_place
+    from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
 
     known = admin.partitions(name)
     chosen = [TopicPartition(name, partition) for partition in partitions] or known

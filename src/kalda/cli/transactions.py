@@ -10,14 +10,14 @@ import click
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.completion import complete_topic, complete_transactional_id
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json, print_table
-from kalda.cli.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with_cluster
-from kalda.cli.times import show_time
+from kalda.cli.common.completion import complete_topic, complete_transactional_id
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with_cluster
+from kalda.cli.common.times import show_time
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.admin.transactions import ActiveProducer
 
 _DEFAULT_MAX_TIMEOUT_MIN = 15

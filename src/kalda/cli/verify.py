@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from kalda.base.errors import ApiError
-from kalda.cli.failures import Failure
-from kalda.cli.output import Progress, print_json, print_table
-from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, MAX_INT16, MAX_INT32
-from kalda.cli.times import Seconds
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import Progress, print_json, print_table
+from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, MAX_INT16, MAX_INT32
+from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.verification.run import Plan
@@ -145,7 +145,7 @@ def _is_proof(verdict: Verdict) -> bool:
 
 def _replicas(bootstrap_server: str) -> int:
     """Three, or as many as there are brokers."""
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
     try:
         with CommandAdmin(bootstrap_server, client_id="kalda-verify") as admin:

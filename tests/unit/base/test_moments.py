@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kalda.base.moments import parse_moment_ms
-from kalda.cli.places import Kind, parse_place
-from kalda.cli.times import parse_time_ms
+from kalda.cli.common.times import parse_time_ms
+from kalda.cli.records.places import Kind, parse_place
 
 NOON_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 

@@ -11,9 +11,9 @@ from kalda.base.configs.admin import ADMIN
 from kalda.base.properties import decode_text, read_properties_file
 from kalda.broker.config_providers import read_properties
 from kalda.broker.disk import RealDisk
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.profiles import client_config
 from kalda.cli.elect import read_partitions
-from kalda.cli.failures import Failure
-from kalda.cli.profiles import client_config
 from kalda.cli.reassignment.documents import read_topics
 from kalda.client.config_files import read_config
 from kalda.network.named_files import read_named_text

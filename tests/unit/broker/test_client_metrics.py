@@ -26,8 +26,8 @@ from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
 from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.pipeline import RequestPipeline
-from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.client.admin_client import Admin
 from kalda.client.aio_admin import Admin as AioAdmin

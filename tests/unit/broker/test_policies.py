@@ -17,7 +17,7 @@ from kalda.broker.policies import (
     Policies,
     PolicyViolation,
 )
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.metadata.configs import topic_resource
 from kalda.network.python_classes import ClassFailed

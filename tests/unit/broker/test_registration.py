@@ -11,7 +11,7 @@ from kalda.base.configs.listeners import CONTROLLER
 from kalda.base.ids import uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import MetadataVersion

@@ -15,7 +15,7 @@ from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.modules.module import Module
 from kalda.broker.publishing_faults import PublishingFaults
 from kalda.broker.services import Services
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance

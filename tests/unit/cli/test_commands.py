@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.cli.commands import NOUNS, cli
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json, print_table
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json, print_table
 
 VARIABLE = "KALDA_BOOTSTRAP_SERVER"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from kalda.cli.times import Seconds
+from kalda.cli.common.times import Seconds
 
 
 @pytest.mark.parametrize(

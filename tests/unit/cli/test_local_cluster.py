@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
 from kalda.broker.disk import RealDisk
-from kalda.cli import cluster_up
+from kalda.cli import cluster
 from kalda.cli.cluster_local import complete_node
 from kalda.cli.commands import cli
 from kalda.cli.local import layout, starting, stopping
@@ -130,7 +130,7 @@ def test_joining_nodes_are_formatted_without_initial_voters(tmp_path: Path) -> N
         made.format(place, 1)
         assert not list((tmp_path / f"node-{place.node_id}").rglob("*.checkpoint*0000000000*"))
     assert made.properties(made.nodes[0])["controller.quorum.bootstrap.servers"] == "a:1"
-    assert cluster_up.Found("x", frozenset((1, 1001))).first_id(3) % 100 == 0
+    assert cluster.Found("x", frozenset((1, 1001))).first_id(3) % 100 == 0
 
 
 @pytest.fixture

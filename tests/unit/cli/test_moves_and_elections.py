@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 import kalda
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassign import show_bytes
 from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import ReassignmentProgress

@@ -14,13 +14,13 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
-from kalda.cli.failures import Failure
-from kalda.cli.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
-from kalda.cli.places import Kind, Place, offsets_of, parse_place
-from kalda.cli.record_input import EnvelopeFormat, LineFormat, read_pieces
-from kalda.cli.session import unescape
-from kalda.cli.times import moment_ago_ms, parse_time_ms, show_time
+from kalda.cli.common.command_admin import CommandAdmin
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.session import unescape
+from kalda.cli.common.times import moment_ago_ms, parse_time_ms, show_time
+from kalda.cli.records.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
+from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
+from kalda.cli.records.record_input import EnvelopeFormat, LineFormat, read_pieces
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartitionResponse,
@@ -132,7 +132,7 @@ def test_records_that_a_closed_pipe_did_not_take_are_not_counted(monkeypatch: py
     pipe = Pipe()
     pipe.buffer = pipe
     monkeypatch.setattr("sys.stdout", pipe)
-    monkeypatch.setattr("kalda.cli.formats._LINES_A_WRITE", 2)
+    monkeypatch.setattr("kalda.cli.records.formats._LINES_A_WRITE", 2)
     writer = RecordWriter(Layout.RAW, set(), b"")
     with pytest.raises(BrokenPipeError):
         writer.write(fetched(), None)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from kalda.broker.node import StartError
-from kalda.cli import cluster_up, main, server
+from kalda.cli import cluster, main, server
 from kalda.cli.cluster_local import interruptible
-from kalda.cli.consume import _ending_normally
 from kalda.cli.local.stopping import Stopped
+from kalda.cli.records.consume import _ending_normally
 
 
 @pytest.fixture(autouse=True)
@@ -155,11 +155,11 @@ def test_nodes_in_the_foreground_are_stopped_when_the_terminal_is_closed(
     monkeypatch.setattr("kalda.cli.local.log_lines.Follower", Follower)
     monkeypatch.setattr("kalda.cli.local.starting.process_of", lambda *_: Ended())
     monkeypatch.setattr("kalda.cli.local.stopping.stop", stop)
-    monkeypatch.setattr(cluster_up, "line_printer", lambda _: closed)
+    monkeypatch.setattr(cluster, "line_printer", lambda _: closed)
     monkeypatch.setattr("click.echo", closed)
     layout: Any = SimpleNamespace(nodes=[SimpleNamespace(node_id=7)])
     with pytest.raises((SystemExit, OSError)), interruptible():
-        cluster_up._follow_logs(layout, layout.nodes)
+        cluster._follow_logs(layout, layout.nodes)
     assert stopped == [7]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 

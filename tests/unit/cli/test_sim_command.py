@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from kalda.cli.failures import Failure
+from kalda.cli.common.failures import Failure
 from kalda.cli.sim import each, sim
 
 

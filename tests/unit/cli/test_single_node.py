@@ -15,8 +15,8 @@ import kalda
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
 from kalda.broker.disk import RealDisk
+from kalda.cli.local.single_node import prepare, properties_text
 from kalda.cli.server import Options, UsageError
-from kalda.cli.single_node import prepare, properties_text
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports
 

@@ -9,7 +9,7 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassignment import execution
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from scripted_broker import ScriptedBroker
 
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 
 
 @pytest.fixture

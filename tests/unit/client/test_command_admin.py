@@ -11,7 +11,7 @@ from scripted_broker import ScriptedBroker
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource, topic_overrides
 from kalda.client.admin.nodes import supported_apis
 from kalda.client.admin.topics import NewTopic

@@ -14,7 +14,7 @@ from scripted_broker import AcknowledgingBroker
 from kalda import Admin, Consumer, Producer, aio
 from kalda.base.configs.definition import InvalidConfig
 from kalda.cli.commands import cli
-from kalda.cli.profiles import client_config
+from kalda.cli.common.profiles import client_config
 
 FOREIGN = """schema.registry.url=http://registry:8081
 zookeeper.connect=localhost:2181

@@ -13,7 +13,7 @@ import pytest
 from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.base.errors import ApiError
 from kalda.broker.request_metrics import EVERY
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.core.administration import ANY, Ask, single
 from kalda.client.producer import Producer
 from kalda.protocol.apis import API, response_class

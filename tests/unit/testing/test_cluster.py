@@ -17,7 +17,7 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.node import Node, StartError
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.testing import Cluster, plugin
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

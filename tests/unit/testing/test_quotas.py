@@ -20,8 +20,8 @@ from harness.blocking import BlockingConnection
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.broker.node import StartError
-from kalda.cli.command_admin import CommandAdmin
 from kalda.cli.commands import cli
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.network.free_ports import free_ports
 from kalda.protocol.framing import encode_request

@@ -9,5 +9,6 @@ controllers that were named are used. These files do not depend on the command l
 - `starting`: format and start the nodes that are not running, wait until all serve
 - `stopping`: stop one node after the other, and the last ones of a quorum together
 - `overview`: the state of each node
+- `single_node`: the node that `kalda server` makes without a file
 - `log_lines`: the nodes' log files, merged and followed
 """

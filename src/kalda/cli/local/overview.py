@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kalda.base.errors import ApiError
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.local.layout import Layout, Place
 from kalda.cli.local.process import Usage, process_state
 from kalda.cli.local.starting import process_of

@@ -93,7 +93,7 @@ def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s:
 
 def _active_controller(layout: Layout) -> int | None:
     """The active controller's node id; None where no node answers within `_TIMEOUT_MS`."""
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
     try:
         with CommandAdmin(layout.local_servers, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as admin:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassignment.progress import ReassignmentProgress, read_progress
 
 _FIRST_POLL_S = 0.1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.reassignments import Reassignment
 from kalda.client.core.cluster_values import Partition
 

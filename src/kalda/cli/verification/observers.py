@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Batch
 from kalda.cli.verification.recording import now_us
 from kalda.client.config_files import keys_of

@@ -12,7 +12,7 @@ from random import Random
 from kalda.base.configs.producer import PRODUCER
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.command_admin import CommandAdmin
+from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop, MemberSource
 from kalda.cli.verification.observers import CommittedReader, GroupSource, consumer_of, read_of, sample, seen

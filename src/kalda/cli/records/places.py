@@ -19,11 +19,11 @@ import click
 
 from kalda.base.configs.definition import parse_duration_ms
 from kalda.base.ids import TopicPartition
-from kalda.cli.session import MAX_INT64
-from kalda.cli.times import parse_time_ms
+from kalda.cli.common.session import MAX_INT64
+from kalda.cli.common.times import parse_time_ms
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 _SPAN = re.compile(r"(?:\d+(?:ms|[smhdw]))+")
 _LONGEST = 100

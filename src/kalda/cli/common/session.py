@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 import click
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 P = ParamSpec("P")
 
@@ -75,7 +75,7 @@ def _with_config(command: Callable[..., None]) -> Callable[..., None]:
     def run(
         profile: str | None, command_config: str | None, client_keys: tuple[str, ...], *args: Any, **options: Any
     ) -> None:
-        from kalda.cli.profiles import client_config
+        from kalda.cli.common.profiles import client_config
 
         config = client_config(profile, command_config, parse_pairs("-X", client_keys))
         command(*args, config=config, **options)
@@ -119,7 +119,7 @@ def connect(
     """A client of the cluster; it connects with the first request. Raises `click.UsageError` for a bad address or
     configuration."""
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
     config = dict(config or {})
     address = str(bootstrap or config.pop("bootstrap.servers", None) or DEFAULT_BOOTSTRAP)

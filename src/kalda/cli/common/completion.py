@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from kalda.base.errors import ApiError
-from kalda.cli.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
+from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 _TIMEOUT_MS = 700
 
 
 def _complete(ctx: click.Context, incomplete: str, names: Callable[[CommandAdmin], Iterable[str]]) -> list[str]:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
     servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:

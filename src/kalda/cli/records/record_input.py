@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kalda.cli.failures import Failure
+from kalda.cli.common.failures import Failure
 
 Header = tuple[str, bytes | None]
 _READ_BYTES = 256 * 1024

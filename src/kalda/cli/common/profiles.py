@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from kalda.base.printable import printable
-from kalda.cli.failures import Failure
+from kalda.cli.common.failures import Failure
 
 PROFILES_VARIABLE = "KALDA_PROFILES"
 _OF_PROGRAMS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
@@ -136,7 +136,7 @@ def profiles(as_json: bool) -> None:
       kalda profiles
       kalda topics list --profile production
     """
-    from kalda.cli.output import print_json, print_table
+    from kalda.cli.common.output import print_json, print_table
 
     found = read_profiles()
     rows = [

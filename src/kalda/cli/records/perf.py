@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.cli.completion import complete_topic
-from kalda.cli.failures import Failure
-from kalda.cli.output import print_json
-from kalda.cli.session import json_option, with_cluster
+from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import print_json
+from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.consumer import Consumer
     from kalda.client.core.producer_batch import RecordMetadata
 

@@ -14,15 +14,15 @@ import click
 
 from kalda.base.errors import ApiError
 from kalda.base.properties import decode_text
-from kalda.cli.completion import complete_topic
-from kalda.cli.failures import Failure, failure_of
-from kalda.cli.output import Progress, print_json
-from kalda.cli.record_input import EnvelopeFormat, InputRecord, LineFormat, Parse, read_pieces
-from kalda.cli.session import json_option, unescape, with_cluster
-from kalda.cli.times import parse_time_ms
+from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.failures import Failure, failure_of
+from kalda.cli.common.output import Progress, print_json
+from kalda.cli.common.session import json_option, unescape, with_cluster
+from kalda.cli.common.times import parse_time_ms
+from kalda.cli.records.record_input import EnvelopeFormat, InputRecord, LineFormat, Parse, read_pieces
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.core.producer_batch import RecordMetadata
     from kalda.client.producer import Producer
     from kalda.registry import RegistrySerializer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kalda.base.printable import printable, printable_json
-from kalda.cli.failures import Failure
+from kalda.cli.common.failures import Failure
 from kalda.records.batch import TimestampType
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import click
 
-from kalda.cli.failures import Failure
+from kalda.cli.common.failures import Failure
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
 
 LISTENER = "kalda.metrics.listener"
 _ANY_HOST = ("", "0.0.0.0", "::")

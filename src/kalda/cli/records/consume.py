@@ -15,15 +15,15 @@ import click
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.cli.completion import complete_group, complete_topic
-from kalda.cli.failures import Failure
-from kalda.cli.formats import DECODED_AS, Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
-from kalda.cli.output import is_stdout_closed
-from kalda.cli.places import Kind, Place, offsets_of, parse_place
-from kalda.cli.session import unescape, with_cluster
+from kalda.cli.common.completion import complete_group, complete_topic
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.output import is_stdout_closed
+from kalda.cli.common.session import unescape, with_cluster
+from kalda.cli.records.formats import DECODED_AS, Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
+from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
 
 if TYPE_CHECKING:
-    from kalda.cli.command_admin import CommandAdmin
+    from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.consumer import Consumer
     from kalda.client.core.cluster_values import Topic
     from kalda.records.consuming import Record
