@@ -156,10 +156,10 @@ def kafka_python(server: str, count: int) -> int:
 
 _CLIENTS: dict[str, tuple[Callable[[str, int], int], str, float]] = {
     "confluent": (confluent, "confluent_kafka", 1.0),
-    "kalda poll": (kalda_poll, "kalda.client.consumer", 1.0),
-    "kalda for": (kalda_iterate, "kalda.client.consumer", 1.0),
-    "kalda poll_arrow": (kalda_arrow, "kalda.client.columns", 1.0),
-    "kalda.aio for": (kalda_aio, "kalda.client.aio_consumer", 1.0),
+    "kalda poll": (kalda_poll, "kalda.client.consumer.consumer", 1.0),
+    "kalda for": (kalda_iterate, "kalda.client.consumer.consumer", 1.0),
+    "kalda poll_arrow": (kalda_arrow, "kalda.client.consumer.columns", 1.0),
+    "kalda.aio for": (kalda_aio, "kalda.client.consumer.aio_consumer", 1.0),
     "aiokafka": (aiokafka, "aiokafka", 0.5),
     "kafka-python": (kafka_python, "kafka", 0.1),
 }

@@ -24,7 +24,7 @@ from harness.nodes import Node
 from harness.systems import KALDA
 
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.core.administration import ANY, Ask, single
+from kalda.clientcore.administration import ANY, Ask, single
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

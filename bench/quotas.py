@@ -264,7 +264,7 @@ def _on_two_sockets(
 
 
 def produce_kalda(address: str, topic: str, client_id: str, meter: Meter) -> None:
-    from kalda.client.producer import Producer
+    from kalda.client.producer.producer import Producer
 
     def delivered(_: object, error: Exception | None) -> None:
         if error is None:
@@ -281,7 +281,7 @@ def produce_kalda(address: str, topic: str, client_id: str, meter: Meter) -> Non
 
 def consume_kalda(address: str, topic: str, client_id: str, meter: Meter) -> None:
     from kalda.base.ids import TopicPartition
-    from kalda.client.consumer import Consumer
+    from kalda.client.consumer.consumer import Consumer
 
     config = {"bootstrap.servers": address, "client.id": client_id, "max.partition.fetch.bytes": 262_144}
     with Consumer(config) as consumer:

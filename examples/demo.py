@@ -353,7 +353,7 @@ group.initial.rebalance.delay.ms=0
 
     def _answers(self) -> bool:
         from kalda.base.errors import ApiError
-        from kalda.client.one_node import OneNode
+        from kalda.client.transport.one_node import OneNode
         from kalda.protocol.messages.metadata import MetadataRequest
 
         try:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "kalda"
 PURE_FLOORS = (
     "base", "protocol", "records", "storage", "statemachine", "raft", "metadata", "controller", "replication",
-    "coordinator", "quota", "security", "telemetry", "verify", "client/core",
+    "coordinator", "quota", "security", "telemetry", "verify", "clientcore", "assignors",
 )  # fmt: skip
 IMPURE_MODULES = frozenset(
     (
@@ -147,21 +147,6 @@ def test_pure_floors_know_no_world(floor: str) -> None:
             for path in sources(f"src/kalda/{floor}")
             for module in sorted(imported_modules(path))
             if module.split(".")[0] in IMPURE_MODULES
-        ]
-    )
-
-
-def test_decisions_of_clients_import_floors_only() -> None:
-    """`client/core` lies in `client` and belongs below `network`: imports for type checking count too."""
-    floors = {floor for floor in PURE_FLOORS if floor != "client/core"}
-    expect_none(
-        [
-            f"{name_of(path)}: {module}"
-            for path in sources("src/kalda/client/core")
-            for module in sorted(imported_modules(path))
-            if module.startswith("kalda.")
-            and not module.startswith("kalda.client.core.")
-            and module.split(".")[1] not in floors
         ]
     )
 

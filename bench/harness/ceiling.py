@@ -109,8 +109,8 @@ def evenly(rows: int, count: int) -> list[InputPartition]:
 
 def batches(names: list[str], left: int) -> Iterator[pa.RecordBatch]:
     """`left` rows, in record batches as large as the reader's."""
-    from kalda.client.columns import TYPES, SparkColumns
-    from kalda.client.core.fetching import Taken
+    from kalda.client.consumer.columns import TYPES, SparkColumns
+    from kalda.clientcore.consuming.fetching import Taken
     from kalda.records.builder import build_batch
 
     values = os.urandom(VALUE_BYTES * 10_000)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kalda.client.admin.access import Token as Token
     from kalda.client.admin.acls import Acl as Acl
     from kalda.client.admin.acls import AclFilter as AclFilter
+    from kalda.client.admin.admin_client import Admin as Admin
     from kalda.client.admin.configs import Alteration as Alteration
     from kalda.client.admin.configs import ConfigEntry as ConfigEntry
     from kalda.client.admin.configs import Resource as Resource
@@ -36,38 +37,39 @@ if TYPE_CHECKING:
     from kalda.client.admin.transactions import FencedProducer as FencedProducer
     from kalda.client.admin.transactions import ListedTransaction as ListedTransaction
     from kalda.client.admin.transactions import Transaction as Transaction
-    from kalda.client.admin_client import Admin as Admin
-    from kalda.client.consumer import Consumer as Consumer
-    from kalda.client.consumer_calls import ConsumerClosed as ConsumerClosed
-    from kalda.client.consumer_calls import ConsumerInterceptor as ConsumerInterceptor
-    from kalda.client.core.administration import Outcomes as Outcomes
-    from kalda.client.core.cluster_values import Broker as Broker
-    from kalda.client.core.cluster_values import Partition as Partition
-    from kalda.client.core.cluster_values import Topic as Topic
-    from kalda.client.core.commits import GroupMetadata as GroupMetadata
-    from kalda.client.core.consumer_errors import CommitFailed as CommitFailed
-    from kalda.client.core.consumer_errors import LogTruncated as LogTruncated
-    from kalda.client.core.consumer_errors import NoOffset as NoOffset
-    from kalda.client.core.consumer_errors import OffsetOutOfRange as OffsetOutOfRange
-    from kalda.client.core.consumer_errors import UndecodableRecord as UndecodableRecord
-    from kalda.client.core.consumer_errors import Wakeup as Wakeup
-    from kalda.client.core.producer_batch import RecordMetadata as RecordMetadata
-    from kalda.client.core.producer_batch import WrittenBatch as WrittenBatch
-    from kalda.client.core.producer_errors import BufferExhausted as BufferExhausted
-    from kalda.client.core.producer_errors import DeliveryAborted as DeliveryAborted
-    from kalda.client.core.producer_errors import DeliveryTimeout as DeliveryTimeout
-    from kalda.client.core.producer_errors import MetadataTimeout as MetadataTimeout
-    from kalda.client.core.producer_errors import ProducerClosed as ProducerClosed
-    from kalda.client.core.producer_errors import RecordTooLarge as RecordTooLarge
-    from kalda.client.core.producer_errors import SerializationError as SerializationError
-    from kalda.client.core.subscription import OffsetAndEpoch as OffsetAndEpoch
-    from kalda.client.core.transaction_errors import AbortableTransactionError as AbortableTransactionError
-    from kalda.client.core.transaction_errors import FatalTransactionError as FatalTransactionError
-    from kalda.client.core.transaction_errors import ProducerFencedError as ProducerFencedError
-    from kalda.client.core.transaction_errors import TransactionMisconfiguredError as TransactionMisconfiguredError
-    from kalda.client.delivery import DeliveryFuture as DeliveryFuture
-    from kalda.client.delivery import TableFuture as TableFuture
-    from kalda.client.producer import Producer as Producer
+    from kalda.client.consumer.consumer import Consumer as Consumer
+    from kalda.client.consumer.consumer_calls import ConsumerClosed as ConsumerClosed
+    from kalda.client.consumer.consumer_calls import ConsumerInterceptor as ConsumerInterceptor
+    from kalda.client.producer.delivery import DeliveryFuture as DeliveryFuture
+    from kalda.client.producer.delivery import TableFuture as TableFuture
+    from kalda.client.producer.producer import Producer as Producer
+    from kalda.clientcore.administration import Outcomes as Outcomes
+    from kalda.clientcore.connections.cluster_values import Broker as Broker
+    from kalda.clientcore.connections.cluster_values import Partition as Partition
+    from kalda.clientcore.connections.cluster_values import Topic as Topic
+    from kalda.clientcore.consuming.commits import GroupMetadata as GroupMetadata
+    from kalda.clientcore.consuming.consumer_errors import CommitFailed as CommitFailed
+    from kalda.clientcore.consuming.consumer_errors import LogTruncated as LogTruncated
+    from kalda.clientcore.consuming.consumer_errors import NoOffset as NoOffset
+    from kalda.clientcore.consuming.consumer_errors import OffsetOutOfRange as OffsetOutOfRange
+    from kalda.clientcore.consuming.consumer_errors import UndecodableRecord as UndecodableRecord
+    from kalda.clientcore.consuming.consumer_errors import Wakeup as Wakeup
+    from kalda.clientcore.consuming.subscription import OffsetAndEpoch as OffsetAndEpoch
+    from kalda.clientcore.producing.producer_batch import RecordMetadata as RecordMetadata
+    from kalda.clientcore.producing.producer_batch import WrittenBatch as WrittenBatch
+    from kalda.clientcore.producing.producer_errors import BufferExhausted as BufferExhausted
+    from kalda.clientcore.producing.producer_errors import DeliveryAborted as DeliveryAborted
+    from kalda.clientcore.producing.producer_errors import DeliveryTimeout as DeliveryTimeout
+    from kalda.clientcore.producing.producer_errors import MetadataTimeout as MetadataTimeout
+    from kalda.clientcore.producing.producer_errors import ProducerClosed as ProducerClosed
+    from kalda.clientcore.producing.producer_errors import RecordTooLarge as RecordTooLarge
+    from kalda.clientcore.producing.producer_errors import SerializationError as SerializationError
+    from kalda.clientcore.producing.transaction_errors import AbortableTransactionError as AbortableTransactionError
+    from kalda.clientcore.producing.transaction_errors import FatalTransactionError as FatalTransactionError
+    from kalda.clientcore.producing.transaction_errors import ProducerFencedError as ProducerFencedError
+    from kalda.clientcore.producing.transaction_errors import (
+        TransactionMisconfiguredError as TransactionMisconfiguredError,
+    )
     from kalda.protocol.kinds import ElectionType as ElectionType
     from kalda.protocol.kinds import UpgradeType as UpgradeType
     from kalda.protocol.messages.fetch import OffsetSpec as OffsetSpec
@@ -76,65 +78,65 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "AbortableTransactionError": "kalda.client.core.transaction_errors",
+    "AbortableTransactionError": "kalda.clientcore.producing.transaction_errors",
     "Acl": "kalda.client.admin.acls",
     "AclFilter": "kalda.client.admin.acls",
     "ActiveProducer": "kalda.client.admin.transactions",
-    "Admin": "kalda.client.admin_client",
+    "Admin": "kalda.client.admin.admin_client",
     "Alteration": "kalda.client.admin.configs",
     "ApiError": "kalda.base.errors",
-    "Broker": "kalda.client.core.cluster_values",
-    "BufferExhausted": "kalda.client.core.producer_errors",
+    "Broker": "kalda.clientcore.connections.cluster_values",
+    "BufferExhausted": "kalda.clientcore.producing.producer_errors",
     "ClusterDescription": "kalda.client.admin.nodes",
-    "CommitFailed": "kalda.client.core.consumer_errors",
+    "CommitFailed": "kalda.clientcore.consuming.consumer_errors",
     "ConfigEntry": "kalda.client.admin.configs",
     "ConfigOperation": "kalda.base.configs.resources",
     "ConfigResourceType": "kalda.base.configs.resources",
-    "Consumer": "kalda.client.consumer",
-    "ConsumerClosed": "kalda.client.consumer_calls",
-    "ConsumerInterceptor": "kalda.client.consumer_calls",
+    "Consumer": "kalda.client.consumer.consumer",
+    "ConsumerClosed": "kalda.client.consumer.consumer_calls",
+    "ConsumerInterceptor": "kalda.client.consumer.consumer_calls",
     "CreatedTopic": "kalda.client.admin.topics",
-    "DeliveryAborted": "kalda.client.core.producer_errors",
-    "DeliveryFuture": "kalda.client.delivery",
-    "DeliveryTimeout": "kalda.client.core.producer_errors",
+    "DeliveryAborted": "kalda.clientcore.producing.producer_errors",
+    "DeliveryFuture": "kalda.client.producer.delivery",
+    "DeliveryTimeout": "kalda.clientcore.producing.producer_errors",
     "ElectionType": "kalda.protocol.kinds",
-    "FatalTransactionError": "kalda.client.core.transaction_errors",
+    "FatalTransactionError": "kalda.clientcore.producing.transaction_errors",
     "FencedProducer": "kalda.client.admin.transactions",
     "Group": "kalda.client.admin.groups",
-    "GroupMetadata": "kalda.client.core.commits",
+    "GroupMetadata": "kalda.clientcore.consuming.commits",
     "ListedGroup": "kalda.client.admin.groups",
     "ListedTransaction": "kalda.client.admin.transactions",
     "LogDir": "kalda.client.admin.nodes",
-    "LogTruncated": "kalda.client.core.consumer_errors",
-    "MetadataTimeout": "kalda.client.core.producer_errors",
+    "LogTruncated": "kalda.clientcore.consuming.consumer_errors",
+    "MetadataTimeout": "kalda.clientcore.producing.producer_errors",
     "NewTopic": "kalda.client.admin.topics",
-    "NoOffset": "kalda.client.core.consumer_errors",
-    "OffsetAndEpoch": "kalda.client.core.subscription",
-    "OffsetOutOfRange": "kalda.client.core.consumer_errors",
+    "NoOffset": "kalda.clientcore.consuming.consumer_errors",
+    "OffsetAndEpoch": "kalda.clientcore.consuming.subscription",
+    "OffsetOutOfRange": "kalda.clientcore.consuming.consumer_errors",
     "OffsetSpec": "kalda.protocol.messages.fetch",
-    "Outcomes": "kalda.client.core.administration",
-    "Partition": "kalda.client.core.cluster_values",
-    "Producer": "kalda.client.producer",
-    "ProducerClosed": "kalda.client.core.producer_errors",
-    "ProducerFencedError": "kalda.client.core.transaction_errors",
+    "Outcomes": "kalda.clientcore.administration",
+    "Partition": "kalda.clientcore.connections.cluster_values",
+    "Producer": "kalda.client.producer.producer",
+    "ProducerClosed": "kalda.clientcore.producing.producer_errors",
+    "ProducerFencedError": "kalda.clientcore.producing.transaction_errors",
     "Reassignment": "kalda.client.admin.reassignments",
     "Record": "kalda.records.consuming",
-    "RecordMetadata": "kalda.client.core.producer_batch",
-    "RecordTooLarge": "kalda.client.core.producer_errors",
+    "RecordMetadata": "kalda.clientcore.producing.producer_batch",
+    "RecordTooLarge": "kalda.clientcore.producing.producer_errors",
     "Resource": "kalda.client.admin.configs",
     "ScramCredential": "kalda.client.admin.access",
     "ScramUpsertion": "kalda.client.admin.access",
-    "SerializationError": "kalda.client.core.producer_errors",
-    "TableFuture": "kalda.client.delivery",
+    "SerializationError": "kalda.clientcore.producing.producer_errors",
+    "TableFuture": "kalda.client.producer.delivery",
     "Token": "kalda.client.admin.access",
-    "Topic": "kalda.client.core.cluster_values",
+    "Topic": "kalda.clientcore.connections.cluster_values",
     "TopicPartition": "kalda.base.ids",
     "Transaction": "kalda.client.admin.transactions",
-    "TransactionMisconfiguredError": "kalda.client.core.transaction_errors",
-    "UndecodableRecord": "kalda.client.core.consumer_errors",
+    "TransactionMisconfiguredError": "kalda.clientcore.producing.transaction_errors",
+    "UndecodableRecord": "kalda.clientcore.consuming.consumer_errors",
     "UpgradeType": "kalda.protocol.kinds",
-    "Wakeup": "kalda.client.core.consumer_errors",
-    "WrittenBatch": "kalda.client.core.producer_batch",
+    "Wakeup": "kalda.clientcore.consuming.consumer_errors",
+    "WrittenBatch": "kalda.clientcore.producing.producer_batch",
 }
 """The clients, and the values and errors that they take, return and raise."""
 

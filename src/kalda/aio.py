@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kalda.client.aio_admin import Admin as Admin
-    from kalda.client.aio_consumer import Consumer as Consumer
-    from kalda.client.aio_producer import Producer as Producer
+    from kalda.client.admin.aio_admin import Admin as Admin
+    from kalda.client.consumer.aio_consumer import Consumer as Consumer
+    from kalda.client.producer.aio_producer import Producer as Producer
 
 _PUBLIC = {
-    "Admin": "kalda.client.aio_admin",
-    "Consumer": "kalda.client.aio_consumer",
-    "Producer": "kalda.client.aio_producer",
+    "Admin": "kalda.client.admin.aio_admin",
+    "Consumer": "kalda.client.consumer.aio_consumer",
+    "Producer": "kalda.client.producer.aio_producer",
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from kalda import Consumer
-from kalda.client.core.consumer import SubscriptionPattern
+from kalda.clientcore.consumer import SubscriptionPattern
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ import sys
 from kalda import Consumer, Producer
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer_errors import CommitFailed
-from kalda.client.core.transaction_errors import FatalTransactionError
+from kalda.clientcore.consuming.consumer_errors import CommitFailed
+from kalda.clientcore.producing.transaction_errors import FatalTransactionError
 
 MAX_RECORDS = 50
 

@@ -18,7 +18,7 @@ import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.topics import NewTopic
-from kalda.client.core.consumer import SubscriptionPattern
+from kalda.clientcore.consumer import SubscriptionPattern
 
 pytestmark = pytest.mark.compat
 ROUNDS = int(os.environ.get("KALDA_MODERN_ROUNDS", "2"))

@@ -25,8 +25,8 @@ import kalda
 from kalda import aio
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.consumer_calls import ConsumerClosed
-from kalda.client.core.consumer_errors import UndecodableRecord, Wakeup
+from kalda.client.consumer.consumer_calls import ConsumerClosed
+from kalda.clientcore.consuming.consumer_errors import UndecodableRecord, Wakeup
 from kalda.testing import Cluster
 
 pytestmark = pytest.mark.compat

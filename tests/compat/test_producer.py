@@ -22,8 +22,8 @@ from node_cluster import NodeCluster, wait_until
 
 from kalda import Producer
 from kalda.aio import Producer as AsyncProducer
-from kalda.client.core.transaction_errors import ProducerFencedError
-from kalda.client.delivery import DeliveryFuture
+from kalda.client.producer.delivery import DeliveryFuture
+from kalda.clientcore.producing.transaction_errors import ProducerFencedError
 
 pytestmark = pytest.mark.compat
 TIMEOUT_S = 120

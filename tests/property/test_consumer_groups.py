@@ -13,7 +13,7 @@ from consumer_world import Cluster, Member
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer_errors import CommitFailed
+from kalda.clientcore.consuming.consumer_errors import CommitFailed
 from kalda.protocol.apis import ApiKey
 
 PARTITIONS = 5

@@ -13,8 +13,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from topics import World, cluster_of_tests
 
 from kalda import Consumer
-from kalda.client.core.partitioner import partition_of
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
+from kalda.clientcore.producing.partitioner import partition_of
 from kalda.spark.exactly_once import (
     Identity,
     NotRepeatable,

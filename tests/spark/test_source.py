@@ -15,8 +15,8 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
-from kalda.client.core.administration import ANY, Ask, single
-from kalda.client.producer import Producer
+from kalda.client.producer.producer import Producer
+from kalda.clientcore.administration import ANY, Ask, single
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import LoadSettings, load
 from kalda.pipeline.session import prepare

@@ -10,7 +10,7 @@ from typing import Any
 from kalda import Admin, Producer
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
-from kalda.client.core.administration import ANY, Ask, single
+from kalda.clientcore.administration import ANY, Ask, single
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster

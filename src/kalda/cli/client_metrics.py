@@ -145,8 +145,8 @@ def tail_command(
     from kalda.base.configs.consumer import CONSUMER
     from kalda.base.printable import printable, printable_json
     from kalda.base.topic_names import CLIENT_METRICS_TOPIC
-    from kalda.client.config_files import keys_of
-    from kalda.client.consumer import Consumer
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.client.transport.config_files import keys_of
 
     left = max_messages
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -31,9 +31,9 @@ from kalda.cli.common.output import Progress, print_json, print_table
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
 from kalda.cli.common.times import Seconds
 from kalda.cli.local.layout import LayoutError
-from kalda.client.core.cluster_values import parse_bootstrap
-from kalda.client.core.errors import refused
-from kalda.client.one_node import OneNode
+from kalda.client.transport.one_node import OneNode
+from kalda.clientcore.connections.cluster_values import parse_bootstrap
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
     from kalda.cli.reassignment.documents import Target
     from kalda.cli.reassignment.planner import Broker
-    from kalda.client.core.cluster_values import Partition
+    from kalda.clientcore.connections.cluster_values import Partition
 
 Targets = Mapping[TopicPartition, "Target"]
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
-from kalda.client.admin_client import Admin
-from kalda.client.config_files import keys_of
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.admin.admin_client import Admin
+from kalda.client.transport.config_files import keys_of
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.topics import Topics
 
@@ -193,7 +193,7 @@ class _Lane:
     """One lane's producer, in a task."""
 
     def __init__(self, settings: ReplaySettings, config: Mapping[str, str], number: int, layout: str) -> None:
-        from kalda.client.producer import Producer
+        from kalda.client.producer.producer import Producer
 
         self.number = number
         self._layout = layout

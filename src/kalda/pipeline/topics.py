@@ -9,8 +9,8 @@ from typing import Any, Final
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
+from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.configs import Resource
-from kalda.client.admin_client import Admin
 from kalda.pipeline.session import PipelineError
 from kalda.protocol.messages.fetch import OffsetSpec
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.topics import NewTopic
-from kalda.client.core.consumer_errors import LogTruncated
+from kalda.clientcore.consuming.consumer_errors import LogTruncated
 from kalda.metadata.partition import PartitionRegistration
 from kalda.sim import controllers, faults
 from kalda.sim.client import SimClient
@@ -30,9 +30,9 @@ from kalda.sim.world import World
 
 if TYPE_CHECKING:
     from kalda.base.configs.producer import ProducerConfig
-    from kalda.client.core.idempotence import Idempotence
-    from kalda.client.core.producer_batch import ProducerBatch
-    from kalda.client.core.transaction_manager import TransactionManager
+    from kalda.clientcore.producing.idempotence import Idempotence
+    from kalda.clientcore.producing.producer_batch import ProducerBatch
+    from kalda.clientcore.producing.transaction_manager import TransactionManager
 
 # Unclean elections under consumers: each truncation is raised before a record in the place of a lost one is returned.
 #
@@ -222,7 +222,7 @@ _MANY_IN_FLIGHT = 30
 
 def number_each_attempt(switch: Switch) -> None:
     """A batch gets a new sequence number whenever it is drained, not only the first time."""
-    from kalda.client.core.idempotence import Idempotence
+    from kalda.clientcore.producing.idempotence import Idempotence
 
     checked = Idempotence.number
 
@@ -238,7 +238,7 @@ def number_each_attempt(switch: Switch) -> None:
 
 def send_without_bound(switch: Switch) -> None:
     """More batches of a partition are in flight than the five that brokers recognize when they arrive again."""
-    from kalda.client.core.producing import ProducerCore
+    from kalda.clientcore.producer import ProducerCore
 
     checked = ProducerCore.__init__
 
@@ -250,7 +250,7 @@ def send_without_bound(switch: Switch) -> None:
 
 def begin_anew_in_the_same_epoch(switch: Switch) -> None:
     """Behind a gap, numbers begin at 0 again, and the epoch is not incremented."""
-    from kalda.client.core.idempotence import Idempotence
+    from kalda.clientcore.producing.idempotence import Idempotence
 
     checked = Idempotence.run
 
@@ -269,8 +269,8 @@ def begin_anew_in_the_same_epoch(switch: Switch) -> None:
 
 def go_on_when_fenced(switch: Switch) -> None:
     """A producer that was fenced gets a new epoch, as if it were the latest of its transactional id."""
-    from kalda.client.core.transaction_errors import FENCED, AbortableTransactionError
-    from kalda.client.core.transaction_manager import TransactionManager
+    from kalda.clientcore.producing.transaction_errors import FENCED, AbortableTransactionError
+    from kalda.clientcore.producing.transaction_manager import TransactionManager
     from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
     checked = TransactionManager._fail
@@ -287,7 +287,7 @@ def go_on_when_fenced(switch: Switch) -> None:
 
 def follow_any_log(switch: Switch) -> None:
     """A consumer goes on at its position behind a change of the leader."""
-    from kalda.client.core.positions import Positions
+    from kalda.clientcore.consuming.positions import Positions
 
     switch.set(Positions, "_compare_epochs", lambda self: None)
 

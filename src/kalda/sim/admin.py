@@ -19,8 +19,8 @@ from typing import Any
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import Kind, Target
-from kalda.client.core.requests import all_topics_request
+from kalda.clientcore.administration import Kind, Target
+from kalda.clientcore.connections.requests import all_topics_request
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,

@@ -11,7 +11,7 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.cluster_values import Metadata, Topic, newest, read_metadata
+from kalda.clientcore.connections.cluster_values import Metadata, Topic, newest, read_metadata
 from kalda.network.client import RpcClient
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.metadata import MetadataRequest

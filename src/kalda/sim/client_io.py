@@ -12,15 +12,15 @@ from typing import Any
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import random_uuid, uuid_to_text
-from kalda.client.aio_admin import Admin
-from kalda.client.aio_consumer import Consumer
-from kalda.client.aio_producer import Producer
-from kalda.client.channels import Channels
-from kalda.client.client_host import ClientHost
-from kalda.client.core.administration import Ask, Kind, Target, single
-from kalda.client.core.connections import Action, Connect, Connections, OnDone, Write
-from kalda.client.driven import Driven
-from kalda.client.io_loop import IoLoop
+from kalda.client.admin.aio_admin import Admin
+from kalda.client.consumer.aio_consumer import Consumer
+from kalda.client.producer.aio_producer import Producer
+from kalda.client.transport.channels import Channels
+from kalda.client.transport.client_host import ClientHost
+from kalda.client.transport.driven import Driven
+from kalda.client.transport.io_loop import IoLoop
+from kalda.clientcore.administration import Ask, Kind, Target, single
+from kalda.clientcore.connections.connections import Action, Connect, Connections, OnDone, Write
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
 from kalda.protocol.notation import Request

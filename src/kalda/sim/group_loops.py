@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kalda.assignors.consumer_protocol import read_assignment, write_assignment, write_subscription
+from kalda.assignors.stateless import Subscriber, assign_range
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.assignors import Subscriber, assign_range
-from kalda.client.core.commits import GroupMetadata
-from kalda.client.core.consumer_protocol import read_assignment, write_assignment, write_subscription
+from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,

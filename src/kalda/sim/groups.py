@@ -19,9 +19,9 @@ from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.consumer_calls import Offset, Partition
-from kalda.client.core.commits import committed_errors, read_committed
-from kalda.client.core.connections import OnDone
+from kalda.client.consumer.consumer_calls import Offset, Partition
+from kalda.clientcore.connections.connections import OnDone
+from kalda.clientcore.consuming.commits import committed_errors, read_committed
 from kalda.protocol.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient

@@ -13,10 +13,10 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.connections import OnDone
-from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.transaction_errors import AbortableTransactionError
-from kalda.client.core.transaction_manager import TransactionManager
+from kalda.clientcore.connections.connections import OnDone
+from kalda.clientcore.producing.producer_batch import RecordMetadata
+from kalda.clientcore.producing.transaction_errors import AbortableTransactionError
+from kalda.clientcore.producing.transaction_manager import TransactionManager
 from kalda.protocol.messages.transactions import EndTxnRequest
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient

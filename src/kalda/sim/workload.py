@@ -23,10 +23,10 @@ from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.connections import OnDone
-from kalda.client.core.consumer_errors import NoOffset, OffsetOutOfRange
-from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.requests import FETCH_BASE
+from kalda.clientcore.connections.connections import OnDone
+from kalda.clientcore.connections.requests import FETCH_BASE
+from kalda.clientcore.consuming.consumer_errors import NoOffset, OffsetOutOfRange
+from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,

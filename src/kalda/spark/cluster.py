@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.offsets import list_offsets
-from kalda.client.admin_client import Admin
-from kalda.client.core.administration import Kind, Outcomes, Plan, Target, per_item
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import Kind, Outcomes, Plan, Target, per_item
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:
-    from kalda.client.core.cluster_values import Topic
+    from kalda.clientcore.connections.cluster_values import Topic
     from kalda.spark.options import Subscription
 
 _MAX_END_BEFORE_V2 = 4
@@ -53,7 +53,7 @@ class SparkAdmin(Admin):
             is_missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if is_missing and missing_is_error:
                 # Imported here: a planner makes no consumer, and each batch job starts one.
-                from kalda.client.consumer_calls import unknown_topic
+                from kalda.client.consumer.consumer_calls import unknown_topic
 
                 raise unknown_topic(name)
             if not is_missing:

@@ -37,8 +37,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.subscription import OffsetAndEpoch
-from kalda.client.producer import Producer
+from kalda.client.producer.producer import Producer
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.transactions import EndTxnRequest
 from kalda.spark.cluster import SparkAdmin, admin_of
 from kalda.spark.sink_options import CHECK, WriteOptions

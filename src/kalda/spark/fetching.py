@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.consumer import Consumer
-from kalda.client.core.consumer_errors import OffsetOutOfRange
-from kalda.client.core.fetching import Taken
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.consumer.consumer import Consumer
+from kalda.clientcore.consuming.consumer_errors import OffsetOutOfRange
+from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.spark.options import ReadOptions
 from kalda.spark.planning import DataLoss, OffsetRange
 

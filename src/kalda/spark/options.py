@@ -20,7 +20,7 @@ from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import Portable
 from kalda.base.ids import TopicPartition
-from kalda.client.core.cluster_values import parse_bootstrap
+from kalda.clientcore.connections.cluster_values import parse_bootstrap
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kalda.base.errors import CorruptRecord
-from kalda.client.columns import TYPES, SparkColumns
+from kalda.client.consumer.columns import TYPES, SparkColumns
 from kalda.records.batch import BatchHeader
 from kalda.spark.segment_batches import Damage, Run
 from kalda.spark.segment_files import Piece

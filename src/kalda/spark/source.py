@@ -475,7 +475,7 @@ def rows(
     options: ReadOptions, columns: Sequence[tuple[str, bool]], partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task's ranges as record batches of the columns (name, nullable)."""
-    from kalda.client.columns import SparkColumns
+    from kalda.client.consumer.columns import SparkColumns
     from kalda.spark.fetching import fetch
     from kalda.spark.workers import exempt_modules
 
@@ -534,6 +534,6 @@ def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
     """The Arrow schema that PySpark derives from these columns (name, nullable)."""
     import pyarrow as pa
 
-    from kalda.client.columns import TYPES
+    from kalda.client.consumer.columns import TYPES
 
     return pa.schema([pa.field(name, TYPES[name], nullable) for name, nullable in columns])

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kalda.client.producer import Producer
+from kalda.client.producer.producer import Producer
 from kalda.spark.sink_options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kalda.client.delivery import TableFuture
+    from kalda.client.producer.delivery import TableFuture
 
 _idle: dict[tuple[tuple[str, str], ...], Producer] = {}
 """Producers that no task uses, by configuration; of this process only."""

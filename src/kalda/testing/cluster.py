@@ -21,8 +21,8 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.broker.disk import RealDisk
 from kalda.broker.node import Node, StartError
 from kalda.broker.shell import Host
+from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.topics import NewTopic
-from kalda.client.admin_client import Admin
 from kalda.testing import layout
 from kalda.testing.layout import HOST, Place
 

@@ -16,8 +16,14 @@ import pytest
 import kalda
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer_errors import CommitFailed, LogTruncated, NoOffset, OffsetOutOfRange, UndecodableRecord
-from kalda.client.core.producer_errors import RecordTooLarge
+from kalda.clientcore.consuming.consumer_errors import (
+    CommitFailed,
+    LogTruncated,
+    NoOffset,
+    OffsetOutOfRange,
+    UndecodableRecord,
+)
+from kalda.clientcore.producing.producer_errors import RecordTooLarge
 from kalda.records.validation import RecordsRefused
 
 P = TopicPartition("t", 3)

@@ -15,7 +15,7 @@ from kalda.cli.common.failures import Failure
 from kalda.cli.common.profiles import client_config
 from kalda.cli.elect import read_partitions
 from kalda.cli.reassignment.documents import read_topics
-from kalda.client.config_files import read_config
+from kalda.client.transport.config_files import read_config
 from kalda.network.named_files import read_named_text
 from kalda.storage.checkpoints import read_meta_properties
 

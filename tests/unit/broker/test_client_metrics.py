@@ -28,14 +28,14 @@ from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
+from kalda.client.admin.admin_client import Admin
+from kalda.client.admin.aio_admin import Admin as AioAdmin
 from kalda.client.admin.configs import Resource
-from kalda.client.admin_client import Admin
-from kalda.client.aio_admin import Admin as AioAdmin
-from kalda.client.aio_consumer import Consumer as AioConsumer
-from kalda.client.aio_producer import Producer as AioProducer
-from kalda.client.consumer import Consumer
-from kalda.client.core.administration import ANY, Ask, single
-from kalda.client.producer import Producer
+from kalda.client.consumer.aio_consumer import Consumer as AioConsumer
+from kalda.client.consumer.consumer import Consumer
+from kalda.client.producer.aio_producer import Producer as AioProducer
+from kalda.client.producer.producer import Producer
+from kalda.clientcore.administration import ANY, Ask, single
 from kalda.network.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.metadata import ApiVersionsRequest

@@ -19,11 +19,11 @@ from kalda.base.configs.consumer import consumer_config
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
-from kalda.client.core.connections import Close, Connect, Write
-from kalda.client.core.consumer import ConsumerCore
-from kalda.client.core.consumer_errors import Operation
-from kalda.client.core.membership import Call
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.clientcore.connections.connections import Close, Connect, Write
+from kalda.clientcore.consumer import ConsumerCore
+from kalda.clientcore.consuming.consumer_errors import Operation
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
+from kalda.clientcore.groups.membership import Call
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response

@@ -17,9 +17,9 @@ from typing import Any
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.core.connections import Close, Connect, Connections, Write
-from kalda.client.core.producer_batch import FinalState, ProducerBatch
-from kalda.client.core.producing import ProducerCore
+from kalda.clientcore.connections.connections import Close, Connect, Connections, Write
+from kalda.clientcore.producer import ProducerCore
+from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch
 from kalda.protocol.apis import API, ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response

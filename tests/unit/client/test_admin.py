@@ -22,10 +22,10 @@ from kalda import Admin, Consumer
 from kalda.base.configs.admin import admin_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.admin.access import Token
+from kalda.client.admin.admin_driven import AdminDriven
 from kalda.client.admin.offsets import OffsetSpec
-from kalda.client.admin_driven import AdminDriven
-from kalda.client.core.administration import PAUSE, Plan
-from kalda.client.core.consumer_errors import Operation
+from kalda.clientcore.administration import PAUSE, Plan
+from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages import security
 from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kalda.assignors.stateless import RangeAssignor, Rebalance, RoundRobinAssignor, Subscriber, Topics
+from kalda.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
 from kalda.base.ids import TopicPartition
-from kalda.client.core.assignors import RangeAssignor, Rebalance, RoundRobinAssignor, Subscriber, Topics
-from kalda.client.core.sticky import CooperativeStickyAssignor, StickyAssignor
 
 VECTORS = Path(__file__).parents[2] / "golden" / "client" / "assignors.jsonl.gz"
 ASSIGNORS = {

@@ -9,8 +9,8 @@ from consumer_world import Cluster, Member
 from model_cluster import World
 
 from kalda.base.errors import ErrorCode
-from kalda.client.core.backoff import Backoff
-from kalda.client.core.transaction_manager import TransactionManager
+from kalda.clientcore.connections.backoff import Backoff
+from kalda.clientcore.producing.transaction_manager import TransactionManager
 
 
 @pytest.mark.parametrize(("random", "pauses"), [(0.0, [80, 160, 320, 640, 800]), (0.5, [100, 200, 400, 800, 1_000])])

@@ -16,8 +16,8 @@ from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.sensors import SensorName
 from kalda.base.stats import MetricConfig
-from kalda.client.admin_driven import AdminDriven
-from kalda.client.core.client_metrics import ClientMetrics
+from kalda.client.admin.admin_driven import AdminDriven
+from kalda.clientcore.connections.client_metrics import ClientMetrics
 from kalda.protocol.apis import ApiKey
 
 NAMES: dict[str, list[str]] = json.loads(

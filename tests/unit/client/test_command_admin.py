@@ -15,7 +15,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource, topic_overrides
 from kalda.client.admin.nodes import supported_apis
 from kalda.client.admin.topics import NewTopic
-from kalda.client.core.errors import UnknownTopic, Unreachable, refused
+from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refused
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,

@@ -9,13 +9,13 @@ import pytest
 
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import PRODUCER
-from kalda.client.admin_client import Admin
-from kalda.client.aio_admin import Admin as AioAdmin
-from kalda.client.aio_consumer import Consumer as AioConsumer
-from kalda.client.aio_producer import Producer as AioProducer
-from kalda.client.config_files import read_config
-from kalda.client.consumer import Consumer
-from kalda.client.producer import Producer
+from kalda.client.admin.admin_client import Admin
+from kalda.client.admin.aio_admin import Admin as AioAdmin
+from kalda.client.consumer.aio_consumer import Consumer as AioConsumer
+from kalda.client.consumer.consumer import Consumer
+from kalda.client.producer.aio_producer import Producer as AioProducer
+from kalda.client.producer.producer import Producer
+from kalda.client.transport.config_files import read_config
 
 KAFKA = "org.apache.kafka.common.config.provider."
 

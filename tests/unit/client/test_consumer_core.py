@@ -9,7 +9,7 @@ from consumer_world import ASSIGNED, LOST, REVOKED, Cluster, Member, values
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer_errors import (
+from kalda.clientcore.consuming.consumer_errors import (
     CommitFailed,
     LogTruncated,
     NoOffset,
@@ -17,7 +17,7 @@ from kalda.client.core.consumer_errors import (
     Operation,
     UndecodableRecord,
 )
-from kalda.client.core.subscription import OffsetAndEpoch, Status
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch, Status
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import ListOffsetsResponse
 from kalda.records.compression import Compression

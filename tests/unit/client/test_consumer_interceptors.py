@@ -11,7 +11,7 @@ import pytest
 from kalda import Consumer, aio
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.ids import TopicPartition
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 
 UNREACHABLE = "127.0.0.1:1"
 RECORDS: Any = ["a", "b"]

@@ -9,7 +9,7 @@ from consumer_world import ASSIGNED, LOST, REVOKED, Cluster, Member
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer import SubscriptionPattern
+from kalda.clientcore.consumer import SubscriptionPattern
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatResponse
 

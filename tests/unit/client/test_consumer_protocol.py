@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.base.ids import TopicPartition
-from kalda.client.core.consumer_protocol import (
+from kalda.assignors.consumer_protocol import (
     read_assignment,
     read_subscription,
     write_assignment,
     write_subscription,
 )
+from kalda.base.ids import TopicPartition
 
 PARTITIONS = (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1))
 

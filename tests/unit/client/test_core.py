@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from kalda.assignors.stateless import Subscriber, assign_range
 from kalda.base.ids import TopicPartition
-from kalda.client.core.assignors import Subscriber, assign_range
-from kalda.client.core.cluster_values import Address, parse_bootstrap
-from kalda.client.core.fetching import aborted_batches
-from kalda.client.core.partitioner import murmur2, partition_of
+from kalda.clientcore.connections.cluster_values import Address, parse_bootstrap
+from kalda.clientcore.consuming.fetching import aborted_batches
+from kalda.clientcore.producing.partitioner import murmur2, partition_of
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
 

@@ -16,13 +16,14 @@ from scripted_broker import AcknowledgingBroker
 
 from kalda import Consumer, Producer
 from kalda.base.ids import TopicPartition
-from kalda.client import columns, producer_io
-from kalda.client.consumer_calls import ListenerCalls
-from kalda.client.core.consumer import ConsumerCore
-from kalda.client.core.fetching import Taken
-from kalda.client.core.membership import Call, Callback
-from kalda.client.delivery import DeliveryFuture
-from kalda.client.held_signals import HeldSignals
+from kalda.client.consumer import columns
+from kalda.client.consumer.consumer_calls import ListenerCalls
+from kalda.client.producer import producer_io
+from kalda.client.producer.delivery import DeliveryFuture
+from kalda.client.transport.held_signals import HeldSignals
+from kalda.clientcore.consumer import ConsumerCore
+from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.groups.membership import Call, Callback
 from kalda.records.consuming import Record
 
 TIMEOUT_S = 20

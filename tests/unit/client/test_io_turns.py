@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import pytest
 
 from kalda.base.errors import ApiError
-from kalda.client import io_thread
-from kalda.client.channels import Channels
-from kalda.client.core.client_metrics import ClientMetrics
-from kalda.client.core.connections import Action
-from kalda.client.io_loop import IoLoop
-from kalda.client.io_thread import IoThread
-from kalda.client.producer_io import ProducerIo
+from kalda.client.producer.producer_io import ProducerIo
+from kalda.client.transport import io_thread
+from kalda.client.transport.channels import Channels
+from kalda.client.transport.io_loop import IoLoop
+from kalda.client.transport.io_thread import IoThread
+from kalda.clientcore.connections.client_metrics import ClientMetrics
+from kalda.clientcore.connections.connections import Action
 
 TIMEOUT_S = 30
 DUE_MS = 3

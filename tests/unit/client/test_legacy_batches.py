@@ -7,8 +7,8 @@ from consumer_world import Cluster, Member
 from legacy_batches import legacy_batch
 
 from kalda.base.ids import TopicPartition
-from kalda.client.columns import to_one_batch
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.consumer.columns import to_one_batch
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.records.batch import TimestampType, read_header
 from kalda.records.compression import Compression
 

@@ -6,7 +6,7 @@ import pytest
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.core.sender import FIRST_VERSION, Acknowledged, OneBatchRequests, PartitionRequests
+from kalda.clientcore.producing.sender import FIRST_VERSION, Acknowledged, OneBatchRequests, PartitionRequests
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.framing import encode_response
 from kalda.protocol.messages.produce import (

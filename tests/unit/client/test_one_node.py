@@ -10,7 +10,7 @@ import pytest
 from scripted_broker import ScriptedBroker
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.one_node import OneNode
+from kalda.client.transport.one_node import OneNode
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.metadata import DescribeClusterRequest, MetadataRequest, MetadataRequestTopic
 

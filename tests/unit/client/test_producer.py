@@ -23,18 +23,18 @@ from scripted_broker import ScriptedBroker
 from kalda.aio import Producer as AsyncProducer
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client import delivery
-from kalda.client.channels import monotonic_ms
-from kalda.client.core.outgoing import ProducerRecord
-from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.producer_errors import (
+from kalda.client.producer import delivery
+from kalda.client.producer.producer import Producer
+from kalda.client.transport.channels import monotonic_ms
+from kalda.clientcore.producing.outgoing import ProducerRecord
+from kalda.clientcore.producing.producer_batch import RecordMetadata
+from kalda.clientcore.producing.producer_errors import (
     BufferExhausted,
     MetadataTimeout,
     ProducerClosed,
     RecordTooLarge,
     SerializationError,
 )
-from kalda.client.producer import Producer
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from kalda.protocol.messages.transactions import InitProducerIdResponse
@@ -418,7 +418,8 @@ def test_the_interpreters_end_sends_what_is_left_and_does_not_hang(broker: Broke
     if not answers:
         broker.answers[ApiKey.PRODUCE] = lambda _request, _version: None
     program = (
-        "import logging, kalda; logging.basicConfig(); import kalda.client.producer as m; m._EXIT_TIMEOUT_S = 1.0\n"
+        "import logging, kalda; logging.basicConfig()\n"
+        "import kalda.client.producer.producer as m; m._EXIT_TIMEOUT_S = 1.0\n"
         f"p = kalda.Producer(bootstrap_servers='{broker.address}', linger_ms=50); p.send('t', b'v')"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -13,8 +13,8 @@ from scripted_broker import ScriptedBroker, TransactionalBroker
 
 from kalda import Producer
 from kalda.base.errors import ApiError
-from kalda.client import producer_io
-from kalda.client.core.producer_batch import RecordMetadata
+from kalda.client.producer import producer_io
+from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 

@@ -13,9 +13,9 @@ from model_cluster import TOPIC_ID, World
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core import accumulator
-from kalda.client.core.producer_batch import FinalState
-from kalda.client.core.producer_errors import DeliveryTimeout, RecordTooLarge
+from kalda.clientcore.producing import accumulator
+from kalda.clientcore.producing.producer_batch import FinalState
+from kalda.clientcore.producing.producer_errors import DeliveryTimeout, RecordTooLarge
 from kalda.protocol.apis import ApiKey
 from kalda.records.batch import read_header
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import kalda
 import kalda.aio
-from kalda.client.delivery import DeliveryFuture, TableFuture
+from kalda.client.producer.delivery import DeliveryFuture, TableFuture
 
 RECORDED = Path(__file__).with_name("public_face.txt")
 CLASSES: dict[str, type] = {
@@ -24,8 +24,8 @@ CLASSES: dict[str, type] = {
     "kalda.aio.Producer": kalda.aio.Producer,
     "kalda.aio.Consumer": kalda.aio.Consumer,
     "kalda.aio.Admin": kalda.aio.Admin,
-    "kalda.client.delivery.DeliveryFuture": DeliveryFuture,
-    "kalda.client.delivery.TableFuture": TableFuture,
+    "kalda.DeliveryFuture": DeliveryFuture,
+    "kalda.TableFuture": TableFuture,
 }
 PROTOCOLS = (
     "__init__",

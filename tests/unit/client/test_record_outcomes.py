@@ -12,9 +12,9 @@ from scripted_broker import AcknowledgingBroker
 
 from kalda import Consumer, Producer, aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.core.outgoing import ProducerRecord
-from kalda.client.core.producer_batch import RecordMetadata
-from kalda.client.core.producer_errors import BufferExhausted, SerializationError
+from kalda.clientcore.producing.outgoing import ProducerRecord
+from kalda.clientcore.producing.producer_batch import RecordMetadata
+from kalda.clientcore.producing.producer_errors import BufferExhausted, SerializationError
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.produce import (
     BatchIndexAndErrorMessage,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kalda.client.core.deserializers import deserializer_of
-from kalda.client.core.outgoing import serializer_of
-from kalda.client.core.producer_errors import SerializationError
+from kalda.clientcore.consuming.deserializers import deserializer_of
+from kalda.clientcore.producing.outgoing import serializer_of
+from kalda.clientcore.producing.producer_errors import SerializationError
 from kalda.registry import Registry
 
 pytest.importorskip("confluent_kafka.schema_registry.avro", reason="needs kalda[registry]")

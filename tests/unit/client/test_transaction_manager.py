@@ -8,13 +8,13 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.transaction_errors import (
+from kalda.clientcore.producing.transaction_errors import (
     AbortableTransactionError,
     FatalTransactionError,
     ProducerFencedError,
     TransactionMisconfiguredError,
 )
-from kalda.client.core.transaction_manager import GroupMember, State, TransactionManager
+from kalda.clientcore.producing.transaction_manager import GroupMember, State, TransactionManager
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

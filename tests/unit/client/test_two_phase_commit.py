@@ -12,8 +12,8 @@ from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.transaction_errors import FatalTransactionError
-from kalda.client.core.transaction_manager import PreparedTxnState, State, TransactionManager
+from kalda.clientcore.producing.transaction_errors import FatalTransactionError
+from kalda.clientcore.producing.transaction_manager import PreparedTxnState, State, TransactionManager
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.transactions import (
     EndTxnRequest,

@@ -10,9 +10,9 @@ import pytest
 from consumer_world import Cluster, Member
 
 from kalda.base.ids import TopicPartition
-from kalda.client.columns import to_one_batch
-from kalda.client.core.consumer_errors import UndecodableRecord
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.client.consumer.columns import to_one_batch
+from kalda.clientcore.consuming.consumer_errors import UndecodableRecord
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, read_header, write_header
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kalda.client.columns import TYPES, SparkColumns
-from kalda.client.core.fetching import Taken, aborted_batches
+from kalda.client.consumer.columns import TYPES, SparkColumns
+from kalda.clientcore.consuming.fetching import Taken, aborted_batches
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
@@ -83,9 +83,9 @@ def test_a_worker_without_pandas() -> None:
     program = """
 import sys
 import pyarrow as pa
-from kalda.client.core.fetching import Taken
+from kalda.clientcore.consuming.fetching import Taken
 from kalda.records.builder import build_batch
-from kalda.client.columns import TYPES, SparkColumns
+from kalda.client.consumer.columns import TYPES, SparkColumns
 batch = memoryview(build_batch([(1000, b"k", b"v", ())] * 3))
 columns = SparkColumns(pa.schema(list(TYPES.items())))
 assert [batch.num_rows for batch in columns.of(Taken("logs", 3, batch, 1, 3, None))] == [2]

@@ -9,7 +9,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import list_offsets
-from kalda.client.core.administration import Kind, Outcomes
+from kalda.clientcore.administration import Kind, Outcomes
 from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
 
 

@@ -14,8 +14,8 @@ from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_u
 from kalda.base.errors import ApiError
 from kalda.broker.request_metrics import EVERY
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.core.administration import ANY, Ask, single
-from kalda.client.producer import Producer
+from kalda.client.producer.producer import Producer
+from kalda.clientcore.administration import ANY, Ask, single
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.encoder import ErrorCounts
 from kalda.protocol.framing import counting_response_encoder, encode_response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kalda.base.errors import ApiError
-from kalda.client.producer import Producer
+from kalda.client.producer.producer import Producer
 from kalda.testing import Cluster
 
 

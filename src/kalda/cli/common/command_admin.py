@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin_client import Admin
-from kalda.client.core.administration import Outcomes, Plan
-from kalda.client.core.cluster_values import Topic, parse_bootstrap
+from kalda.client.admin.admin_client import Admin
+from kalda.clientcore.administration import Outcomes, Plan
+from kalda.clientcore.connections.cluster_values import Topic, parse_bootstrap
 
 if TYPE_CHECKING:
     from kalda.client.admin.configs import Resource

@@ -50,7 +50,7 @@ def end_by_closed_pipe() -> NoReturn:
 
 def failure_of(error: ApiError) -> Failure:
     """The failure for an error of the client."""
-    from kalda.client.core.errors import Unreachable
+    from kalda.clientcore.connections.errors import Unreachable
 
     message = error.message or error.code.name
     if isinstance(error, Unreachable):

@@ -91,7 +91,7 @@ def _of_file(path: str) -> dict[str, object]:
     """The keys of clients in a properties file. Raises `Failure`."""
     from kalda.base.configs.definition import InvalidConfig
     from kalda.base.properties import read_properties_file
-    from kalda.client.config_files import resolved
+    from kalda.client.transport.config_files import resolved
 
     try:
         found = resolved(read_properties_file(path))

@@ -14,7 +14,7 @@ from kalda.base.errors import ApiError, Portable
 from kalda.cli.local.layout import Layout, LayoutError, Place
 from kalda.cli.local.log_lines import tail
 from kalda.cli.local.process import NodeProcess
-from kalda.client.one_node import OneNode
+from kalda.client.transport.one_node import OneNode
 from kalda.network.free_ports import free_ports, is_free
 from kalda.protocol.messages.metadata import DescribeClusterRequest
 

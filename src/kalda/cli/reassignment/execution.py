@@ -13,7 +13,7 @@ from kalda.cli.reassignment.documents import ANY, DocumentError, Target
 from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.configs import Alteration, Resource
 from kalda.client.admin.nodes import supported_apis
-from kalda.client.core.cluster_values import Partition
+from kalda.clientcore.connections.cluster_values import Partition
 from kalda.protocol.apis import ApiKey
 
 Targets = Mapping[TopicPartition, Target]

@@ -13,7 +13,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.reassignments import Reassignment
-from kalda.client.core.cluster_values import Partition
+from kalda.clientcore.connections.cluster_values import Partition
 
 _TIMEOUT_MS = 2_000
 

@@ -24,8 +24,8 @@ from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.client.consumer import Consumer
-    from kalda.client.core.cluster_values import Topic
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.clientcore.connections.cluster_values import Topic
     from kalda.records.consuming import Record
 
 _POLL_S = 0.2
@@ -239,8 +239,8 @@ def _consumer(admin: CommandAdmin, settings: dict[str, object]) -> Consumer:
     """Raises `click.UsageError` for a configuration that is wrong."""
     from kalda.base.configs.consumer import CONSUMER
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.client.config_files import keys_of
-    from kalda.client.consumer import Consumer
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.client.transport.config_files import keys_of
 
     defaults = {"allow.auto.create.topics": False, "default.api.timeout.ms": admin.timeout_ms}
     try:
@@ -323,7 +323,7 @@ def _consume_alone(
     end: Place | None,
     later: _LaterTopics,
 ) -> None:
-    from kalda.client.core.consumer_errors import LogTruncated, OffsetOutOfRange
+    from kalda.clientcore.consuming.consumer_errors import LogTruncated, OffsetOutOfRange
 
     with _consumer(admin, {"auto.offset.reset": "none", **settings}) as consumer:
         isolation = {**admin.config, **settings}.get("isolation.level")
@@ -422,8 +422,8 @@ def _consume_in_group(
 def _commit(reading: _Reading, consumer: Consumer) -> None:
     """Commit the offsets of printed records. Where the partitions were reassigned meanwhile, the commit is refused and
     another member reads the records again."""
-    from kalda.client.consumer_calls import Offset, Partition
-    from kalda.client.core.consumer_errors import CommitFailed
+    from kalda.client.consumer.consumer_calls import Offset, Partition
+    from kalda.clientcore.consuming.consumer_errors import CommitFailed
 
     offsets, reading.consumed = reading.consumed, {}
     if not offsets:

@@ -18,8 +18,8 @@ from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.client.consumer import Consumer
-    from kalda.client.core.producer_batch import RecordMetadata
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.clientcore.producing.producer_batch import RecordMetadata
 
 _WINDOW_S = 5.0
 _MAX_RECORD_BYTES = 100_000_000
@@ -114,8 +114,8 @@ def produce_command(
       kalda perf produce orders --throughput 5000 -X acks=1 -X linger.ms=0
     """
     from kalda.base.configs.producer import PRODUCER
-    from kalda.client.config_files import keys_of
-    from kalda.client.producer import Producer
+    from kalda.client.producer.producer import Producer
+    from kalda.client.transport.config_files import keys_of
 
     admin.topic(topic)
     value = os.urandom(record_size)
@@ -211,8 +211,8 @@ def consume_command(
       kalda perf consume orders --group perf -X fetch.min.bytes=100000
     """
     from kalda.base.configs.consumer import CONSUMER
-    from kalda.client.config_files import keys_of
-    from kalda.client.consumer import Consumer
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.client.transport.config_files import keys_of
 
     partitions = admin.partitions(topic)
     keys: dict[str, object] = {"auto.offset.reset": "earliest", **keys_of(CONSUMER, admin.config)}
@@ -272,9 +272,9 @@ def e2e_command(admin: CommandAdmin, topic: str, num_records: int, record_size: 
     """
     from kalda.base.configs.consumer import CONSUMER
     from kalda.base.configs.producer import PRODUCER
-    from kalda.client.config_files import keys_of
-    from kalda.client.consumer import Consumer
-    from kalda.client.producer import Producer
+    from kalda.client.consumer.consumer import Consumer
+    from kalda.client.producer.producer import Producer
+    from kalda.client.transport.config_files import keys_of
 
     partitions = admin.partitions(topic)
     latencies_ms: list[float] = []

@@ -23,8 +23,8 @@ from kalda.cli.records.record_input import EnvelopeFormat, InputRecord, LineForm
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.client.core.producer_batch import RecordMetadata
-    from kalda.client.producer import Producer
+    from kalda.client.producer.producer import Producer
+    from kalda.clientcore.producing.producer_batch import RecordMetadata
     from kalda.registry import RegistrySerializer
 
 _BATCH_BYTES = 256 * 1024
@@ -200,7 +200,7 @@ def _settings(
 ) -> dict[str, object]:
     """The producer's configuration: the options, then the keys that were given, then defaults for large batches."""
     from kalda.base.configs.producer import PRODUCER
-    from kalda.client.config_files import keys_of
+    from kalda.client.transport.config_files import keys_of
 
     linger_ms = _LINGER_MS if admin.timeout_ms >= _SHORTEST_WITH_LINGER_MS else 0
     options: dict[str, object] = {}
@@ -264,7 +264,7 @@ class _FromJson:
 @contextmanager
 def _producer(settings: dict[str, object]) -> Iterator[Producer]:
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.client.producer import Producer
+    from kalda.client.producer.producer import Producer
 
     try:
         producer = Producer(settings)
@@ -320,7 +320,7 @@ class _Run:
         self._flush()
 
     def _send(self, record: InputRecord) -> None:
-        from kalda.client.core.producer_errors import SerializationError
+        from kalda.clientcore.producing.producer_errors import SerializationError
 
         partition = record.partition if self._partition is None else self._partition
         if partition is not None and partition >= self._partitions:

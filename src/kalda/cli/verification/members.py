@@ -17,9 +17,9 @@ from kalda.cli.verification.loops import Batch
 from kalda.cli.verification.observers import seen
 from kalda.cli.verification.recording import now_us
 from kalda.cli.verification.writers import Ledger
-from kalda.client.config_files import keys_of
-from kalda.client.consumer import Consumer
-from kalda.client.core.commits import GroupMetadata
+from kalda.client.consumer.consumer import Consumer
+from kalda.client.transport.config_files import keys_of
+from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.records.consuming import Record
 from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, Transaction
 

@@ -10,8 +10,8 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Batch
 from kalda.cli.verification.recording import now_us
-from kalda.client.config_files import keys_of
-from kalda.client.consumer import Consumer
+from kalda.client.consumer.consumer import Consumer
+from kalda.client.transport.config_files import keys_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record
 from kalda.verify.history import Read, Sample, Seen

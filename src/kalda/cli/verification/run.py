@@ -20,11 +20,11 @@ from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shar
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
 from kalda.cli.verification.writers import Ledger, Writer
 from kalda.client.admin.topics import NewTopic
-from kalda.client.config_files import keys_of
-from kalda.client.core.commits import GroupMetadata
-from kalda.client.core.transaction_errors import AbortableTransactionError, FatalTransactionError
-from kalda.client.delivery import DeliveryFuture
-from kalda.client.producer import Producer
+from kalda.client.producer.delivery import DeliveryFuture
+from kalda.client.producer.producer import Producer
+from kalda.client.transport.config_files import keys_of
+from kalda.clientcore.consuming.commits import GroupMetadata
+from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen, Settings

@@ -1,7 +1,9 @@
-"""Administration of a cluster: values, and plans that yield requests and return values (see `core.administration`).
+"""Administration of a cluster: values, and plans that yield requests and return values (see `administration`).
 
 `kalda.Admin`, `kalda.aio.Admin`, the commands and Spark run these plans: batched, with an error for each item.
 
+- `admin_client`, `aio_admin`: the blocking admin client and the asyncio one
+- `admin_driven`: what both run on their I/O
 - `operations`: the table of which both faces are made: signatures, docstrings, and the plan of each call
 - `acls`: access rules and filters of them, as values
 - `access`: access rules, SCRAM credentials, delegation tokens

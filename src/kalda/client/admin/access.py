@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.client.admin.acls import Acl, AclFilter
-from kalda.client.core.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.security import (
     AclCreation,
     AlterUserScramCredentialsRequest,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
-from kalda.client.core.errors import UnknownTopic, refused
+from kalda.clientcore.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
+from kalda.clientcore.connections.errors import UnknownTopic, refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

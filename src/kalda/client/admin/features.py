@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda import __version__
 from kalda.base.errors import ApiError
-from kalda.client.core.administration import ANY, Ask, Plan, error_of, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Plan, error_of, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.calls import api_versions_request
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import (

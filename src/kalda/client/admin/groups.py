@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kalda.assignors.consumer_protocol import read_assignment
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import (
+from kalda.clientcore.administration import (
     PAUSE,
     Ask,
     Kind,
@@ -24,7 +25,8 @@ from kalda.client.core.administration import (
     per_item,
     single,
 )
-from kalda.client.core.commits import (
+from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.consuming.commits import (
     MAX_OFFSET_COMMIT,
     MAX_OFFSET_FETCH,
     GroupMetadata,
@@ -32,9 +34,7 @@ from kalda.client.core.commits import (
     committed_request,
     read_committed,
 )
-from kalda.client.core.consumer_protocol import read_assignment
-from kalda.client.core.errors import refused
-from kalda.client.core.subscription import OffsetAndEpoch
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from kalda import __version__
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDir,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import Kind, Outcomes, Plan, Target, by_topic, leader_of, per_item
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import Kind, Outcomes, Plan, Target, by_topic, leader_of, per_item
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

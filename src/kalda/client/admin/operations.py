@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from kalda.client.admin.reassignments import Reassignment
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
-    from kalda.client.core.administration import Outcomes, Plan
-    from kalda.client.core.cluster_values import Topic
-    from kalda.client.core.subscription import OffsetAndEpoch
+    from kalda.clientcore.administration import Outcomes, Plan
+    from kalda.clientcore.connections.cluster_values import Topic
+    from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 
 Partition = TypeVar("Partition", bound=tuple[str, int])
 """A `TopicPartition`, or a pair."""
@@ -547,7 +547,7 @@ def partitions_by(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Any]:
 
 def positions_by(offsets: Mapping[Any, OffsetAndEpoch | int]) -> dict[TopicPartition, OffsetAndEpoch]:
     """The mapping with pairs as partitions, and numbers as offsets without an epoch."""
-    from kalda.client.core.subscription import OffsetAndEpoch
+    from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 
     return {
         TopicPartition(*partition): OffsetAndEpoch(each) if isinstance(each, int) else each

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid
-from kalda.client.core.administration import ANY, Ask, Plan, error_of, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Plan, error_of, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterRequestListener,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kalda.base.errors import ApiError
-from kalda.client.core.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, error_of, per_item, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import ANY, Ask, Outcomes, Plan, any_broker, by_topic, per_item, single
-from kalda.client.core.errors import refused
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, any_broker, by_topic, per_item, single
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.kinds import ElectionType
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,

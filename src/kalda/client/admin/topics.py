@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.client.core.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, per_item, single
-from kalda.client.core.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
-from kalda.client.core.errors import UnknownTopic, refused
+from kalda.clientcore.administration import ANY, PAUSE, Ask, Outcomes, Plan, any_broker, per_item, single
+from kalda.clientcore.connections.cluster_values import UNKNOWN_TOPIC, Metadata, Topic, read_metadata
+from kalda.clientcore.connections.errors import UnknownTopic, refused
 from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsRequestCursor,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.core.administration import (
+from kalda.clientcore.administration import (
     Kind,
     Outcomes,
     Plan,
@@ -18,7 +18,7 @@ from kalda.client.core.administration import (
     live_brokers,
     per_item,
 )
-from kalda.client.core.errors import refused
+from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Batch
-from kalda.client.core.commits import GroupMetadata
+from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Seen
 

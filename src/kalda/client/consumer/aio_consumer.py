@@ -1,0 +1,471 @@
+"""The asyncio consumer: as the blocking one, on the loop of its user.
+
+    async with Consumer({"bootstrap.servers": "localhost:9092", "group.id": "g"}) as consumer:
+        consumer.subscribe(["orders"])
+        async for record in consumer:
+            ...
+
+Its sockets are on the user's loop, so heartbeats are sent while the application awaits something; a loop that is
+blocked sends none. The rebalance listener is called by `poll`; its methods may be coroutines. Used by one
+loop, but by any number of its tasks. A cancelled call takes no records with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kalda import __version__
+from kalda.base.configs.consumer import CONSUMER, consumer_config
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.client.consumer.consumer_calls import (
+    ConsumerCalls,
+    ConsumerClosed,
+    ConsumerDriven,
+    Offset,
+    Partition,
+    RebalanceListener,
+    offsets_of,
+    partitions_of,
+    require_subscription,
+    times_of,
+    unknown_topic,
+)
+from kalda.client.transport.channels import security_of
+from kalda.client.transport.client_host import REAL_HOST, ClientHost
+from kalda.client.transport.config_files import read_config
+from kalda.client.transport.io_loop import IoLoop
+from kalda.clientcore.connections.cluster_values import Topic
+from kalda.clientcore.consumer import ConsumerCore
+from kalda.clientcore.consuming.consumer_errors import Operation
+from kalda.clientcore.consuming.positions import FoundOffset
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
+from kalda.clientcore.interceptors import interceptors_of
+from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.records.consuming import Record, RecordIterator
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+_NS_PER_MS = 1_000_000
+_FOREVER_S = 3600.0 * 24 * 365
+
+
+class _Driven(ConsumerDriven):
+    """What the loop runs, and what tasks wait for."""
+
+    def __init__(self, core: ConsumerCore) -> None:
+        super().__init__(core)
+        self.waiting: dict[asyncio.Future[bool], Callable[[], bool]] = {}
+        """What each waiting task waits for."""
+
+    def finish(self) -> None:
+        for future, is_done in list(self.waiting.items()):
+            if not future.done() and (self.is_ending or is_done()):
+                future.set_result(True)
+
+
+class Consumer(ConsumerCalls):
+    """Reads topics; an asynchronous context manager that closes it."""
+
+    _host: ClientHost = REAL_HOST
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`. Connections are made in the loop of the first call that waits."""
+        self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
+        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
+        group, host = settings.group_id, self._host
+        name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
+        self._core = ConsumerCore(
+            settings,
+            client_id=settings.client_id or name,
+            software_version=__version__,
+            random=host.random,
+            member_id=host.new_member_id(),
+            now_ms=host.monotonic_ms(),
+            wall_ms=lambda: int(host.wall_s() * 1000),
+        )
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
+        self._driven = _Driven(self._core)
+        self._lock = contextlib.nullcontext()
+        self._security = security_of(settings.values)
+        self._io: IoLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._iterator = RecordIterator(lambda: None)
+        self._listener: RebalanceListener | None = None
+        self._is_closed = False
+        self._is_woken = False
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(None, None, processed=error is None)
+
+    # -- records
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Records, one after the other, until the consumer is closed. Each record is processed when the next one is
+        requested."""
+        self._check_open()
+        require_subscription(self._core.subscription.kind)
+        iterator = self._iterator
+        while True:
+            for record in iterator:
+                yield record
+            if self._is_closed:
+                return
+            iterator.replace_rest(await self._poll_records(None, self._config.max_poll_records))
+
+    async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+        """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
+        seconds (None: wait). Raises `ApiError`, `Wakeup`."""
+        limit = self._config.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise ValueError(f"max_records is {limit}; at least 1 is expected")
+        rest = self._iterator.rest
+        if rest:
+            self._iterator.replace_rest(rest[limit:])
+            return rest[:limit]
+        return await self._poll_records(timeout, limit)
+
+    async def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
+        """The next records as an Arrow record batch with the columns of Spark's Kafka source, None where none came
+        within `timeout` seconds. Deserializers and interceptors are not applied. Needs the `arrow` extra."""
+        from kalda.client.consumer.columns import to_one_batch
+
+        if max_records < 1:
+            raise ValueError(f"max_records is {max_records}; at least 1 is expected")
+        self._put_all_back()
+        due_ms = self._now_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
+        while True:
+            left_s = max(0.0, (due_ms - self._now_ms()) / 1000)
+            chunks = await self._poll(left_s, lambda: self._core.take_chunks(max_records))
+            decoded = to_one_batch(chunks)
+            if decoded.failure is not None:
+                self._core.put_back(decoded.rest)
+                if decoded.batch is None:
+                    raise decoded.failure
+            if decoded.batch is not None or self._now_ms() >= due_ms:
+                return decoded.batch
+
+    async def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
+        records: list[Record] = await self._poll(timeout, lambda: self._core.take_records(limit))
+        return self._intercepted(records) if records and self._interceptors else records
+
+    async def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
+        io = self._started()
+        self._require_no_listener()
+        core, driven = self._core, self._driven
+        require_subscription(core.subscription.kind)
+        due_ms = self._now_ms() + int((_FOREVER_S if timeout is None else timeout) * 1000)
+        driven.polling += 1
+        try:
+            self._begin().begin_poll()
+            io.wake()
+            await asyncio.sleep(0)  # whoever finds records in each poll must let the loop receive and send
+            while True:
+                self._raise_if_woken()
+                await self._call_listener()
+                core.raise_error()
+                taken = take()
+                if taken:
+                    if core.fetcher.has_room:
+                        io.wake()
+                    return taken
+                if not await self._run_until(self._has_news, due_ms):
+                    return []
+                self._check_open()
+        finally:
+            driven.polling -= 1
+            driven.core.metrics.on_poll_ended(self._now_ms())
+
+    def _has_news(self) -> bool:
+        return self._is_woken or self._may_continue()
+
+    async def _call_listener(self) -> None:
+        while (callback := self._claim_callback()) is not None:
+            call = self._listener_call(callback)
+            try:
+                result = call() if call is not None else None
+                if inspect.isawaitable(result):
+                    await result
+            finally:
+                self._end_callback(callback)
+                self._changed()
+
+    def wakeup(self) -> None:
+        """Make a call that waits, or else the next one, end with `Wakeup`. From another thread, call it by the loop's
+        `call_soon_threadsafe`."""
+        self._is_woken = True
+        self._changed()
+
+    # -- offsets
+
+    async def position(self, partition: Partition, timeout: float | None = None) -> int:
+        """The offset of the next record of an assigned partition; where it is not known yet, that is waited for."""
+        (which,) = partitions_of([partition])
+        self._started()
+        state = self._core.need_position(which)
+        due_ms = self._due_ms(timeout)
+        self._driven.polling += 1
+        try:
+            while state.offset < 0:
+                self._core.raise_error()
+                if not await self._run_until(lambda: state.offset >= 0 or self._core.has_error, due_ms):
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the position of {which} was not found in time")
+        finally:
+            self._driven.polling -= 1
+        return self.positions()[which].offset
+
+    async def commit(
+        self, offsets: Mapping[Partition, Offset] | Record | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Commit `offsets`, those after a record, or None: the positions. It is repeated until it is done or `timeout`
+        has passed, and raises `CommitFailed` where the partitions belong to others by now."""
+        chosen = offsets_of(offsets)
+        began_ms = self._now_ms()
+        committed = await self._wait(
+            "the commit",
+            timeout,
+            lambda operation: self._core.commit(
+                self.positions() if chosen is None else chosen, operation, repeats=True
+            ),
+        )
+        self._core.metrics.commit_sync_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
+        self._intercept_commit(committed or {})
+
+    async def committed(
+        self, *partitions: Partition, timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndEpoch | None]:
+        """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        began_ms = self._now_ms()
+        found = await self._wait(
+            "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
+        )
+        self._core.metrics.committed_ns.value += (self._now_ms() - began_ms) * _NS_PER_MS
+        return {partition: found.get(partition) for partition in wanted}
+
+    async def offsets_for_times(
+        self, times: Mapping[Partition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, FoundOffset | None]:
+        """For each partition, the first record at or after a timestamp in ms; None where every record is older."""
+        found = await self._list_offsets(times_of(times), timeout)
+        return {partition: each if each.offset >= 0 else None for partition, each in found.items()}
+
+    async def beginning_offsets(
+        self, *partitions: Partition, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
+        return await self._ends(partitions, OffsetSpec.EARLIEST, timeout)
+
+    async def end_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
+        """The offset after the last record that this consumer may read."""
+        return await self._ends(partitions, OffsetSpec.LATEST, timeout)
+
+    async def _ends(
+        self, partitions: tuple[Partition, ...], spec: OffsetSpec, timeout: float | None
+    ) -> dict[TopicPartition, int]:
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        found = await self._list_offsets(dict.fromkeys(wanted, int(spec)), timeout)
+        return {partition: each.offset for partition, each in found.items()}
+
+    async def _list_offsets(
+        self, times: Mapping[TopicPartition, int], timeout: float | None
+    ) -> dict[TopicPartition, FoundOffset]:
+        found: dict[TopicPartition, FoundOffset] = await self._wait(
+            "looking up offsets", timeout, lambda operation: self._core.positions.list_offsets(times, operation)
+        )
+        return {partition: found[partition] for partition in times}
+
+    async def lag(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
+        """Records between the position and the end of each assigned partition, from a new look at the ends."""
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        ends = await self.end_offsets(*wanted, timeout=timeout)
+        positions = self.positions()
+        return {
+            partition: max(0, end - positions[partition].offset)
+            for partition, end in ends.items()
+            if partition in positions
+        }
+
+    # -- topics
+
+    async def partitions_for(self, topic: str, timeout: float | None = None) -> Topic:
+        """The topic's partitions, with leaders and replicas. Raises `ApiError` where it does not exist."""
+        found: Topic | None = await self._wait(
+            "the topic's metadata", timeout, lambda operation: self._core.topic(topic, operation)
+        )
+        if found is None:
+            raise unknown_topic(topic)
+        return found
+
+    async def list_topics(self, timeout: float | None = None) -> dict[str, Topic]:
+        """All topics that this user may see, by name."""
+        found: dict[str, Topic] = await self._wait("listing topics", timeout, self._core.all_topics)
+        return found
+
+    async def unsubscribe(self) -> None:
+        """Read nothing, and leave the group. The listener is called with what is given up."""
+        self._started()
+        await self._revoke_all()
+        self._begin()
+        self._iterator.replace_rest([])
+        operation = self._core.unsubscribe()
+        self._listener = None
+        if operation is not None:
+            await self._finish(operation)
+
+    async def _revoke_all(self) -> None:
+        owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
+        if not owned or self._listener is None or self._is_revoking:
+            return
+        self._is_revoking = True
+        try:
+            result = (self._listener.revoked if self._core.may_commit else self._listener.lost)(owned)
+            if inspect.isawaitable(result):
+                await result
+        finally:
+            self._is_revoking = False
+
+    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.transport.instance_ids import await_id
+
+        self._check_open()
+        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return await await_id(self._core.own_metrics, self._started().wake, limit_s)
+
+    # -- the end
+
+    async def close(self, timeout: float | None = 30.0, *, leave_group: bool | None = None) -> None:
+        """Commit where that is automatic, leave the group and close the connections, within `timeout` seconds.
+
+        `leave_group` as for the blocking consumer. May be called more than once."""
+        await self._close(timeout, leave_group, processed=True)
+
+    async def _close(self, timeout: float | None, leave_group: bool | None, *, processed: bool) -> None:
+        if self._is_closed:
+            return
+        io = self._io
+        if io is None:
+            self._is_closed = True
+            self._close_objects()
+            return
+        due_ms = self._now_ms() + int((30.0 if timeout is None else timeout) * 1000)
+        try:
+            positions = self.positions() if processed else self._positions_after_failure()
+            await self._finish_quietly(self._begin().begin_close(positions), due_ms)
+            try:
+                with contextlib.suppress(ApiError):
+                    await self._revoke_all()
+            finally:  # what the listener raises is raised when the member has left
+                if not self._is_closed:  # by the listener
+                    await self._leave(leave_group, due_ms)
+        finally:
+            self._is_closed = True
+            self._iterator.replace_rest([])
+            self._driven.is_ending = True
+            self._close_objects()
+            io.wake()
+        await asyncio.shield(io.ended)
+
+    async def _leave(self, leave_group: bool | None, due_ms: int) -> None:
+        await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
+        if not self._core.metrics_have_ended(self._now_ms()):
+            await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
+
+    async def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
+        if operation is None:
+            return
+        done = await self._run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
+        if not done or operation.error is not None:
+            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+
+    # -- inside
+
+    def _now_ms(self) -> int:
+        return self._host.monotonic_ms()
+
+    def _current(self) -> object:
+        return asyncio.current_task()
+
+    def _changed(self) -> None:
+        if self._io is not None:
+            self._io.wake()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConsumerClosed
+        if self._driven.failure is not None:
+            raise self._driven.failure
+
+    def _started(self) -> IoLoop:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._io is None:
+            self._loop = loop
+            sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
+            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
+        elif loop is not self._loop:
+            raise RuntimeError("the consumer belongs to another event loop: make one in each loop")
+        return self._io
+
+    def _due_ms(self, timeout: float | None) -> int:
+        timeout_ms = self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
+        return self._now_ms() + timeout_ms
+
+    async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
+        """Wait until `is_done` or the deadline. True: it is done."""
+        io = self._started()
+        io.wake()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._driven.waiting[future] = is_done
+        delay_s = min(_FOREVER_S, max(0.0, (due_ms - self._now_ms()) / 1000))
+        timer = loop.call_later(delay_s, _give_up, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._driven.waiting.pop(future, None)
+
+    async def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
+        """The result of an operation that `begin` starts."""
+        self._started()
+        operation = Operation(what, self._due_ms(timeout))
+        self._begin()
+        begin(operation)
+        return await self._finish(operation)
+
+    async def _finish(self, operation: Operation) -> Any:
+        await self._run_until(lambda: operation.is_done or self._is_woken, operation.deadline_ms)
+        if not operation.is_done:
+            self._raise_if_woken()
+            self._check_open()
+        if operation.is_late or not operation.is_done:
+            raise operation.late(self._core.connections.last_failure)
+        if operation.error is not None:
+            raise operation.error
+        return operation.result
+
+
+def _give_up(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

@@ -1,0 +1,545 @@
+"""The blocking consumer.
+
+    with Consumer({"bootstrap.servers": "localhost:9092", "group.id": "g"}) as consumer:
+        consumer.subscribe(["orders"])
+        for record in consumer:
+            ...
+
+`poll` returns a list, `poll_arrow` a record batch, iteration one record after the other. Between two polls the records
+that were returned are being processed; the next poll says that they are, which is when they may be committed
+automatically and when partitions may be taken away. The rebalance listener is called by `poll`, in the caller's thread.
+
+Calls may come from several threads; `wakeup` makes a call that waits in another thread end with `Wakeup`. Errors of
+the cluster that a repetition does not mend are `ApiError`s; what passes is repeated until the timeout. A forked child
+cannot use its parent's consumer. A consumer that is dropped without `close` leaves its group when its session ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kalda import __version__
+from kalda.base.configs.consumer import CONSUMER, consumer_config
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition, Uuid
+from kalda.client.consumer.consumer_calls import (
+    ConsumerCalls,
+    ConsumerClosed,
+    Offset,
+    Partition,
+    RebalanceListener,
+    first_offsets,
+    offsets_of,
+    partitions_of,
+    require_subscription,
+    times_of,
+    unknown_topic,
+)
+from kalda.client.consumer.consumer_io import ConsumerIo, LockedConsumer
+from kalda.client.transport.channels import monotonic_ms, security_of
+from kalda.client.transport.config_files import read_config
+from kalda.client.transport.held_signals import HoldingLock
+from kalda.clientcore.connections.cluster_values import Topic
+from kalda.clientcore.consumer import ConsumerCore
+from kalda.clientcore.consuming.consumer_errors import Operation
+from kalda.clientcore.consuming.positions import FoundOffset
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
+from kalda.clientcore.interceptors import interceptors_of
+from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.records.consuming import Record, RecordIterator
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kalda.network.client_security import ClientSecurity
+
+log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+_open: weakref.WeakSet[LockedConsumer] = weakref.WeakSet()
+_TURN_EVERY_MS = 5
+"""How long polls are served from the buffers alone, without a turn of the loop."""
+_FOREVER_S = 3600.0 * 24 * 365
+
+
+class Consumer(ConsumerCalls):
+    """Reads topics; a context manager that closes it."""
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`."""
+        self._config = settings = consumer_config(read_config(CONSUMER, config), keywords)
+        self._interceptors = interceptors_of(settings.given, "on_consume and on_commit")
+        group = settings.group_id
+        name = f"consumer-{group}-{next(_numbers)}" if group is not None else f"consumer-{next(_numbers)}"
+        client_id = settings.client_id or name
+        self._core = ConsumerCore(
+            settings,
+            client_id=client_id,
+            software_version=__version__,
+            random=random.random,
+            member_id=str(uuid.uuid4()),
+            now_ms=monotonic_ms(),
+            wall_ms=lambda: int(time.time() * 1000),
+        )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
+        self._driven = LockedConsumer(self._core)
+        security: ClientSecurity | None = security_of(settings.values)
+        self._io = ConsumerIo(
+            f"kafka-consumer-network-thread | {client_id}",
+            self._driven,
+            security,
+            settings.send_buffer_bytes,
+            settings.receive_buffer_bytes,
+        )
+        self._lock = HoldingLock(self._driven.lock, self._io.signals)
+        self._iterator = RecordIterator(self._next_records)
+        self._listener: RebalanceListener | None = None
+        self._is_closed = False
+        self._is_woken = False
+        self._columns: Any = None
+        self._finalizer = weakref.finalize(self, ConsumerIo.abandon, self._io)
+        self._finalizer.atexit = True
+        _open.add(self._driven)
+        self._io.start()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(None, None, processed=error is None)
+
+    # -- records
+
+    def __iter__(self) -> RecordIterator:
+        """Records, one after the other, until the consumer is closed. Each record is processed when the next one is
+        requested: leave the loop by an exception, and `with` does not commit the record that failed."""
+        self._check_open()
+        require_subscription(self._core.subscription.kind)
+        return self._iterator
+
+    def _next_records(self) -> list[Record] | None:
+        if self._is_closed:
+            return None
+        return self._poll_records(None, self._config.max_poll_records) or None
+
+    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+        """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
+        seconds (None: wait). Raises `ApiError`, `Wakeup`."""
+        limit = self._config.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise ValueError(f"max_records is {limit}; at least 1 is expected")
+        rest = self._iterator.rest
+        if rest:
+            self._iterator.replace_rest(rest[limit:])
+            return rest[:limit]
+        return self._poll_records(timeout, limit)
+
+    def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
+        """The next records as an Arrow record batch with the columns of Spark's Kafka source: key, value, topic,
+        partition, offset, timestamp, timestampType, headers. None where none came within `timeout` seconds.
+
+        Deserializers and interceptors are not applied. Records before one that cannot be decoded are returned; then
+        `UndecodableRecord` is raised, until the application seeks past it. Needs the `arrow` extra."""
+        from kalda.client.consumer.columns import to_one_batch
+
+        if max_records < 1:
+            raise ValueError(f"max_records is {max_records}; at least 1 is expected")
+        if self._iterator.rest:
+            with self._lock:
+                self._put_all_back()
+        due_s = time.monotonic() + (_FOREVER_S if timeout is None else timeout)
+        while True:
+            chunks = self._poll(max(0.0, due_s - time.monotonic()), lambda: self._core.take_chunks(max_records))
+            try:
+                decoded = to_one_batch(chunks)
+            except BaseException:  # such as a signal handler's: nothing of it was returned
+                with self._lock:
+                    self._core.put_back(first_offsets(chunks))
+                raise
+            if decoded.failure is not None:
+                with self._lock:
+                    self._core.put_back(decoded.rest)
+                if decoded.batch is None:
+                    raise decoded.failure
+            if decoded.batch is not None or time.monotonic() >= due_s:
+                return decoded.batch
+
+    def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
+        # Before the poll: what a call behind it would raise, interrupted by a signal, would lose the records.
+        is_intercepted = bool(self._interceptors)
+        records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))
+        return self._intercepted(records) if is_intercepted and records else records
+
+    def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
+        self._check_open()
+        self._require_no_listener()
+        core, driven, io = self._core, self._driven, self._io
+        now_ms = monotonic_ms()
+        due_ms = now_ms + int((_FOREVER_S if timeout is None else timeout) * 1000)
+        require_subscription(core.subscription.kind)
+        with driven.lock:
+            driven.polling += 1
+        try:
+            self._begin_poll(now_ms)
+            if now_ms - io.last_turn_ms >= _TURN_EVERY_MS:
+                io.turn_at_once()
+            while True:
+                self._raise_if_woken()
+                self._call_listener()
+                if taken := self._take(take):
+                    return taken
+                if not io.run_until(self._has_news, due_ms) and not self._has_news():
+                    return []
+                self._check_open()
+        finally:
+            driven.polling -= 1
+            driven.core.metrics.on_poll_ended(monotonic_ms())
+
+    def _begin_poll(self, now_ms: int) -> None:
+        with self._lock:
+            self._core.requests.now_ms = now_ms
+            self._core.begin_poll()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        """What is buffered. Where a signal handler raises, it is fetched again: it was not returned."""
+        core, io = self._core, self._io
+        taken: list[Any] = []
+        try:
+            is_holding = io.signals.hold()
+            try:
+                with self._lock:
+                    core.raise_error()
+                    taken = take()
+                    has_room = core.fetcher.has_room
+                if taken and has_room:
+                    io.turn_at_once()  # the next Fetch is on its way while the application works
+            finally:
+                if is_holding:
+                    io.signals.release()
+        except BaseException:
+            if taken:
+                with self._lock:
+                    core.put_back(first_offsets(taken))
+            raise
+        return taken
+
+    def _has_news(self) -> bool:
+        """Whether a poll has something to do besides waiting."""
+        if self._is_woken or self._driven.is_ending:
+            return True
+        return self._may_continue()
+
+    def _call_listener(self) -> None:
+        """Call the listener while calls are due. What it raises is raised after the rebalance's step."""
+        while self._core.callback is not None:
+            callback, was_called = None, False
+            try:
+                with self._lock:  # whose exit may raise what a signal handler does
+                    callback = self._claim_callback()
+                if callback is None:
+                    return
+                call, was_called = self._listener_call(callback), True
+                if call is not None:
+                    call()
+            finally:
+                if callback is not None:
+                    try:
+                        self._end_callback(callback, was_called=was_called)
+                    finally:
+                        self._io.wake()  # another thread may wait for the call's end
+
+    def wakeup(self) -> None:
+        """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
+        self._is_woken = True
+        self._io.wake()
+
+    # -- offsets
+
+    def position(self, partition: Partition, timeout: float | None = None) -> int:
+        """The offset of the next record of an assigned partition; where it is not known yet, that is waited for."""
+        (which,) = partitions_of([partition])
+        self._check_open()
+        with self._lock:
+            state = self._core.need_position(which)
+        due_ms = self._due_ms(timeout)
+        self._driven.polling += 1
+        try:
+            while state.offset < 0:
+                self._raise_if_woken()
+                with self._lock:
+                    self._core.raise_error()
+                found = lambda: state.offset >= 0 or self._has_trouble()  # noqa: E731
+                if not self._io.run_until(found, due_ms):
+                    raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the position of {which} was not found in time")
+        finally:
+            self._driven.polling -= 1
+        return self.positions()[which].offset
+
+    def _has_trouble(self) -> bool:
+        return self._is_woken or self._driven.is_ending or self._core.has_error
+
+    def commit(
+        self,
+        offsets: Mapping[Partition, Offset] | Record | None = None,
+        *,
+        wait: bool = True,
+        on_done: Callable[[dict[TopicPartition, OffsetAndEpoch] | None, Exception | None], None] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Commit `offsets`, those after a record, or None: the positions. With `wait` it is repeated until it is done
+        or `timeout` has passed, and raises `CommitFailed` where the partitions belong to others by now. Without, it is
+        tried once, and `on_done(offsets, error)` is called during a later call."""
+        self._check_open()
+        chosen = offsets_of(offsets)
+        with self._lock:
+            core = self._begin()
+            operation = Operation("the commit", self._due_ms(timeout))
+            if not wait:
+                operation.on_done = lambda done: self._on_committed(done, on_done)
+            core.commit(self.positions() if chosen is None else chosen, operation, repeats=wait)
+        if wait:
+            began_ns = time.perf_counter_ns()
+            self._finish(operation)
+            core.metrics.commit_sync_ns.value += time.perf_counter_ns() - began_ns
+            self._intercept_commit(operation.result or {})
+        else:
+            self._io.turn_at_once()
+
+    def _on_committed(self, operation: Operation, on_done: Callable[[Any, Any], None] | None) -> None:
+        if operation.error is None:
+            self._intercept_commit(operation.result or {})
+        elif on_done is None:
+            log.warning("a commit has failed: %s", operation.error)
+        if on_done is not None:
+            on_done(operation.result, operation.error)
+
+    def committed(
+        self, *partitions: Partition, timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndEpoch | None]:
+        """The group's committed offsets; None where a partition has none. Without arguments: of all assigned ones."""
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        began_ns = time.perf_counter_ns()
+        found = self._wait(
+            "reading committed offsets", timeout, lambda operation: self._core.committing.read(wanted, operation)
+        )
+        self._core.metrics.committed_ns.value += time.perf_counter_ns() - began_ns
+        return {partition: found.get(partition) for partition in wanted}
+
+    def offsets_for_times(
+        self, times: Mapping[Partition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, FoundOffset | None]:
+        """For each partition, the first record at or after a timestamp in ms; None where every record is older."""
+        found = self._list_offsets(times_of(times), timeout)
+        return {partition: each if each.offset >= 0 else None for partition, each in found.items()}
+
+    def beginning_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
+        return self._ends(partitions, OffsetSpec.EARLIEST, timeout)
+
+    def end_offsets(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
+        """The offset after the last record that this consumer may read: the high watermark, or the last stable offset
+        with `isolation.level=read_committed`."""
+        return self._ends(partitions, OffsetSpec.LATEST, timeout)
+
+    def _ends(
+        self, partitions: tuple[Partition, ...], spec: OffsetSpec, timeout: float | None
+    ) -> dict[TopicPartition, int]:
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        found = self._list_offsets(dict.fromkeys(wanted, int(spec)), timeout)
+        return {partition: each.offset for partition, each in found.items()}
+
+    def _list_offsets(
+        self, times: Mapping[TopicPartition, int], timeout: float | None
+    ) -> dict[TopicPartition, FoundOffset]:
+        found: dict[TopicPartition, FoundOffset] = self._wait(
+            "looking up offsets", timeout, lambda operation: self._core.positions.list_offsets(times, operation)
+        )
+        return {partition: found[partition] for partition in times}
+
+    def lag(self, *partitions: Partition, timeout: float | None = None) -> dict[TopicPartition, int]:
+        """Records between the position and the end of each assigned partition, from a new look at the ends."""
+        wanted = partitions_of(partitions) or sorted(self.assignment())
+        ends = self.end_offsets(*wanted, timeout=timeout)
+        positions = self.positions()
+        return {
+            partition: max(0, end - positions[partition].offset)
+            for partition, end in ends.items()
+            if partition in positions
+        }
+
+    # -- topics
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> Topic:
+        """The topic's partitions, with leaders and replicas. Raises `ApiError` where it does not exist."""
+        found: Topic | None = self._wait(
+            "the topic's metadata", timeout, lambda operation: self._core.topic(topic, operation)
+        )
+        if found is None:
+            raise unknown_topic(topic)
+        return found
+
+    def list_topics(self, timeout: float | None = None) -> dict[str, Topic]:
+        """All topics that this user may see, by name."""
+        found: dict[str, Topic] = self._wait("listing topics", timeout, self._core.all_topics)
+        return found
+
+    def unsubscribe(self) -> None:
+        """Read nothing, and leave the group. The listener is called with what is given up."""
+        self._check_open()
+        self._revoke_all()
+        with self._lock:
+            self._begin()
+            self._iterator.replace_rest([])
+            operation = self._core.unsubscribe()
+        self._listener = None
+        if operation is not None:
+            self._finish(operation)
+
+    def _revoke_all(self) -> None:
+        with self._lock:
+            owned = sorted(self._core.subscription.partitions) if self._core.subscription.is_by_group else []
+            may_commit = self._core.may_commit
+        if not owned or self._listener is None or self._is_revoking:
+            return
+        self._is_revoking = True
+        try:
+            (self._listener.revoked if may_commit else self._listener.lost)(owned)
+        finally:
+            self._is_revoking = False
+
+    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        `enable.metrics.push` is false."""
+        from kalda.client.transport.instance_ids import wait_for_id
+
+        self._check_open()
+        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return wait_for_id(self._core.own_metrics, self._io.wake, limit_s)
+
+    # -- the end
+
+    def close(self, timeout: float | None = 30.0, *, leave_group: bool | None = None) -> None:
+        """Commit where that is automatic, leave the group and close the connections, within `timeout` seconds.
+
+        `leave_group` None: dynamic members leave, static ones keep their partitions until their session ends. False:
+        stay in the group until the session ends; True: leave in any case. May be called more than once."""
+        self._close(timeout, leave_group, processed=True)
+
+    def _close(self, timeout: float | None, leave_group: bool | None, *, processed: bool) -> None:
+        if self._is_closed or self._driven.was_forked:
+            self._is_closed = True
+            return
+        due_ms = monotonic_ms() + int((30.0 if timeout is None else timeout) * 1000)
+        try:
+            with self._lock:
+                core = self._begin()
+                positions = self.positions() if processed else self._positions_after_failure()
+                operation = core.begin_close(positions)
+            self._finish_quietly(operation, due_ms)
+            try:
+                with contextlib.suppress(ApiError):
+                    self._revoke_all()
+            finally:  # what the listener raises is raised when the member has left
+                if not self._is_closed:  # by the listener
+                    self._leave(leave_group, due_ms)
+        finally:
+            self._is_closed = True
+            self._close_objects()
+            self._iterator.replace_rest([])
+            self._finalizer.detach()
+            self._io.stop()
+            self._io.join()
+            _open.discard(self._driven)
+
+    def _leave(self, leave_group: bool | None, due_ms: int) -> None:
+        with self._lock:
+            operation = self._begin().begin_leave(leave_group)
+        self._finish_quietly(operation, due_ms)
+        self._io.turn_at_once()
+        self._push_last_metrics(due_ms)
+
+    def _push_last_metrics(self, due_ms: int) -> None:
+        with self._lock:
+            if self._core.metrics_have_ended(monotonic_ms()):
+                return
+        self._io.run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
+
+    def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
+        if operation is None:
+            return
+        self._driven.polling += 1
+        try:
+            done = self._io.run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
+        finally:
+            self._driven.polling -= 1
+        if not done or operation.error is not None:
+            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+
+    # -- inside
+
+    def _now_ms(self) -> int:
+        return monotonic_ms()
+
+    def _current(self) -> object:
+        return threading.get_ident()
+
+    def _changed(self) -> None:
+        self._io.wake()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConsumerClosed
+        if self._driven.was_forked:
+            raise ConsumerClosed("the consumer belongs to the parent process: make one after the fork")
+        if self._driven.failure is not None:
+            raise self._driven.failure
+
+    def _due_ms(self, timeout: float | None) -> int:
+        timeout_ms = self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
+        return monotonic_ms() + timeout_ms
+
+    def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
+        """The result of an operation that `begin` starts."""
+        self._check_open()
+        operation = Operation(what, self._due_ms(timeout))
+        with self._lock:
+            self._begin()
+            begin(operation)
+        return self._finish(operation)
+
+    def _finish(self, operation: Operation) -> Any:
+        done = lambda: operation.is_done or self._is_woken or self._driven.is_ending  # noqa: E731
+        self._io.run_until(done, operation.deadline_ms)
+        if not operation.is_done:
+            self._raise_if_woken()
+            self._check_open()
+        if operation.is_late or not operation.is_done:
+            raise operation.late(self._core.connections.last_failure)
+        if operation.error is not None:
+            raise operation.error
+        return operation.result
+
+
+def _after_fork() -> None:
+    """In the child: the parent's consumers have no thread here, and their sockets are the parent's."""
+    for driven in list(_open):
+        driven.was_forked = True
+        driven.is_ending = True
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

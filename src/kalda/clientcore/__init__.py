@@ -1,0 +1,13 @@
+"""Decisions of clients, without sockets, clocks or threads. `now_ms` and randomness are arguments.
+
+A core is what a shell of `client` drives: it is called with responses and with the time, and gives actions for sockets.
+
+- `producer`: a whole producer, put together from `producing`
+- `consumer`: a whole consumer, put together from `consuming` and `groups`
+- `administration`: administrative calls as plans, and how they are run
+- `interceptors`: those of producers and consumers, from their configuration to their end
+- `serdes`: the types of Kafka's own serializers and deserializers
+- `connections`: the cluster as a client sees it, and requests to it; below all others
+- `producing`, `consuming`: records on their way to a leader, and from it
+- `groups`: members of groups and their committed offsets; above `consuming`
+"""

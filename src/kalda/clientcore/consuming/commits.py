@@ -1,0 +1,105 @@
+"""The requests that commit offsets and fetch committed ones, and what their responses mean."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from kalda.base.errors import ErrorCode
+from kalda.base.ids import TopicPartition
+from kalda.clientcore.consuming.subscription import OffsetAndEpoch
+from kalda.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+
+MAX_OFFSET_FETCH = 7
+"""The last version with one group a request; it has topic names and no topic ids."""
+MAX_OFFSET_COMMIT = 9
+"""The last version with topic names instead of topic ids."""
+FENCED = frozenset(
+    (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+    )
+)
+"""Errors of a commit: the member is not in the group any more, or its generation is over."""
+
+
+class GroupMetadata(NamedTuple):
+    """What a commit names of a member: Kafka's ConsumerGroupMetadata. A consumer without membership has -1 and ""."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+def commit_request(group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> OffsetCommitRequest:
+    """Commit `offsets` as a member of the group."""
+    topics: dict[str, OffsetCommitRequestTopic] = {}
+    for partition, position in offsets.items():
+        topic = topics.get(partition.topic)
+        if topic is None:
+            topic = topics[partition.topic] = OffsetCommitRequestTopic(name=partition.topic)
+        topic.partitions.append(
+            OffsetCommitRequestPartition(
+                partition_index=partition.partition,
+                committed_offset=position.offset,
+                committed_leader_epoch=position.leader_epoch,
+                committed_metadata=position.metadata,
+            )
+        )
+    return OffsetCommitRequest(
+        group_id=group.group_id,
+        generation_id_or_member_epoch=group.generation_id,
+        member_id=group.member_id,
+        group_instance_id=group.group_instance_id,
+        topics=list(topics.values()),
+    )
+
+
+def committed_errors(response: OffsetCommitResponse) -> Iterator[tuple[TopicPartition, ErrorCode]]:
+    """The partitions that were not committed."""
+    for topic in response.topics:
+        for each in topic.partitions:
+            if each.error_code:
+                yield TopicPartition(topic.name, each.partition_index), ErrorCode(each.error_code)
+
+
+def committed_request(
+    group_id: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
+) -> OffsetFetchRequest:
+    """The committed offsets of `partitions`; None: of all."""
+    topics: dict[str, list[int]] = {}
+    for topic, index in partitions or ():
+        topics.setdefault(topic, []).append(index)
+    named = [OffsetFetchRequestTopic(name=name, partition_indexes=indexes) for name, indexes in topics.items()]
+    return OffsetFetchRequest(
+        group_id=group_id, topics=None if partitions is None else named, require_stable=require_stable
+    )
+
+
+def read_committed(
+    response: OffsetFetchResponse,
+) -> tuple[dict[TopicPartition, OffsetAndEpoch], dict[TopicPartition, ErrorCode]]:
+    """Committed offsets, and the partitions whose offset could not be read. Partitions without one are in neither."""
+    found: dict[TopicPartition, OffsetAndEpoch] = {}
+    failed: dict[TopicPartition, ErrorCode] = {}
+    for topic in response.topics:
+        for each in topic.partitions:
+            partition = TopicPartition(topic.name, each.partition_index)
+            if each.error_code:
+                failed[partition] = ErrorCode(each.error_code)
+            elif each.committed_offset >= 0:
+                found[partition] = OffsetAndEpoch(
+                    each.committed_offset, each.committed_leader_epoch, each.metadata or ""
+                )
+    return found, failed

@@ -1,0 +1,300 @@
+"""A whole producer without threads, sockets and clocks: its machines, put together.
+
+The shell calls `run` when `deadline_ms` has come and after every event, carries out what `take_actions` returns, and
+calls the callbacks of `take_finished`. Connections' events go to `connections`, with `now_ms` set by `at`.
+
+The caller's thread uses `metadata.want` and `accumulator.append` only; all else runs on the I/O thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from kalda.base.configs.producer import ProducerConfig
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.connections.client_metrics import metric_config
+from kalda.clientcore.connections.cluster_values import configured_bootstrap
+from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
+from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
+from kalda.clientcore.producing.accumulator import Accumulator, AccumulatorConfig
+from kalda.clientcore.producing.buffer_pool import BufferPool
+from kalda.clientcore.producing.idempotence import Idempotence
+from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch
+from kalda.clientcore.producing.producer_metrics import ProducerMetrics
+from kalda.clientcore.producing.row_batches import table_batch_bytes
+from kalda.clientcore.producing.sender import Sender, SenderConfig
+from kalda.records.appending import Ticket
+from kalda.records.compression import Compression
+
+if TYPE_CHECKING:
+    from kalda.clientcore.producing.transactions import TransactionDriver
+
+
+class ProducerCore:
+    """The machines of one producer."""
+
+    own_metrics: OwnMetrics | None = None
+    """What pushes the producer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
+    false."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        client_id: str,
+        software_version: str,
+        random: Random,
+        ticket_type: type[Ticket],
+        lock: AbstractContextManager[Any],
+        now_ms: int,
+    ) -> None:
+        self.config = config
+        self.client_id = client_id
+        self.metrics = ProducerMetrics(client_id, metric_config(config.values), version=software_version, lock=lock)
+        self._retry = retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
+        self.metadata = _metadata(config, retry)
+        self.connections = Connections(
+            ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight), self.metrics
+        )
+        self.connections.on_unreachable = self.metadata.request_update
+        self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
+        self.accumulator = Accumulator(
+            _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
+        )
+        self.idempotence = Idempotence() if config.enable_idempotence else None
+        self.transactions: TransactionDriver | None = None
+        if config.transactional_id is not None:
+            # Imported where it is needed: without transactions it would cost the first record its time.
+            from kalda.clientcore.producing.transaction_manager import TransactionManager
+            from kalda.clientcore.producing.transactions import TransactionDriver, Transactions
+
+            manager = TransactionManager(
+                config.transactional_id, config.transaction_timeout_ms, retry, is_two_phase=config.two_phase_commit
+            )
+            self.idempotence = numbering = Transactions(manager)
+            self.transactions = TransactionDriver(
+                numbering, self.accumulator, self.connections, self.metadata, lock, config.max_block_ms
+            )
+        self.accumulator.numbering = self.idempotence
+        self.sender = Sender(
+            _sender_config(config), self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics
+        )
+        self._now_ms = now_ms
+        self.sender._now_ms = self.now_ms
+        if self.transactions is not None:
+            self.sender.on_failure = self.transactions.on_batch_failed
+        self._made_at_ms = now_ms
+        self.metrics.watch(
+            self.pool,
+            lambda: self.connections.in_flight,
+            lambda: self.metadata.updated_at_ms or self._made_at_ms,
+        )
+        self.refused: ApiError | None = None
+        """The bootstrap servers are not brokers."""
+        self.connections.on_refused = self._on_refused
+        self._seen_version = -1
+        """The metadata's version at the last `run`."""
+        self._id_failures = 0
+        self._id_retry_at_ms = 0
+
+    def now_ms(self) -> int:
+        """The time of the event that is being processed."""
+        return self._now_ms
+
+    def at(self, now_ms: int) -> Connections:
+        """The connections, for an event at this time."""
+        self._now_ms = now_ms
+        return self.connections
+
+    # -- turns
+
+    def run(self, now_ms: int) -> None:
+        """Do all that can be done now."""
+        self._now_ms = now_ms
+        self.connections.run(now_ms)
+        if self._seen_version != self.metadata.version:
+            self._on_metadata(now_ms)
+        self._update_metadata(now_ms)
+        if self.idempotence is not None:
+            refusal = self.idempotence.take_refusal()
+            if refusal is not None:
+                self.sender.fail_queued(refusal)
+            self._update_producer_id(self.idempotence, now_ms)
+        if self.transactions is not None:
+            error = self.transactions.error_to_fail_queued
+            if error is not None:
+                self.sender.fail_queued(error, FinalState.ABORTED)
+        self.sender.run(now_ms)
+        if self.transactions is not None:
+            self.transactions.run(now_ms, self.sender.has_in_flight)
+        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
+            self.own_metrics.run(now_ms)
+
+    def deadline_ms(self, now_ms: int) -> int | None:
+        """When `run` is due, if nothing happens before."""
+        times = [self.sender.deadline_ms(now_ms), self.connections.deadline_ms(now_ms), self._request_at_ms(now_ms)]
+        if self._seen_version != self.metadata.version:
+            return now_ms
+        if self.transactions is not None:
+            times.append(self.transactions.deadline_ms(now_ms))
+        if self.own_metrics is not None:
+            times.append(self.own_metrics.due_ms)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def take_actions(self) -> list[Action]:
+        """What the shell has to do on connections, in order."""
+        return self.connections.take_actions()
+
+    def take_finished(self) -> list[ProducerBatch]:
+        """Batches that are done, in order."""
+        return self.sender.take_finished()
+
+    # -- its own metrics
+
+    def push_metrics(self, wall_ms: Callable[[], int]) -> None:
+        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
+        self.metrics.started_at_ms = wall_ms()
+        if not self.config.enable_metrics_push:
+            return
+        transactional_id = self.config.transactional_id
+        self.own_metrics = OwnMetrics(
+            self.connections,
+            measured_by(self.metrics),
+            () if transactional_id is None else (("transactional_id", transactional_id),),
+            wall_ms=wall_ms,
+            now_ms=self.now_ms,
+            random=self._retry.random,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a record is not done, or a transaction not ended."""
+        transactions = self.transactions
+        return bool(self.accumulator.incomplete or (transactions is not None and transactions.manager.has_transaction))
+
+    def has_ended(self, now_ms: int) -> bool:
+        """Whether everything is sent, and the transaction ended, the last metrics included: the connections may be
+        closed."""
+        return (
+            self.sender.is_idle
+            and (self.transactions is None or self.transactions.has_ended(now_ms))
+            and (self.own_metrics is None or self.own_metrics.has_ended(now_ms))
+        )
+
+    def end(self, error: ApiError | None, now_ms: int) -> None:
+        """Take no more records, fail what is left, and close the connections. `error`: why the I/O has failed."""
+        self.accumulator.close()
+        why = "the producer was closed before the record was acknowledged" if error is None else error.message
+        self.sender.abort(why)
+        if self.transactions is not None:
+            self.transactions.on_end()
+        self.connections.close(now_ms)
+
+    # -- metadata
+
+    def _on_metadata(self, now_ms: int) -> None:
+        self._seen_version = self.metadata.version
+        self.connections.set_nodes(self.metadata.brokers, now_ms)
+        self.accumulator.on_metadata()
+
+    def _request_at_ms(self, now_ms: int) -> int | None:
+        """When a request to any broker may be sent: for metadata or a producer id."""
+        due_ms = self.metadata.next_request_at_ms(now_ms)
+        if self.idempotence is not None and self.idempotence.needs_request and self.accumulator.incomplete:
+            id_ms = max(now_ms, self._id_retry_at_ms)
+            due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
+        if due_ms is None or due_ms > now_ms:
+            return due_ms
+        if self.connections.may_find_node(now_ms):
+            return now_ms  # it has become due since the last attempt
+        # There is no node for it before a connection is made, fails, or may be tried again.
+        retry_ms = self.connections.next_retry_ms()
+        return retry_ms if retry_ms is not None and retry_ms > now_ms else None
+
+    def _update_metadata(self, now_ms: int) -> None:
+        due_ms = self.metadata.next_request_at_ms(now_ms)
+        if due_ms is None or due_ms > now_ms:
+            return
+        if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
+            self.metadata.rebootstrap(now_ms)
+            self._on_metadata(now_ms)
+        node_id = self.connections.least_loaded(now_ms)
+        if node_id is None:
+            return
+
+        def on_done(response: Any, error: ApiError | None) -> None:
+            if error is not None:
+                self.metadata.on_failure(self._now_ms)
+            else:
+                self.metadata.on_response(response, self._now_ms)
+
+        self.connections.send(node_id, self.metadata.next_request(now_ms), now_ms, on_done)
+
+    def _on_refused(self, error: ApiError) -> None:
+        self.refused = error
+
+    # -- the producer's id
+
+    def _update_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
+        idempotence.run()
+        if not idempotence.needs_request or now_ms < self._id_retry_at_ms or not self.accumulator.incomplete:
+            return
+        node_id = self.connections.least_loaded(now_ms)
+        if node_id is None:
+            return
+        request = idempotence.next_request()
+        assert request is not None, "a producer id is needed"
+
+        def on_done(response: Any, error: ApiError | None) -> None:
+            if error is not None and error.code is ErrorCode.UNSUPPORTED_VERSION:
+                idempotence.fatal_error = error
+            if idempotence.on_producer_id(response):
+                self._id_failures = 0
+            else:
+                self._id_failures += 1
+                self._id_retry_at_ms = self._now_ms + self._retry.pause_ms(self._id_failures)
+
+        self.connections.send(node_id, request, now_ms, on_done)
+
+
+def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
+    return ClusterMetadata(
+        configured_bootstrap(config.bootstrap_servers),
+        retry,
+        max_age_ms=config.metadata_max_age_ms,
+        max_idle_ms=config.metadata_max_idle_ms,
+        may_rebootstrap=config.may_rebootstrap,
+        rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+    )
+
+
+def _accumulator_config(config: ProducerConfig, retry: Backoff, random: Random) -> AccumulatorConfig:
+    return AccumulatorConfig(
+        config.batch_size,
+        config.linger_ms,
+        config.delivery_timeout_ms,
+        config.max_request_size,
+        retry,
+        Compression[config.compression_type.upper()],
+        config.compression_level,
+        random,
+        config.adaptive_partitioning,
+        config.availability_timeout_ms,
+        config.ignore_keys,
+        config.client_rack if config.rack_aware else "",
+    )
+
+
+def _sender_config(config: ProducerConfig) -> SenderConfig:
+    return SenderConfig(
+        config.acks,
+        config.retries,
+        config.request_timeout_ms,
+        config.delivery_timeout_ms,
+        config.max_in_flight == 1,
+        config.transactional_id,
+    )

@@ -1,0 +1,621 @@
+"""Batches that wait to be sent, in a queue for each partition.
+
+    append(...)              a record goes to the last batch of its partition, or to a new one
+    ready(...)               the nodes that lead partitions with batches to send
+    drain(...)               the next batches for one node, in turn over its partitions
+    reenqueue, split         a batch that was sent has to be sent again
+    expired(now)             batches that have waited for `delivery_timeout_ms`
+
+A batch that is compressed takes as many records as are estimated to fill `batch_size` when they are compressed. It
+begins with that much memory, and gets more where its records need it and the pool has it; else it is full.
+
+A batch may be sent when it is full, when it has waited for `linger_ms` (or, sent before, for its backoff), while
+somebody waits for memory, or while the producer flushes, closes, or ends a transaction.
+
+Most records do not come here: `TopicState.appender` puts them into open batches, without a lock. `append` is for the
+first record of a batch. It runs on the caller's thread and all else on the I/O thread; `lock` keeps them apart.
+
+Invariants: a queue's batches have records and are in the order of these, and only the last may be open; `_active` has
+the queues that are not empty; a batch is in `incomplete` from before it is queued until it is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+from kalda.base.ids import TopicPartition
+from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.connections.cluster_values import Leader
+from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.producing.buffer_pool import BufferPool
+from kalda.clientcore.producing.idempotence import Numbering
+from kalda.clientcore.producing.producer_batch import ProducerBatch
+from kalda.clientcore.producing.producer_errors import ProducerClosed
+from kalda.clientcore.producing.sticky_partitioner import Candidates, Sticky, StickyPartitioner
+from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
+from kalda.records.compression import Compression
+
+_NO_RACK: tuple[int, ...] = ()
+_new_tuple = tuple.__new__
+_MOST_AT_ONCE = 3
+"""How many attempts a batch makes at once because its partition has another leader."""
+_ESTIMATION_FACTOR = 1.05
+_RATIO_STEP_UP, _RATIO_STEP_DOWN = 0.05, 0.005
+
+
+class AccumulatorConfig(NamedTuple):
+    """Sizes in bytes, times in ms."""
+
+    batch_size: int
+    linger_ms: int
+    delivery_timeout_ms: int
+    max_request_size: int
+    backoff: Backoff
+    compression: Compression
+    compression_level: int | None
+    random: Random
+    adaptive: bool = True
+    availability_timeout_ms: int = 0
+    ignore_keys: bool = False
+    rack: str = ""
+    """The client's rack, where the partitioner regards racks."""
+
+
+class PartitionQueue:
+    """One partition's batches."""
+
+    __slots__ = ("batches", "created", "is_muted", "topic", "topic_partition")
+
+    def __init__(self, topic: TopicState, topic_partition: TopicPartition) -> None:
+        self.topic = topic
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.is_muted = False
+        """A batch is in flight, and none may be sent beside it."""
+        self.created = 0
+        """Batches so far: the `order` of the last one."""
+
+
+class TopicState:
+    """One topic's queues, and how its records find them."""
+
+    def __init__(self, name: str, appender: TopicAppender, partitioner: StickyPartitioner) -> None:
+        self.name = name
+        self.appender = appender
+        self.partitioner = partitioner
+        self.queues: dict[int, PartitionQueue] = {}
+        self.sticky: Sticky | None = None
+        """The sticky partition whose batch is `appender.sticky`."""
+        self.sticky_batch: ProducerBatch | None = None
+        self.counted_bytes = 0
+        """How much of `sticky_batch` has been reported to the partitioner."""
+        self.compression_ratio = 1.0
+        """Compressed bytes to uncompressed ones, estimated a little too high."""
+        self.observed_ratio = 1.0
+        """That of the last batch: the estimate comes down to it in small steps."""
+
+
+class Ready(NamedTuple):
+    """What `ready` has found."""
+
+    nodes: dict[int, None]
+    """Nodes to send to, in order."""
+    next_check_ms: int | None
+    """When a node that is not among them may be ready; None: nothing waits."""
+    topics_without_leader: set[str]
+    is_any_expired: bool
+    """Whether `expired` would return a batch."""
+
+
+class Accumulator:
+    """The batches of one producer that are not done."""
+
+    def __init__(
+        self,
+        config: AccumulatorConfig,
+        pool: BufferPool,
+        metadata: ClusterMetadata,
+        ticket_type: type[Ticket],
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.lock = lock
+        self.topics: dict[str, TopicState] = {}
+        self.incomplete: dict[ProducerBatch, None] = {}
+        """All batches that are not done, in the order of their creation."""
+        self.is_closed = False
+        self.flushes = 0
+        """Calls of `flush` that are waiting."""
+        self.numbering: Numbering | None = None
+        """Sequence numbers, where the producer is idempotent."""
+        self.io: Any = None
+        """Each batch gets it, for the threads that wait for the batch."""
+        self._largest = max(min(config.max_request_size, pool.total_bytes), HEADER_SIZE + 1)
+        """The most bytes of a batch, uncompressed."""
+        is_compressed = config.compression is not Compression.NONE
+        self._plain_limit = 0 if is_compressed else min(config.batch_size, self._largest)
+        """Where batches are not compressed, their limit."""
+        self._metadata = metadata
+        self._ticket_type = ticket_type
+        self._active: dict[TopicPartition, PartitionQueue] = {}
+        self._candidates: dict[str, tuple[int, Candidates]] = {}
+        """With the version of the metadata from which they were computed."""
+        self._drain_after: dict[int, TopicPartition] = {}
+        """The partition of each node from which a batch was drained last: the next drain begins behind it."""
+        self._node_times: dict[int, tuple[int, int]] = {}
+        """When each node last had batches to send, and when it last took some."""
+
+    # -- topics
+
+    def topic(self, name: str) -> TopicState:
+        """The state of a topic whose partitions are in the metadata."""
+        state = self.topics.get(name)
+        if state is None:
+            with self.lock:
+                state = self.topics.get(name)
+                if state is None:
+                    config = self.config
+                    count = len(self._metadata.partitions_of(name))
+                    appender = TopicAppender(self._ticket_type, count, config.ignore_keys)
+                    partitioner = StickyPartitioner(config.batch_size, config.random, config.adaptive)
+                    state = TopicState(name, appender, partitioner)
+                    if config.adaptive:
+                        partitioner.before_choice = partial(self._update_load, state)
+                    self.topics[name] = state
+        return state
+
+    def on_metadata(self) -> None:
+        """The metadata has changed: topics may have more partitions."""
+        for name, state in list(self.topics.items()):
+            count = len(self._metadata.partitions_of(name))
+            if count and count != len(state.appender.open):
+                with self.lock:
+                    kept = state.appender.open[:count]
+                    state.appender.open = kept + [None] * (count - len(kept))
+
+    def candidates(self, topic: str) -> Candidates:
+        """What the partitioner may choose from; computed once for each state of the metadata."""
+        version, known = self._candidates.get(topic, (-1, None))
+        if known is None or version != self._metadata.version:
+            version = self._metadata.version
+            known = self._find_candidates(topic)
+            self._candidates[topic] = version, known
+        return known
+
+    def _find_candidates(self, topic: str) -> Candidates:
+        partitions = self._metadata.partitions_of(topic)
+        brokers = self._metadata.brokers
+        led = [each.partition for each in partitions if each.leader in brokers]
+        rack = self.config.rack
+        local = [each for each in led if brokers[partitions[each].leader].rack == rack] if rack else _NO_RACK
+        return Candidates(len(partitions), led, local)
+
+    # -- appending, on the caller's thread
+
+    def buffer_size(self, batch_bytes: int) -> int:
+        """The memory of a new batch that has at most that size with its first record."""
+        return max(min(self.config.batch_size, self._largest), batch_bytes)
+
+    def _next_limit(self, topic: TopicState) -> int:
+        """Up to which size the next batch takes records; where it is compressed, it is estimated to have `batch_size`
+        bytes then."""
+        if self._plain_limit:
+            return self._plain_limit
+        # Here, and not where batches are compressed: many may be queued before the first one is.
+        topic.compression_ratio = max(topic.compression_ratio - _RATIO_STEP_DOWN, topic.observed_ratio)
+        room = (self.config.batch_size - HEADER_SIZE) / self._estimated_ratio(topic)
+        return max(HEADER_SIZE + 1, min(HEADER_SIZE + int(room), self._largest))
+
+    def _estimated_ratio(self, topic: TopicState) -> float:
+        """What a byte of records is estimated to take in a batch that is sent."""
+        if self.config.compression is Compression.NONE:
+            return 1.0
+        return topic.compression_ratio * _ESTIMATION_FACTOR
+
+    def append(
+        self,
+        topic: TopicState,
+        partition: int | None,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        tail: bytes,
+        ticket: Ticket,
+        now_ms: int,
+        buffer: bytearray | None,
+    ) -> bool:
+        """Append a record; `tail` are its headers as on the wire. Without a partition the sticky one is used. False: a
+        new batch needs a buffer, which the pool has not at this moment. Raises where no record is taken.
+
+        A signal handler may raise between any two steps (Ctrl-C). So a batch has its first record before it is queued,
+        and a buffer that no queued batch has goes back to the pool.
+        """
+        size = HEADER_SIZE + RECORD_OVERHEAD + len(key or b"") + len(value or b"") + len(tail)
+        made: ProducerBatch | None = None
+        with self.lock:
+            try:
+                sticky: Sticky | None = None
+                if partition is None:
+                    sticky, queue = self._sticky_queue(topic)
+                else:
+                    queue = self._queue(topic, partition)
+                self._admit(queue)
+                last = queue.batches[-1] if queue.batches else None
+                ticket.timestamp = timestamp_ms
+                if last is None or not (
+                    self._put(last, timestamp_ms, key, value, tail, ticket)
+                    or (self._grow(last, size) and self._put(last, timestamp_ms, key, value, tail, ticket))
+                ):
+                    if last is not None:
+                        last.is_open = False
+                    if buffer is None:
+                        buffer = self.pool.take(self.buffer_size(size))
+                        if buffer is None:
+                            return False
+                    made = last = ProducerBatch(queue.topic_partition, buffer, self._next_limit(topic), now_ms)
+                    last.io = self.io
+                    put = self._put(last, timestamp_ms, key, value, tail, ticket)
+                    assert put, "the first record of a batch fits"
+                    self._enqueue(queue, last)
+                    if queue.topic_partition.partition < len(topic.appender.open):
+                        topic.appender.open[queue.topic_partition.partition] = last
+                if last.is_open and partition is None and sticky is not None:
+                    self._set_sticky(topic, sticky, last)
+                return True
+            finally:
+                if buffer is not None and (made is None or not made.order):
+                    self.pool.give_back(buffer)
+
+    def _admit(self, queue: PartitionQueue) -> None:
+        """Raises where no record is taken now."""
+        if self.is_closed:
+            raise ProducerClosed("the producer is closed: no record can be sent")
+        if self.numbering is not None:
+            self.numbering.admit(queue.topic_partition)
+
+    def _grow(self, batch: ProducerBatch, size_bytes: int) -> bool:
+        """Give a batch that compresses well more memory, where the pool has that at this moment. `size_bytes`: that of
+        a batch with the next record alone."""
+        needed = batch.position - HEADER_SIZE + size_bytes
+        if not batch.is_open or needed > batch.most_bytes:
+            return False
+        former, buffer = batch.data, self.pool.take(min(batch.most_bytes, max(needed, 2 * len(batch.data))))
+        if buffer is None:
+            return False
+        try:
+            batch.move_to(buffer)
+        finally:
+            self.pool.give_back(former if batch.data is buffer else buffer)
+        return True
+
+    @staticmethod
+    def _put(
+        batch: ProducerBatch, timestamp_ms: int, key: bytes | None, value: bytes | None, tail: bytes, ticket: Ticket
+    ) -> bool:
+        ticket.batch = batch
+        return batch.put(timestamp_ms, key, value, tail, ticket)
+
+    def _queue(self, topic: TopicState, partition: int) -> PartitionQueue:
+        queue = topic.queues.get(partition)
+        if queue is None:
+            queue = topic.queues[partition] = PartitionQueue(topic, TopicPartition(topic.name, partition))
+        return queue
+
+    def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Queue a new batch, whose memory is the accumulator's as soon as it has an `order`: where a signal handler
+        raises then, it is queued, or its memory is free."""
+        try:
+            queue.created += 1
+            batch.order = (queue.created,)
+            self.incomplete[batch] = None
+            self._active[queue.topic_partition] = queue
+            queue.batches.append(batch)
+        except BaseException:
+            if batch.order and batch not in queue.batches:
+                if not queue.batches:
+                    self._active.pop(queue.topic_partition, None)
+                self._release(batch)
+            raise
+
+    def append_sealed(self, batch: ProducerBatch, topic: TopicState, partition: int) -> None:
+        """Queue a batch that is complete, behind those of the partition. Where this raises, its memory is the caller's
+        unless it has an `order`."""
+        with self.lock:
+            queue = self._queue(topic, partition)
+            self._admit(queue)
+            if queue.batches:
+                queue.batches[-1].is_open = False
+            batch.is_open = False
+            self._enqueue(queue, batch)
+
+    # -- the sticky partition
+
+    def _sticky_queue(self, topic: TopicState) -> tuple[Sticky, PartitionQueue]:
+        """The sticky partition after a switch that may be due."""
+        candidates = self.candidates(topic.name)
+        self._count_sticky(topic, candidates)
+        while True:
+            sticky = topic.partitioner.peek(candidates)
+            queue = self._queue(topic, sticky.partition)
+            # A switch was held back while the queue had a part-filled batch.
+            if not queue.batches or queue.batches[-1].is_full:
+                topic.partitioner.update(sticky, 0, candidates, True)
+            if not topic.partitioner.is_changed(sticky):
+                return sticky, queue
+
+    def _count_sticky(self, topic: TopicState, candidates: Candidates) -> None:
+        """Report what has been appended to the sticky batch since the last time."""
+        batch, sticky = topic.sticky_batch, topic.sticky
+        if batch is not None and sticky is not None:
+            appended = (batch.position - topic.counted_bytes) * self._estimated_ratio(topic)
+            topic.counted_bytes = batch.position
+            topic.partitioner.update(sticky, int(appended), candidates, batch.is_full)
+
+    def _set_sticky(self, topic: TopicState, sticky: Sticky, batch: ProducerBatch) -> None:
+        if topic.sticky_batch is not batch or topic.sticky is not sticky:
+            topic.sticky, topic.sticky_batch = sticky, batch
+            topic.counted_bytes = HEADER_SIZE if batch.count == 1 else batch.position
+        if not topic.partitioner.is_changed(sticky):
+            left = topic.partitioner.bytes_until_switch(sticky) / self._estimated_ratio(topic)
+            batch.switch_at = topic.counted_bytes + int(left)
+            topic.appender.sticky = batch
+
+    def _update_load(self, topic: TopicState) -> None:
+        """Give the partitioner the lengths of the queues, as they are now. With the lock."""
+        candidates = self.candidates(topic.name)
+        sizes: list[tuple[int, int]] | None = None
+        if len(topic.queues) >= candidates.partitions:
+            sizes = [
+                (index, len(topic.queues[index].batches))
+                for index in candidates.with_leader
+                if index in topic.queues and self._is_available(topic.name, index)
+            ]
+        topic.partitioner.update_load(sizes, candidates.partitions, candidates.in_rack)
+
+    def _is_available(self, topic: str, partition: int) -> bool:
+        """Whether the partition's leader takes batches: KIP-794's availability timeout."""
+        timeout_ms = self.config.availability_timeout_ms
+        leader = self._metadata.leader_of(topic, partition)
+        if timeout_ms <= 0 or leader is None:
+            return True
+        ready_ms, drained_ms = self._node_times.get(leader.node_id, (0, 0))
+        return ready_ms - drained_ms <= timeout_ms
+
+    # -- sending, on the I/O thread
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether any batch waits in a queue."""
+        return bool(self._active)
+
+    def on_node_checked(self, node_id: int, now_ms: int, can_send: bool) -> None:
+        """The node has batches to send; whether it takes them now."""
+        drained_ms = now_ms if can_send else self._node_times.get(node_id, (now_ms, now_ms))[1]
+        self._node_times[node_id] = now_ms, drained_ms
+
+    def ready(self, now_ms: int) -> Ready:
+        """The nodes that lead partitions with batches to send now."""
+        nodes: dict[int, None] = {}
+        next_check_ms: int | None = None
+        without_leader: set[str] = set()
+        is_any_expired = False
+        linger_ms, timeout_ms = self.config.linger_ms, self.config.delivery_timeout_ms
+        with self.lock:
+            is_forced = linger_ms == 0 or self._is_forced()
+            for partition, queue in self._active.items():
+                first = queue.batches[0]
+                if now_ms - first.created_ms >= timeout_ms:
+                    is_any_expired = True
+                leader = self._metadata.leader_of(*partition)
+                if leader is None:
+                    without_leader.add(partition.topic)
+                    continue
+                if queue.is_muted:
+                    continue
+                if leader.epoch > first.leader_epoch >= 0:
+                    first.leader_changed = True
+                if first.attempts > 0:
+                    wait_ms = self._backoff_ms(first)
+                elif is_forced or len(queue.batches) > 1 or first.is_full:
+                    wait_ms = 0
+                else:
+                    wait_ms = linger_ms
+                due_ms = first.last_attempt_ms + wait_ms
+                if due_ms <= now_ms:
+                    nodes[leader.node_id] = None
+                else:
+                    next_check_ms = due_ms if next_check_ms is None else min(due_ms, next_check_ms)
+        return _new_tuple(Ready, (nodes, next_check_ms, without_leader, is_any_expired))
+
+    def _is_forced(self) -> bool:
+        """Whether batches are sent before they are full, or have lingered."""
+        return (
+            self.pool.waiting > 0
+            or self.is_closed
+            or self.flushes > 0
+            or (self.numbering is not None and self.numbering.is_completing)
+        )
+
+    def _backoff_ms(self, batch: ProducerBatch) -> int:
+        """The pause before the batch is sent again. Where its partition has another leader now, the first attempts make
+        none; brokers that name each other for ever get the later ones behind a backoff."""
+        if batch.attempts == 0 or (batch.leader_changed and batch.attempts <= _MOST_AT_ONCE):
+            return 0
+        if batch.backoff_ms < 0:
+            batch.backoff_ms = self.config.backoff.pause_ms(batch.attempts)
+        return batch.backoff_ms
+
+    def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
+        """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed."""
+        batches: list[ProducerBatch] = []
+        size_bytes = 0
+        config, numbering = self.config, self.numbering
+        with self.lock:
+            for queue, leader in self._in_turn(node_id):
+                if queue.is_muted:
+                    continue
+                first = queue.batches[0]
+                if first.attempts > 0 and now_ms - first.last_attempt_ms < self._backoff_ms(first):
+                    continue
+                if batches and size_bytes + self._estimated_bytes(first, queue.topic) > config.max_request_size:
+                    break
+                if numbering is not None and not numbering.may_drain(first):
+                    continue
+                self._take(queue)
+                if numbering is not None:
+                    numbering.number(first)
+                first.leader_epoch = leader.epoch
+                first.leader_changed = False
+                first.drained_ms = now_ms
+                batches.append(first)
+                size_bytes += self._estimated_bytes(first, queue.topic)
+                self._drain_after[node_id] = queue.topic_partition
+        for batch in batches:
+            is_learned_from = batch.sealed is None and config.compression is not Compression.NONE
+            batch.seal(config.compression, config.compression_level)
+            if is_learned_from:
+                self._learn_ratio(batch)
+        return batches
+
+    def _in_turn(self, node_id: int) -> list[tuple[PartitionQueue, Leader]]:
+        """The node's queues, beginning behind the one that was drained last."""
+        led: list[tuple[PartitionQueue, Leader]] = []
+        for partition, queue in self._active.items():
+            leader = self._metadata.leader_of(*partition)
+            if leader is not None and leader.node_id == node_id:
+                led.append((queue, leader))
+        if len(led) > 1:
+            led.sort(key=lambda each: each[0].topic_partition)
+            last = self._drain_after.get(node_id)
+            if last is not None:
+                start = next((at for at, (queue, _) in enumerate(led) if queue.topic_partition > last), 0)
+                led = led[start:] + led[:start]
+        return led
+
+    def _estimated_bytes(self, batch: ProducerBatch, topic: TopicState) -> int:
+        if batch.sealed is not None:
+            return len(batch.sealed)
+        return HEADER_SIZE + int((batch.position - HEADER_SIZE) * self._estimated_ratio(topic))
+
+    def _take(self, queue: PartitionQueue) -> None:
+        """Remove the first batch, and close it."""
+        batch = queue.batches.popleft()
+        batch.is_open = False
+        if not queue.batches:
+            self._active.pop(queue.topic_partition, None)
+        self._close_open(queue, batch)
+
+    @staticmethod
+    def _close_open(queue: PartitionQueue, batch: ProducerBatch) -> None:
+        appender, partition = queue.topic.appender, queue.topic_partition.partition
+        if partition < len(appender.open) and appender.open[partition] is batch:
+            appender.open[partition] = None
+        if appender.sticky is batch:
+            appender.sticky = None
+
+    def _learn_ratio(self, batch: ProducerBatch) -> None:
+        # Of a few bytes compression makes more of them: that says nothing of a batch that is full.
+        observed = min(1.0, batch.compression_ratio)
+        topic = self.topics[batch.topic_partition.topic]
+        topic.observed_ratio = observed
+        if observed > topic.compression_ratio:
+            topic.compression_ratio = min(1.0, max(topic.compression_ratio + _RATIO_STEP_UP, observed))
+
+    # -- again
+
+    def reenqueue(self, batch: ProducerBatch, now_ms: int) -> None:
+        """The batch has to be sent again: after its backoff, and in its place among the partition's batches."""
+        batch.attempts += 1
+        batch.backoff_ms = -1
+        batch.last_attempt_ms = now_ms
+        batch.in_retry = True
+        with self.lock:
+            self._insert(batch)
+
+    def _insert(self, batch: ProducerBatch) -> None:
+        topic = self.topics[batch.topic_partition.topic]
+        queue = self._queue(topic, batch.topic_partition.partition)
+        at = 0
+        while at < len(queue.batches) and queue.batches[at].order < batch.order:
+            at += 1
+        queue.batches.insert(at, batch)
+        self._active[queue.topic_partition] = queue
+
+    def split(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """The batch is too large for its broker: queue its records in batches of at most `batch_size`."""
+        config = self.config
+        topic = self.topics[batch.topic_partition.topic]
+        topic.compression_ratio = max(1.0, batch.compression_ratio)
+        target = min(config.batch_size, max(HEADER_SIZE + 1, (batch.position + 1) // 2))
+        parts = batch.split(target, config.compression)
+        with self.lock:
+            for part in parts:
+                part.in_retry = True
+                self._insert(part)
+                self.incomplete[part] = None
+        return parts
+
+    # -- the end of a batch
+
+    def expired(self, now_ms: int) -> list[ProducerBatch]:
+        """Batches in queues that have waited too long; they are removed."""
+        found: list[ProducerBatch] = []
+        with self.lock:
+            for queue in list(self._active.values()):
+                while queue.batches and now_ms - queue.batches[0].created_ms >= self.config.delivery_timeout_ms:
+                    found.append(queue.batches[0])
+                    self._take(queue)
+        return found
+
+    def next_expiry_ms(self) -> int | None:
+        """When the first batch in a queue expires."""
+        if not self._active:
+            return None
+        with self.lock:
+            oldest_ms = min((queue.batches[0].created_ms for queue in self._active.values()), default=None)
+        return None if oldest_ms is None else oldest_ms + self.config.delivery_timeout_ms
+
+    def release(self, batch: ProducerBatch) -> None:
+        """The batch is done. Its memory is free, unless a request still has it: then it is when that has ended."""
+        with self.lock:
+            self._release(batch)
+
+    def _release(self, batch: ProducerBatch) -> None:
+        self.incomplete.pop(batch, None)
+        if batch.buffer is not None and not batch.is_in_flight:
+            buffer, batch.buffer = batch.buffer, None
+            batch.data = bytearray()
+            batch.sealed = None
+            self.pool.give_back(buffer)
+
+    def take_all(self) -> list[ProducerBatch]:
+        """Remove all batches from the queues."""
+        found: list[ProducerBatch] = []
+        with self.lock:
+            for queue in list(self._active.values()):
+                while queue.batches:
+                    found.append(queue.batches[0])
+                    self._take(queue)
+        return found
+
+    def close(self) -> None:
+        """Take no more records."""
+        self.is_closed = True
+        self.close_open()
+
+    def close_open(self) -> None:
+        """Close the open batches: the next record of each partition comes through `append`."""
+        with self.lock:
+            for topic in self.topics.values():
+                topic.appender.sticky = None
+                topic.appender.open = [None] * len(topic.appender.open)
+            for queue in self._active.values():
+                queue.batches[-1].is_open = False
+
+    def mute(self, partition: TopicPartition, is_muted: bool) -> None:
+        """Whether a batch of the partition is in flight, beside which none may be sent."""
+        self._queue(self.topics[partition.topic], partition.partition).is_muted = is_muted
