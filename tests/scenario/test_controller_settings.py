@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from controller_world import Rights, World, result
 
-from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.acl_matching import AclMatcher
 from kalda.controller.features import KraftVersionControl
 from kalda.metadata.features import NOT_SERVED, VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
@@ -274,9 +272,8 @@ def test_access_control_entries(world: World) -> None:
                 **fields,
             }
         )
-        found = run_to_end(AclMatcher(world.active.acls.by_id.items()).matching(entry_filter))
-        world.request("delete_acls", [acl_id for acl_id, _ in found])
-        return [acl.resource_name for _, acl in found]
+        answer = world.request("delete_acls", security.DeleteAclsRequest(filters=[entry_filter]))
+        return [acl.resource_name for acl in answer.filter_results[0].matching_acls]
 
     assert delete(principal_filter="User:b") == []
     assert delete(pattern_type_filter=3, resource_name_filter="te") == []

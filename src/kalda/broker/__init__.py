@@ -28,8 +28,6 @@ From a frame to an answer:
 - `api_versions.py`: ApiVersions, which announces exactly the rows
 - `handlers/`: what a broker's listener answers, one file a domain
 - `controller_handlers.py`: what a controller's listener answers
-- `operation_parts.py`: the controller's operations on many topics or resources, a part in each turn
-- `acl_deletion.py`: DeleteAcls at the controller: many filters, one deletion
 - `item_checks.py`: checks of the single items of a request
 - `authorizing.py`: a node's authorizer, fed by the metadata
 - `request_faults.py`: log lines about unforeseen exceptions of handlers

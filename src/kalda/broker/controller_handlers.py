@@ -5,18 +5,16 @@ Every admin API that changes the cluster ends here, whether a broker forwarded i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-from kalda.base.background import Background, Steps
+from kalda.base.background import Background
 from kalda.base.clock import Clock
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.broker.acl_deletion import delete_acls_in_steps
 from kalda.broker.api_versions import Features
-from kalda.broker.context import Encoded, RequestContext
+from kalda.broker.context import RequestContext
 from kalda.broker.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.configs import ConfigHandlers
@@ -41,7 +39,6 @@ from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
 from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed, fetch_failed
 from kalda.broker.handlers.tokens import create_token_failed, expire_token_failed, renew_token_failed
 from kalda.broker.item_checks import mapped
-from kalda.broker.operation_parts import Failed, in_parts, parts_of
 from kalda.broker.pipeline import RequestPipeline
 from kalda.broker.raft_driver import RaftDriver
 from kalda.broker.rows import (
@@ -93,7 +90,7 @@ from kalda.protocol.messages.quorum import (
     VoteRequest,
     VoteResponse,
 )
-from kalda.protocol.messages.security import AclOperation, DeleteAclsRequest
+from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response, shallow_copy
 
 # How the APIs of controllers alone report that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
@@ -161,10 +158,9 @@ class _Timed(Protocol):
 
 Q = TypeVar("Q", bound=Request)
 T = TypeVar("T", bound=_Timed)
-R = TypeVar("R", bound=Response | Encoded)
+R = TypeVar("R", bound=Response)
 Handle = Callable[[Q, Caller, int], Pending[R]]
 """A `handle_*` of the controller: request, caller, now."""
-Operation: TypeAlias = Pending[R] | Steps[Pending[R]]
 
 _PER_ITEM = Authorization.PER_ITEM
 _EXEMPT = QuotaClass.EXEMPT
@@ -172,10 +168,10 @@ _MUTATION = QuotaClass.CONTROLLER_MUTATION
 _REQUEST = QuotaClass.REQUEST
 
 
-def _in_time(handle: Callable[[RequestContext, T], Operation[R]]) -> Callable[[RequestContext, T], Operation[R]]:
+def _in_time(handle: Callable[[RequestContext, T], Pending[R]]) -> Callable[[RequestContext, T], Pending[R]]:
     """`handle`, unless the request's timeout is not positive: it has expired already then, and nothing is changed."""
 
-    def handler(context: RequestContext, request: T) -> Operation[R]:
+    def handler(context: RequestContext, request: T) -> Pending[R]:
         if request.timeout_ms <= 0:
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT)
         return handle(context, request)
@@ -183,10 +179,10 @@ def _in_time(handle: Callable[[RequestContext, T], Operation[R]]) -> Callable[[R
     return handler
 
 
-def _authorized(handle: Callable[[RequestContext, Q], Operation[R]]) -> Callable[[RequestContext, Q], Operation[R]]:
+def _authorized(handle: Callable[[RequestContext, Q], Pending[R]]) -> Callable[[RequestContext, Q], Pending[R]]:
     """`handle`, unless this node has no authorizer: nothing would enforce the entries."""
 
-    def handler(context: RequestContext, request: Q) -> Operation[R]:
+    def handler(context: RequestContext, request: Q) -> Pending[R]:
         if context.authorizer is None:
             raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
         return handle(context, request)
@@ -287,25 +283,23 @@ class ControllerHandlers:
 
     def _admin_rows(self) -> list[Row]:
         """What brokers forward for their clients."""
-        controller, handled, cut = self._controller, self._handled, self._cut
+        controller, handled = self._controller, self._handled
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         alter_configs = on_cluster(AclOperation.ALTER_CONFIGS)
-        create_acls = _authorized(cut(controller.handle_create_acls, create_acls_failed))
-        delete_acls = _authorized(self._delete_acls)
-        create_topics = _in_time(cut(controller.handle_create_topics, create_topics_failed))
-        delete_topics = _in_time(cut(controller.handle_delete_topics, delete_topics_failed))
-        create_partitions = _in_time(cut(controller.handle_create_partitions, create_partitions_failed))
-        elect_leaders = _in_time(cut(controller.handle_elect_leaders, elect_leaders_failed))
-        reassign = _in_time(cut(controller.handle_alter_partition_reassignments, reassign_failed))
+        create_acls = _authorized(handled(controller.handle_create_acls))
+        delete_acls = _authorized(handled(controller.handle_delete_acls))
+        create_topics = _in_time(handled(controller.handle_create_topics))
+        delete_topics = _in_time(handled(controller.handle_delete_topics))
+        create_partitions = _in_time(handled(controller.handle_create_partitions))
+        elect_leaders = _in_time(handled(controller.handle_elect_leaders))
+        reassign = _in_time(handled(controller.handle_alter_partition_reassignments))
         list_reassignments = handled(controller.handle_list_partition_reassignments)
-        incremental = self._with_loggers(
-            cut(controller.handle_incremental_alter_configs, incremental_alter_configs_failed)
-        )
-        client_quotas = cut(controller.handle_alter_client_quotas, alter_client_quotas_failed)
-        scram = cut(controller.handle_alter_user_scram_credentials, alter_scram_failed)
+        incremental = self._with_loggers(handled(controller.handle_incremental_alter_configs))
+        client_quotas = handled(controller.handle_alter_client_quotas)
+        scram = handled(controller.handle_alter_user_scram_credentials)
         features = handled(controller.handle_update_features)
         unregister = handled(controller.handle_unregister_broker)
-        legacy = cut(controller.handle_alter_configs, alter_configs_failed)
+        legacy = handled(controller.handle_alter_configs)
         return [
             Row(ApiKey.CREATE_TOPICS, create_topics, create_topics_failed, _PER_ITEM, _MUTATION, True),
             Row(ApiKey.DELETE_TOPICS, delete_topics, delete_topics_failed, _PER_ITEM, _MUTATION, True),
@@ -395,7 +389,7 @@ class ControllerHandlers:
 
     def _with_loggers(
         self,
-        alter: Callable[[RequestContext, IncrementalAlterConfigsRequest], Operation[IncrementalAlterConfigsResponse]],
+        alter: Callable[[RequestContext, IncrementalAlterConfigsRequest], Pending[IncrementalAlterConfigsResponse]],
     ) -> Callable[[RequestContext, IncrementalAlterConfigsRequest], Any]:
         """`alter`, where this node sets the levels of its own loggers itself (KIP-412), as a broker does."""
 
@@ -417,41 +411,6 @@ class ControllerHandlers:
             return mapped(alter(context, rest), add)
 
         return handler
-
-    def _cut(self, handle: Handle[Q, R], failed: Failed) -> Callable[[RequestContext, Q], Operation[R]]:
-        """As `_handled`, in parts where the request is costly. Parts whose turn comes after the request's timeout are
-        not handled, as Kafka drops events after their deadline."""
-        handle_part = self._handled(handle)
-
-        def in_time(context: RequestContext, part: Q, deadline_ms: int | None) -> Pending[R]:
-            if deadline_ms is None or self._clock.mono_ms() <= deadline_ms:
-                return handle_part(context, part)
-            self._controller.event_times.timed_out += 1
-            late: Pending[R] = Pending()
-            late.fail(ApiError(ErrorCode.REQUEST_TIMED_OUT))
-            return late
-
-        def handler(context: RequestContext, request: Q) -> Operation[R]:
-            if not self._controller.is_active:
-                return handle_part(context, request)
-            parts = parts_of(request, self._controller)
-            if len(parts) == 1:
-                return handle_part(context, request)
-            timeout_ms: int = getattr(request, "timeout_ms", 0)
-            deadline_ms = self._clock.mono_ms() + timeout_ms if timeout_ms > 0 else None
-            return in_parts(parts, lambda part: in_time(context, cast(Q, part), deadline_ms), failed, context)
-
-        return handler
-
-    def _delete_acls(self, context: RequestContext, request: DeleteAclsRequest) -> Operation[Encoded]:
-        def delete(ids: Sequence[Uuid]) -> Pending[None]:
-            reply = self._controller.handle_delete_acls(ids, context, self._clock.mono_ms())
-            self._on_handled()
-            return reply
-
-        if not self._controller.is_active:
-            return cast(Pending[Encoded], delete([]))  # fails, and names the leader
-        return delete_acls_in_steps(context, request, self._controller.acls.by_id.items(), delete)
 
     def _broker_heartbeat(
         self, context: RequestContext, request: BrokerHeartbeatRequest

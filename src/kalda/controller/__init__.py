@@ -23,6 +23,5 @@ request. Brokers read decisions from the log.
 - `topics.py`, `placement.py`: creating, growing and removing topics; placing replicas
 - `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: other requests that change partitions
 - `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; types and defaults of keys
-- `acl_matching.py`: which access control entries the filters of a deletion match
 - `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`, `delegation_tokens.py`: a domain each
 """

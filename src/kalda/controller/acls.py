@@ -5,8 +5,10 @@ The creation of an entry that exists already succeeds without a record: CreateAc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
@@ -18,6 +20,9 @@ from kalda.metadata.acl_filters import (
     PERMISSION_ALLOW,
     PERMISSION_ANY,
     PERMISSION_DENY,
+    WILDCARD,
+    AclFilter,
+    filter_matcher,
 )
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
@@ -27,13 +32,26 @@ from kalda.protocol.messages.security import (
     AclCreationResult,
     AclOperation,
     AclResourceType,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsFilter,
+    DeleteAclsFilterResult,
+    DeleteAclsMatchingAcl,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
 )
 from kalda.protocol.notation import maker
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
 from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
+Entry: TypeAlias = tuple[Uuid, StandardAcl]
+MAX_MATCHES: Final = 100_000
+"""Of one deletion: matches of all its filters together, each of which is in the response."""
+_STEP_ENTRIES: Final = 2_000
+"""Entries that are compared with a filter in one step."""
 _removal = maker(RemoveAccessControlEntryRecord, "id")
+_matching_acl = maker(DeleteAclsMatchingAcl, "error_message", *StandardAcl._fields)
 
 
 class AclControl:
@@ -44,11 +62,14 @@ class AclControl:
         self.by_id: TimelineDict[Uuid, StandardAcl] = TimelineDict(registry)
         self._ids: TimelineDict[StandardAcl, Uuid] = TimelineDict(registry)
 
-    def create(self, creations: Sequence[AclCreation]) -> Result[VersionedRecord, list[AclCreationResult]]:
+    def create(self, request: CreateAclsRequest) -> Steps[Result[VersionedRecord, CreateAclsResponse]]:
+        check_batch_size(len(request.creations))
         records: list[VersionedRecord] = []
         results: list[AclCreationResult] = []
         fresh: dict[StandardAcl, None] = {}
-        for creation in creations:
+        for number, creation in enumerate(request.creations, 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             try:
                 _validate_creation(creation)
             except ApiError as error:
@@ -67,14 +88,33 @@ class AclControl:
                 fresh[acl] = None
                 records.append(VersionedRecord(acl.to_record(self._fresh_id()), 0))
             results.append(AclCreationResult(error_code=ErrorCode.NONE, error_message=""))
-        check_batch_size(len(records))
-        return Result(records, results, atomic=True)
+        return Result(records, CreateAclsResponse(results=results), atomic=True)
 
-    def delete(self, ids: Sequence[Uuid]) -> Result[VersionedRecord, None]:
-        """Remove the entries with these ids; those that are not there any more are left out."""
-        records = [VersionedRecord(_removal(acl_id), 0) for acl_id in ids if acl_id in self.by_id]
-        check_removals(len(records))
-        return Result(records, None, atomic=True)
+    def delete(self, request: DeleteAclsRequest) -> Steps[Result[VersionedRecord, DeleteAclsResponse]]:
+        """Remove what the filters match. An entry that several filters match is in the results of each. Raises
+        `ApiError` INVALID_REQUEST where that is more than a batch may remove, or a response may name."""
+        check_batch_size(len(request.filters))
+        matcher = AclMatcher(self.by_id.items())
+        removed: dict[Uuid, DeleteAclsMatchingAcl] = {}
+        """With what responses say of the entry; the results share it."""
+        results: list[DeleteAclsFilterResult] = []
+        known: dict[tuple[object, ...], DeleteAclsFilterResult] = {}
+        matches = 0
+        for number, entry_filter in enumerate(request.filters, 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
+            key = tuple(getattr(entry_filter, name) for name in DeleteAclsFilter.declared)
+            if key not in known:
+                known[key] = yield from _filter_result(entry_filter, matcher, removed)
+            results.append(known[key])
+            matches += len(known[key].matching_acls)
+            if matches > MAX_MATCHES:
+                raise _invalid(
+                    f"The filters match access control entries more than {MAX_MATCHES} times: delete by fewer filters "
+                    "in one request"
+                )
+        records = [VersionedRecord(_removal(acl_id), 0) for acl_id in removed]
+        return Result(records, DeleteAclsResponse(filter_results=results), atomic=True)
 
     def replay_entry(self, record: AccessControlEntryRecord) -> None:
         acl = StandardAcl.from_record(record)
@@ -99,6 +139,8 @@ class AclControl:
             if acl is None:
                 break
             removed[record.id] = acl
+        if not removed:
+            return 0
         self.by_id.remove_all(removed)
         self._ids.remove_all({acl for acl in removed.values() if acl in self._ids})
         return len(removed)
@@ -110,7 +152,83 @@ class AclControl:
                 return acl_id
 
 
-def check_removals(count: int) -> None:
+class AclMatcher:
+    """Which entries the filters of one deletion match, in steps.
+
+    A filter that names a resource or a principal is compared with the entries of that name or principal alone, from the
+    second filter on: a deletion of 1,000 filters would compare each with all of 10,000 entries otherwise."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = list(entries)
+        self._filters = 0
+        """How many have been compared."""
+        self._by_name: dict[str, list[Entry]] = {}
+        self._prefix_sizes: list[int] = []
+        """The lengths that prefixes have."""
+        self._by_principal: dict[str, list[Entry]] = {}
+        self._compared = 0
+
+    def matching(self, entry_filter: AclFilter) -> Steps[list[Entry]]:
+        """The entries that a filter matches. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
+        matches = filter_matcher(entry_filter)
+        self._filters += 1
+        if self._filters == 2:
+            yield from self._index()
+        found: list[Entry] = []
+        for candidates in self._candidates(entry_filter):
+            for entry in candidates:
+                if matches(entry[1]):
+                    found.append(entry)
+                self._compared += 1
+                if self._compared % _STEP_ENTRIES == 0:
+                    yield
+        return found
+
+    def _index(self) -> Steps[None]:
+        sizes: set[int] = set()
+        for number, entry in enumerate(self._entries, 1):
+            acl = entry[1]
+            self._by_name.setdefault(acl.resource_name, []).append(entry)
+            self._by_principal.setdefault(acl.principal, []).append(entry)
+            if acl.pattern_type == PATTERN_PREFIXED:
+                sizes.add(len(acl.resource_name))
+            if number % _STEP_ENTRIES == 0:
+                yield
+        self._prefix_sizes = sorted(sizes)
+
+    def _candidates(self, entry_filter: AclFilter) -> list[Sequence[Entry]]:
+        """Lists of entries of which no other can match."""
+        name, principal = entry_filter.resource_name_filter, entry_filter.principal_filter
+        if self._filters == 1 or (name is None and principal is None):
+            return [self._entries]
+        of_principal = self._entries if principal is None else self._by_principal.get(principal, [])
+        if name is None:
+            return [of_principal]
+        names = [name]
+        if entry_filter.pattern_type_filter == PATTERN_MATCH:
+            names += [name[:size] for size in self._prefix_sizes if size < len(name)]
+            names += [] if name == WILDCARD or WILDCARD in names else [WILDCARD]
+        of_name: list[Sequence[Entry]] = [self._by_name[each] for each in names if each in self._by_name]
+        return of_name if sum(map(len, of_name)) < len(of_principal) else [of_principal]
+
+
+def _filter_result(
+    entry_filter: DeleteAclsFilter, matcher: AclMatcher, removed: dict[Uuid, DeleteAclsMatchingAcl]
+) -> Steps[DeleteAclsFilterResult]:
+    """The result of one filter. What it matches is added to `removed`."""
+    try:
+        found = yield from matcher.matching(entry_filter)
+    except ApiError as error:
+        return DeleteAclsFilterResult(error_code=error.code, error_message=error.message)
+    _check_removals(len(found))
+    for acl_id, acl in found:
+        if acl_id not in removed:
+            removed[acl_id] = _matching_acl(None, *acl)
+    _check_removals(len(removed))
+    return DeleteAclsFilterResult(error_message=None, matching_acls=[removed[acl_id] for acl_id, _ in found])
+
+
+def _check_removals(count: int) -> None:
     """Raises `ApiError` INVALID_REQUEST where one deletion has more than a batch may have."""
     if count > MAX_RECORDS_PER_USER_OPERATION:
         raise _invalid("Cannot remove more than 10000 acls in a single delete operation.")

@@ -1,4 +1,4 @@
-"""The common part of responses: error fields, and the limit of records that one request may write."""
+"""The common part of requests: error fields of responses, and the limit of what one request may name or write."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def error_fields(error: ApiError | None) -> dict[str, Any]:
 
 
 def check_batch_size(count: int) -> None:
-    """A user's request may write one batch at most. Raises `ApiError` POLICY_VIOLATION, as Kafka does."""
+    """A user's request may write one batch at most. What it names is counted before anything is decided, the records
+    while they are made: so deciding is bounded too. Raises `ApiError` POLICY_VIOLATION, as Kafka does."""
     if count > MAX_RECORDS_PER_USER_OPERATION:
         raise ApiError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")

@@ -6,12 +6,15 @@ import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.java_order import java_order
 from kalda.controller.answers import check_batch_size
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
 from kalda.protocol.messages.admin import (
+    AlterClientQuotasRequest,
     AlterClientQuotasRequestEntryData,
+    AlterClientQuotasResponse,
     AlterClientQuotasResponseEntityData,
     AlterClientQuotasResponseEntryData,
     OpData,
@@ -39,17 +42,25 @@ class ClientQuotaControl:
     def __init__(self, registry: SnapshotRegistry) -> None:
         self.quotas: TimelineDict[QuotaEntity, Mapping[str, float]] = TimelineDict(registry)
 
-    def alter(
-        self, entries: Sequence[AlterClientQuotasRequestEntryData]
-    ) -> Result[VersionedRecord, list[AlterClientQuotasResponseEntryData]]:
+    def alter(self, request: AlterClientQuotasRequest) -> Steps[Result[VersionedRecord, AlterClientQuotasResponse]]:
         """An entity with an invalid key or value, or one that the request has twice, is not altered; the others are."""
+        check_batch_size(len(request.entries) + sum(len(entry.ops) for entry in request.entries))
         records: list[VersionedRecord] = []
         results: list[AlterClientQuotasResponseEntryData] = []
-        counts = Counter(_entity_as_given(entry) for entry in entries)
-        for entry in {_entity_as_given(entry): entry for entry in entries}.values():
+        counts: Counter[tuple[tuple[str, str | None], ...]] = Counter()
+        by_entity: dict[tuple[tuple[str, str | None], ...], AlterClientQuotasRequestEntryData] = {}
+        for number, entry in enumerate(request.entries, 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
+            given = _entity_as_given(entry)
+            counts[given] += 1
+            by_entity[given] = entry
+        for number, (given, entry) in enumerate(by_entity.items(), 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             error: ApiError | None = None
             try:
-                if counts[_entity_as_given(entry)] > 1 or len({op.key for op in entry.ops}) < len(entry.ops):
+                if counts[given] > 1 or len({op.key for op in entry.ops}) < len(entry.ops):
                     raise _duplicate(entry)
                 entity, keys = _validated_entity(entry)
                 records += self._records(entity, keys, entry.ops)
@@ -65,8 +76,8 @@ class ClientQuotaControl:
                     ],
                 )
             )
-        check_batch_size(len(records))
-        return Result(records, results, atomic=True)
+        outcome = Result(records, AlterClientQuotasResponse(entries=results), atomic=True)
+        return outcome.without_records() if request.validate_only else outcome
 
     def replay(self, record: ClientQuotaRecord) -> None:
         entity = quota_entity({part.entity_type: part.entity_name for part in record.entity})

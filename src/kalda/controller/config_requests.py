@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.answers import error_fields
+from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl, KeyOp, Outcome
 from kalda.metadata.configs import ConfigResource
 from kalda.protocol.caller import Caller
@@ -38,11 +39,14 @@ class _Named(Protocol):
 
 def incremental_alter_configs(
     configs: ConfigControl, request: IncrementalAlterConfigsRequest, caller: Caller
-) -> Result[VersionedRecord, IncrementalAlterConfigsResponse]:
+) -> Steps[Result[VersionedRecord, IncrementalAlterConfigsResponse]]:
     """IncrementalAlterConfigs (KIP-339): keys that are not in the request are not changed."""
-    outcome, accepted = _check_resources(request.resources, caller)
+    check_batch_size(len(request.resources) + sum(len(resource.configs) for resource in request.resources))
+    outcome, accepted = yield from _check_resources(request.resources, caller)
     changes: dict[ConfigResource, list[KeyOp]] = {}
-    for resource in request.resources:
+    for number, resource in enumerate(request.resources, 1):
+        if number % ITEMS_A_STEP == 0:
+            yield
         key = _key(resource)
         if key not in accepted:
             continue
@@ -50,7 +54,7 @@ def incremental_alter_configs(
             changes[key] = _operations(resource)
         except ApiError as error:
             outcome[key] = error
-    result = configs.incremental_alter(changes, is_forwarded=caller.forwarded_by is not None)
+    result = yield from configs.incremental_alter(changes, is_forwarded=caller.forwarded_by is not None)
     outcome.update(result.response)
     response = IncrementalAlterConfigsResponse(
         responses=[
@@ -67,15 +71,16 @@ def incremental_alter_configs(
 
 def legacy_alter_configs(
     configs: ConfigControl, request: AlterConfigsRequest, caller: Caller
-) -> Result[VersionedRecord, AlterConfigsResponse]:
+) -> Steps[Result[VersionedRecord, AlterConfigsResponse]]:
     """AlterConfigs: keys that are not in the request are deleted."""
-    outcome, accepted = _check_resources(request.resources, caller)
+    check_batch_size(len(request.resources) + sum(len(resource.configs) for resource in request.resources))
+    outcome, accepted = yield from _check_resources(request.resources, caller)
     changes = {
         _key(resource): {config.name: config.value for config in resource.configs}
         for resource in request.resources
         if _key(resource) in accepted
     }
-    result = configs.legacy_alter(changes, is_forwarded=caller.forwarded_by is not None)
+    result = yield from configs.legacy_alter(changes, is_forwarded=caller.forwarded_by is not None)
     outcome.update(result.response)
     response = AlterConfigsResponse(
         responses=[
@@ -107,11 +112,13 @@ def _key(resource: _Named) -> ConfigResource:
     return ConfigResource(resource.resource_type, resource.resource_name)
 
 
-def _check_resources(resources: Sequence[_Named], caller: Caller) -> tuple[Outcome, set[ConfigResource]]:
+def _check_resources(resources: Sequence[_Named], caller: Caller) -> Steps[tuple[Outcome, set[ConfigResource]]]:
     """The outcome so far of each resource, with the errors of refused ones, and the resources that are not refused."""
     outcome: Outcome = {}
     accepted: set[ConfigResource] = set()
-    for resource in resources:
+    for number, resource in enumerate(resources, 1):
+        if number % ITEMS_A_STEP == 0:
+            yield
         key = _key(resource)
         if key in outcome:
             accepted.discard(key)

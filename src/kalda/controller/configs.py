@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size
@@ -121,12 +122,16 @@ class ConfigControl:
 
     def incremental_alter(
         self, changes: Mapping[ConfigResource, Sequence[KeyOp]], *, is_forwarded: bool = True
-    ) -> Result[VersionedRecord, Outcome]:
+    ) -> Steps[Result[VersionedRecord, Outcome]]:
         """Alter resources. Of each one all keys are altered or none. `is_forwarded`: a broker has checked the changes
         of its own configs."""
         records: list[VersionedRecord] = []
         outcome: Outcome = {}
+        step_ends_at = ITEMS_A_STEP
         for resource, ops in changes.items():
+            if len(records) + len(outcome) >= step_ends_at:
+                step_ends_at = len(records) + len(outcome) + ITEMS_A_STEP
+                yield
             try:
                 records += self.alter_one(resource, ops, is_forwarded=is_forwarded)
                 outcome[resource] = None
@@ -136,11 +141,15 @@ class ConfigControl:
 
     def legacy_alter(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, is_forwarded: bool = True
-    ) -> Result[VersionedRecord, Outcome]:
+    ) -> Steps[Result[VersionedRecord, Outcome]]:
         """Alter resources. Keys of a resource that are not in `changes` are deleted."""
         records: list[VersionedRecord] = []
         outcome: Outcome = {}
+        step_ends_at = ITEMS_A_STEP
         for resource, proposed in changes.items():
+            if len(records) + len(outcome) >= step_ends_at:
+                step_ends_at = len(records) + len(outcome) + ITEMS_A_STEP
+                yield
             current = self.of(resource)
             altered = {key: value for key, value in proposed.items() if self._is_change(resource, current, key, value)}
             dropped = [key for key in current if key not in proposed]
@@ -151,6 +160,7 @@ class ConfigControl:
                 outcome[resource] = None
             except ApiError as error:
                 outcome[resource] = error
+            check_batch_size(len(records))
         return self._finish(records, outcome)
 
     def alter_one(

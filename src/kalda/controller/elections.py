@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.answers import check_batch_size, error_fields
@@ -28,7 +29,7 @@ class ElectionControl:
     def __init__(self, state: PartitionControl) -> None:
         self._state = state
 
-    def elect(self, request: ElectLeadersRequest) -> Result[VersionedRecord, ElectLeadersResponse]:
+    def elect(self, request: ElectLeadersRequest) -> Steps[Result[VersionedRecord, ElectLeadersResponse]]:
         """Without partitions in the request, all partitions; the response then omits those that need no election."""
         if request.election_type not in ElectionType.__members__.values():
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
@@ -37,14 +38,22 @@ class ElectionControl:
         results: list[ReplicaElectionResult] = []
         requested = request.topic_partitions
         if requested is None:
-            requested = self.elections_needed(election)
+            requested = self._elections_needed(election)
+        else:
+            check_batch_size(len(requested))
+        check_batch_size(sum(len(one.partitions) for one in requested))
+        done = 0
         for one in requested:
-            answers = [self._elect(one.topic, partition_id, election, records) for partition_id in one.partitions]
+            answers: list[ElectLeadersResponsePartitionResult] = []
             results.append(ReplicaElectionResult(topic=one.topic, partition_result=answers))
-        check_batch_size(len(records))
+            for partition_id in one.partitions:
+                answers.append(self._elect(one.topic, partition_id, election, records))
+                done += 1
+                if done % ITEMS_A_STEP == 0:
+                    yield
         return Result(records, ElectLeadersResponse(replica_election_results=results))
 
-    def elections_needed(self, election: ElectionType) -> list[ElectLeadersRequestTopicPartitions]:
+    def _elections_needed(self, election: ElectionType) -> list[ElectLeadersRequestTopicPartitions]:
         """All topics, each with its partitions that need such an election."""
         index = self._state.index
         by_topic: dict[Uuid, list[int]] = {topic_id: [] for topic_id in self._state.topic_ids.values()}

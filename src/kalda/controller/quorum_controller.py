@@ -13,7 +13,8 @@ or appended, the node stops. So no method but those that the quorum calls lets a
 The managers decide what one request does. This class connects them:
 
 - The quorum calls `on_commit`, `load_snapshot` and `on_leader_change`. `load_image` replaces a long replay.
-- `handle_<api>` answers a request. On a standby it fails with NOT_CONTROLLER.
+- `handle_<api>` answers a request. On a standby it fails with NOT_CONTROLLER. A request about many things is decided in
+  steps, and is not begun after its timeout.
 - `poll` runs the tasks that are due, and returns when to call it again. Where events wait it waits behind them, and is
   asked for by `on_poll` when its turn comes.
 - `probes_due` returns the brokers that may be dead, with the addresses to probe; `on_probed` takes the outcomes.
@@ -99,6 +100,8 @@ from kalda.protocol.messages.security import (
     AlterUserScramCredentialsResponse,
     CreateAclsRequest,
     CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
 )
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -123,6 +126,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_ALTER, _CLUSTER_ACTION = AclOperation.ALTER, AclOperation.CLUSTER_ACTION
 _POLL_RETRY_MS = 1_000
 """When to poll again after a failure outside of the tasks."""
 
@@ -543,31 +547,44 @@ class QuorumController:
     def handle_create_topics(
         self, request: CreateTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateTopicsResponse]:
-        return self._write("createTopics", now_ms, lambda: self.topics.create(request, caller))
+        return self._write(
+            "createTopics", now_ms, lambda: self.topics.create(request, caller), timeout_ms=request.timeout_ms
+        )
 
     def handle_delete_topics(
         self, request: DeleteTopicsRequest, caller: Caller, now_ms: int
     ) -> Pending[DeleteTopicsResponse]:
         if self.config.delete_topic_enable:
-            return self._write("deleteTopics", now_ms, lambda: self.topics.delete(request, caller))
+            return self._write(
+                "deleteTopics", now_ms, lambda: self.topics.delete(request, caller), timeout_ms=request.timeout_ms
+            )
         code = ErrorCode.INVALID_REQUEST if caller.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
         return _failed(ApiError(code, "Topic deletion is disabled."))
 
     def handle_create_partitions(
         self, request: CreatePartitionsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreatePartitionsResponse]:
-        return self._write("createPartitions", now_ms, lambda: self.topics.grow(request, caller))
+        return self._write(
+            "createPartitions", now_ms, lambda: self.topics.grow(request, caller), timeout_ms=request.timeout_ms
+        )
 
     def handle_elect_leaders(
         self, request: ElectLeadersRequest, caller: Caller, now_ms: int
     ) -> Pending[ElectLeadersResponse]:
-        return self._write("electLeaders", now_ms, lambda: self.elections.elect(request), caller, AclOperation.ALTER)
+        return self._write(
+            "electLeaders", now_ms, lambda: self.elections.elect(request), caller, _ALTER, request.timeout_ms
+        )
 
     def handle_alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionReassignmentsResponse]:
         return self._write(
-            "alterPartitionReassignments", now_ms, lambda: self.reassignments.alter(request), caller, AclOperation.ALTER
+            "alterPartitionReassignments",
+            now_ms,
+            lambda: self.reassignments.alter(request),
+            caller,
+            _ALTER,
+            request.timeout_ms,
         )
 
     def handle_list_partition_reassignments(
@@ -596,12 +613,9 @@ class QuorumController:
     def handle_alter_client_quotas(
         self, request: AlterClientQuotasRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterClientQuotasResponse]:
-        def operation() -> Result[VersionedRecord, AlterClientQuotasResponse]:
-            result = self.client_quotas.alter(request.entries)
-            changes = [] if request.validate_only else result.records
-            return Result(changes, AlterClientQuotasResponse(entries=result.response), atomic=True)
-
-        return self._write("alterClientQuotas", now_ms, operation, caller, AclOperation.ALTER_CONFIGS)
+        return self._write(
+            "alterClientQuotas", now_ms, lambda: self.client_quotas.alter(request), caller, AclOperation.ALTER_CONFIGS
+        )
 
     def handle_alter_user_scram_credentials(
         self, request: AlterUserScramCredentialsRequest, caller: Caller, now_ms: int
@@ -611,21 +625,18 @@ class QuorumController:
             now_ms,
             lambda: self.scram.alter(request, self.features.metadata_version),
             caller,
-            AclOperation.ALTER,
+            _ALTER,
         )
 
     def handle_create_acls(
         self, request: CreateAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateAclsResponse]:
-        def operation() -> Result[VersionedRecord, CreateAclsResponse]:
-            result = self.acls.create(request.creations)
-            return Result(result.records, CreateAclsResponse(results=result.response), atomic=True)
+        return self._write("createAcls", now_ms, lambda: self.acls.create(request), caller, _ALTER)
 
-        return self._write("createAcls", now_ms, operation, caller, AclOperation.ALTER)
-
-    def handle_delete_acls(self, ids: Sequence[Uuid], caller: Caller, now_ms: int) -> Pending[None]:
-        """`ids`: the entries that the request's filters match."""
-        return self._write("deleteAcls", now_ms, lambda: self.acls.delete(ids), caller, AclOperation.ALTER)
+    def handle_delete_acls(
+        self, request: DeleteAclsRequest, caller: Caller, now_ms: int
+    ) -> Pending[DeleteAclsResponse]:
+        return self._write("deleteAcls", now_ms, lambda: self.acls.delete(request), caller, _ALTER)
 
     def handle_delegation_token(self, request: TokenRequest, caller: Caller, now_ms: int) -> Pending[Any]:
         """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken."""
@@ -635,7 +646,7 @@ class QuorumController:
     def handle_update_features(
         self, request: UpdateFeaturesRequest, caller: Caller, now_ms: int
     ) -> Pending[UpdateFeaturesResponse]:
-        return self._write("updateFeatures", now_ms, lambda: self._update_features(request), caller, AclOperation.ALTER)
+        return self._write("updateFeatures", now_ms, lambda: self._update_features(request), caller, _ALTER)
 
     def _update_features(self, request: UpdateFeaturesRequest) -> Result[VersionedRecord, UpdateFeaturesResponse]:
         updates = request.feature_updates
@@ -673,7 +684,7 @@ class QuorumController:
                     self._liveness.on_duplicate_registration(request.broker_id, now_ms)
                 raise
 
-        return self._write("registerBroker", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
+        return self._write("registerBroker", now_ms, operation, caller, _CLUSTER_ACTION)
 
     def handle_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, caller: Caller, now_ms: int
@@ -689,7 +700,7 @@ class QuorumController:
                     self._periodic.hasten(CONTINUE_SHUTDOWN, now_ms + RERUN_MS)
             return answer
 
-        return self._write("processBrokerHeartbeat", now_ms, operation, caller, AclOperation.CLUSTER_ACTION)
+        return self._write("processBrokerHeartbeat", now_ms, operation, caller, _CLUSTER_ACTION)
 
     def handle_unregister_broker(
         self, request: UnregisterBrokerRequest, caller: Caller, now_ms: int
@@ -699,46 +710,34 @@ class QuorumController:
                 self.broker_changes.unregister(request.broker_id), UnregisterBrokerResponse(error_message=None)
             )
 
-        return self._write("unregisterBroker", now_ms, operation, caller, AclOperation.ALTER)
+        return self._write("unregisterBroker", now_ms, operation, caller, _ALTER)
 
     def handle_controller_registration(
         self, request: ControllerRegistrationRequest, caller: Caller, now_ms: int
     ) -> Pending[ControllerRegistrationResponse]:
         return self._write(
-            "registerController",
-            now_ms,
-            lambda: self.cluster.register_controller(request),
-            caller,
-            AclOperation.CLUSTER_ACTION,
+            "registerController", now_ms, lambda: self.cluster.register_controller(request), caller, _CLUSTER_ACTION
         )
 
     def handle_alter_partition(
         self, request: AlterPartitionRequest, caller: Caller, now_ms: int
     ) -> Pending[AlterPartitionResponse]:
         return self._write(
-            "alterPartition", now_ms, lambda: self.alter_partitions.alter(request), caller, AclOperation.CLUSTER_ACTION
+            "alterPartition", now_ms, lambda: self.alter_partitions.alter(request), caller, _CLUSTER_ACTION
         )
 
     def handle_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest, caller: Caller, now_ms: int
     ) -> Pending[AllocateProducerIdsResponse]:
         return self._write(
-            "allocateProducerIds",
-            now_ms,
-            lambda: self.producer_ids.allocate(request),
-            caller,
-            AclOperation.CLUSTER_ACTION,
+            "allocateProducerIds", now_ms, lambda: self.producer_ids.allocate(request), caller, _CLUSTER_ACTION
         )
 
     def handle_assign_replicas_to_dirs(
         self, request: AssignReplicasToDirsRequest, caller: Caller, now_ms: int
     ) -> Pending[AssignReplicasToDirsResponse]:
         return self._write(
-            "assignReplicasToDirs",
-            now_ms,
-            lambda: self.directories.assign(request),
-            caller,
-            AclOperation.CLUSTER_ACTION,
+            "assignReplicasToDirs", now_ms, lambda: self.directories.assign(request), caller, _CLUSTER_ACTION
         )
 
     def _write(

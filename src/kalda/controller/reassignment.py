@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size, error_fields
 from kalda.controller.configs import ConfigControl
@@ -48,14 +49,17 @@ class ReassignmentControl:
 
     def alter(
         self, request: AlterPartitionReassignmentsRequest
-    ) -> Result[VersionedRecord, AlterPartitionReassignmentsResponse]:
+    ) -> Steps[Result[VersionedRecord, AlterPartitionReassignmentsResponse]]:
+        check_batch_size(len(request.topics) + sum(len(topic.partitions) for topic in request.topics))
         records: list[VersionedRecord] = []
         allow_factor_change = request.allow_replication_factor_change
         response = AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=allow_factor_change, error_message=None if request.topics else ""
         )
+        done = 0
         for topic in request.topics:
-            answers = []
+            answers: list[ReassignablePartitionResponse] = []
+            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=answers))
             for target in topic.partitions:
                 failure: ApiError | None = None
                 try:
@@ -67,8 +71,9 @@ class ReassignmentControl:
                 answers.append(
                     ReassignablePartitionResponse(partition_index=target.partition_index, **error_fields(failure))
                 )
-            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=answers))
-        check_batch_size(len(records))
+                done += 1
+                if done % ITEMS_A_STEP == 0:
+                    yield
         return Result(records, response, atomic=True)
 
     def list_ongoing(

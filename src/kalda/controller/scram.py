@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import logging
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.controller.answers import check_batch_size
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.metadata.scram import ScramCredential, ScramKey, ScramMechanism
 from kalda.protocol.messages.metadata_records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
@@ -34,12 +36,15 @@ class ScramControl:
 
     def alter(
         self, request: AlterUserScramCredentialsRequest, metadata_version: MetadataVersion
-    ) -> Result[VersionedRecord, AlterUserScramCredentialsResponse]:
+    ) -> Steps[Result[VersionedRecord, AlterUserScramCredentialsResponse]]:
         """Alter the credentials of users. A user that the request has twice, even for two mechanisms, is refused."""
+        check_batch_size(len(request.deletions) + len(request.upsertions))
         outcome: dict[str, ApiError | None] = {}
         accepted: dict[str, Alteration] = {}
         alterations: list[Alteration] = [*request.deletions, *request.upsertions]
-        for alteration in alterations:
+        for number, alteration in enumerate(alterations, 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             user = alteration.name
             if user in accepted:
                 del accepted[user]
@@ -52,7 +57,11 @@ class ScramControl:
             outcome[user] = self._refusal(alteration, metadata_version)
             if outcome[user] is None:
                 accepted[user] = alteration
-        records = [VersionedRecord(_record_of(alteration), 0) for alteration in accepted.values()]
+        records: list[VersionedRecord] = []
+        for alteration in accepted.values():
+            records.append(VersionedRecord(_record_of(alteration), 0))
+            if len(records) % ITEMS_A_STEP == 0:
+                yield
         results = [
             AlterUserScramCredentialsResult(
                 user=user,

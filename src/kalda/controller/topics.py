@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigOperation
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import METADATA_TOPIC_NAME, ZERO_UUID, Uuid, UuidSource
@@ -102,18 +103,25 @@ class TopicControl:
 
     # CreateTopics
 
-    def create(self, request: CreateTopicsRequest, caller: Caller) -> Result[VersionedRecord, CreateTopicsResponse]:
+    def create(
+        self, request: CreateTopicsRequest, caller: Caller
+    ) -> Steps[Result[VersionedRecord, CreateTopicsResponse]]:
+        check_batch_size(len(request.topics) + sum(len(topic.assignments) for topic in request.topics))
         records: list[VersionedRecord] = []
         results: list[CreatableTopicResult] = []
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
-        if self.has_too_many_partitions(request):
+        if sum(map(self._requested_partitions, request.topics)) > MAX_PARTITIONS_PER_REQUEST:
             too_many = ApiError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
             refused = [CreatableTopicResult(name=name, configs=[], **error_fields(too_many)) for name in names]
             return Result([], CreateTopicsResponse(topics=refused))
+        step_ends_at = ITEMS_A_STEP
         for topic in request.topics:
             if topic.name in duplicates:
                 continue
+            if len(records) + len(results) >= step_ends_at:
+                step_ends_at = len(records) + len(results) + ITEMS_A_STEP
+                yield
             try:
                 self._check_may_create(topic.name, caller)
                 topic_records, result = self._create(topic, caller)
@@ -121,23 +129,19 @@ class TopicControl:
                 results.append(CreatableTopicResult(name=topic.name, configs=[], **error_fields(error)))
                 continue
             records += topic_records
+            check_batch_size(len(records))
             results.append(result)
         results += [
             CreatableTopicResult(name=name, configs=[], **error_fields(_invalid("Duplicate topic name.")))
             for name in duplicates
         ]
-        check_batch_size(len(records))
         outcome = Result(records, CreateTopicsResponse(topics=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
-    def requested_partitions(self, topic: CreatableTopic) -> int:
+    def _requested_partitions(self, topic: CreatableTopic) -> int:
         """How many partitions the topic would have."""
         count = self._defaults.num_partitions if topic.num_partitions == _USE_DEFAULT else topic.num_partitions
         return len(topic.assignments) or max(0, count)
-
-    def has_too_many_partitions(self, request: CreateTopicsRequest) -> bool:
-        """Whether the request is refused as a whole, for its number of partitions."""
-        return sum(map(self.requested_partitions, request.topics)) > MAX_PARTITIONS_PER_REQUEST
 
     def _check_may_create(self, name: str, caller: Caller) -> None:
         if name == METADATA_TOPIC_NAME:
@@ -244,7 +248,8 @@ class TopicControl:
 
     def grow(
         self, request: CreatePartitionsRequest, caller: Caller
-    ) -> Result[VersionedRecord, CreatePartitionsResponse]:
+    ) -> Steps[Result[VersionedRecord, CreatePartitionsResponse]]:
+        check_batch_size(len(request.topics) + sum(len(topic.assignments or ()) for topic in request.topics))
         names = [topic.name for topic in request.topics]
         duplicates = _duplicates(names)
         records: list[VersionedRecord] = []
@@ -253,9 +258,13 @@ class TopicControl:
             CreatePartitionsTopicResult(name=name, **error_fields(_invalid("Duplicate topic name.")))
             for name in duplicates
         ]
+        step_ends_at = ITEMS_A_STEP
         for topic in request.topics:
             if topic.name in duplicates:
                 continue
+            if len(records) + len(results) >= step_ends_at:
+                step_ends_at = len(records) + len(results) + ITEMS_A_STEP
+                yield
             failure: ApiError | None = None
             try:
                 if not ALTER_TOPIC.holds(caller, topic.name):
@@ -263,8 +272,8 @@ class TopicControl:
                 records += self._grow(topic, caller)
             except ApiError as error:
                 failure = error
+            check_batch_size(len(records))
             results.append(CreatePartitionsTopicResult(name=topic.name, **error_fields(failure)))
-        check_batch_size(len(records))
         outcome = Result(records, CreatePartitionsResponse(results=results), atomic=True)
         return outcome.without_records() if request.validate_only else outcome
 
@@ -301,12 +310,17 @@ class TopicControl:
 
     # DeleteTopics
 
-    def delete(self, request: DeleteTopicsRequest, caller: Caller) -> Result[VersionedRecord, DeleteTopicsResponse]:
+    def delete(
+        self, request: DeleteTopicsRequest, caller: Caller
+    ) -> Steps[Result[VersionedRecord, DeleteTopicsResponse]]:
         """Delete topics that are given by name or by id. One that is given twice, in either way, is not deleted."""
+        check_batch_size(len(request.topics) + len(request.topic_names))
         results: list[DeletableTopicResult] = []
-        chosen = self._chosen_for_deletion(request, caller, results)
+        chosen = yield from self._chosen_for_deletion(request, caller, results)
         records: list[VersionedRecord] = []
-        for topic_id, name in chosen.items():
+        for number, (topic_id, name) in enumerate(chosen.items(), 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             failure: ApiError | None = None
             try:
                 caller.charge_partitions(self._state.partition_counts.get(topic_id, 0))
@@ -314,12 +328,11 @@ class TopicControl:
             except ApiError as error:
                 failure = error
             results.append(_deletion(name, topic_id, failure))
-        check_batch_size(len(records))
         return Result(records, DeleteTopicsResponse(responses=results), atomic=True)
 
     def _chosen_for_deletion(
         self, request: DeleteTopicsRequest, caller: Caller, results: list[DeletableTopicResult]
-    ) -> dict[Uuid, str]:
+    ) -> Steps[dict[Uuid, str]]:
         """The names of the topics to delete, by id. The errors of refused ones are appended to `results`."""
         names: dict[str, int] = {}
         ids: dict[Uuid, int] = {}
@@ -336,7 +349,9 @@ class TopicControl:
                 both = _invalid("You may not specify both topic name and topic id.")
                 results.append(_deletion(topic.name, topic.topic_id, both))
         chosen: dict[Uuid, str] = {}
-        for topic_id, count in ids.items():
+        for number, (topic_id, count) in enumerate(ids.items(), 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             if count > 1:
                 results.append(_deletion(None, topic_id, _invalid("Duplicate topic id.")))
                 continue
@@ -347,7 +362,9 @@ class TopicControl:
                 results.append(_deletion(shown, topic_id, failure))
             else:
                 chosen[topic_id] = found
-        for name, count in names.items():
+        for number, (name, count) in enumerate(names.items(), 1):
+            if number % ITEMS_A_STEP == 0:
+                yield
             self._choose_by_name(name, count, ids, caller, chosen, results)
         return chosen
 

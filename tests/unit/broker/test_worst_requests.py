@@ -25,9 +25,12 @@ from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.network.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.calls import Call, frame_request
+from kalda.protocol.messages import configs, security
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.topics import (
     CreatableTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
@@ -48,6 +51,22 @@ BETWEEN_NODES = frozenset(
         ApiKey.ASSIGN_REPLICAS_TO_DIRS,
     )
 )
+OPERATIONS = frozenset(
+    (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    )
+)
+"""Those that name more than a batch of the metadata log may have are refused."""
 MAX_CALLS_A_TURN = 750_000
 """150 ms."""
 MAX_OBJECTS_AN_ELEMENT = 30
@@ -55,6 +74,8 @@ MAX_OBJECTS_AN_ELEMENT = 30
 OTHER_OBJECTS = 20_000
 MAX_CALLS_A_PARTITION = 65
 """Of one topic, all in one turn; most are of `len` and the like, so 10,000 partitions take some 40 ms."""
+A_WHOLE_BATCH = MAX_RECORDS_PER_USER_OPERATION
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
 PING = ApiVersionsRequest(client_software_name="second", client_software_version="1")
 
@@ -92,12 +113,13 @@ class Meter:
 
 
 @asynccontextmanager
-async def a_node(directory: Path) -> AsyncIterator[Node]:
-    """A lone node with both roles, and a topic."""
+async def a_node(directory: Path, **properties: str) -> AsyncIterator[Node]:
+    """A lone node with both roles, and a topic. `properties`: those whose names have an underscore for each dot."""
     from kalda.broker.disk import RealDisk
 
     places = layout.lay_out(1, directory)
-    config = layout.config_of(places[0], places, {"broker.session.timeout.ms": 600_000})
+    others = {name.replace("_", "."): value for name, value in properties.items()}
+    config = layout.config_of(places[0], places, {"broker.session.timeout.ms": 600_000, **others})
     layout.format_place(places[0], places, config, "worst-requests-test-22", RealDisk())
     node = Node(config)
     try:
@@ -111,15 +133,18 @@ async def a_node(directory: Path) -> AsyncIterator[Node]:
         await node.stop(clean=False)
 
 
-async def answered(port: int, frame: bytes) -> bool:
-    """Whether the request is answered; otherwise its connection is closed. The answer is not decoded: that is no work
-    of the node."""
+async def answered(port: int, frame: bytes, answer: bytearray | None = None) -> bool:
+    """Whether the request is answered; otherwise its connection is closed. The answer is not decoded here: that is no
+    work of the node. It is added to `answer`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     writer.write(frame)
     head = await reader.read(4)
     left = int.from_bytes(head, "big")
     while head and left > 0:
-        left -= len(await reader.read(left)) or left
+        some = await reader.read(left)
+        left -= len(some) or left
+        if answer is not None:
+            answer += some
     writer.close()
     return bool(head)
 
@@ -209,6 +234,69 @@ def test_one_topic_of_very_many_partitions_does_not_hold_the_loop(
     assert not held, "\n".join(held)
 
 
+def test_operations_that_write_a_whole_batch_do_not_hold_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are decided in steps, and their records written, applied and published in one turn each."""
+    held: list[str] = []
+
+    async def scenario(meter: Meter) -> None:
+        async with a_node(tmp_path, authorizer_class_name=AUTHORIZER, super_users="User:ANONYMOUS") as node:
+            port = node.port("PLAINTEXT")
+            second = await RpcConnection.connect("127.0.0.1", port)
+            for request in whole_batches():
+                version = min(API[ApiKey(request.API_KEY)].highest, (await announced(port))[request.API_KEY])
+                answer = bytearray()
+                with meter:
+                    pings = await pinged(second, answered(port, framed(request, version), answer))
+                assert pings > 0
+                response = Call(request.API_KEY, version, 1).read_answer(memoryview(answer))
+                assert repr(response).count("error_code=0") >= A_WHOLE_BATCH // 2
+                if meter.most > MAX_CALLS_A_TURN:
+                    held.append(f"{type(request).__name__}: {meter.most} calls in a turn")
+            second.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(bounded(lambda: scenario(Meter(monkeypatch))))
+    assert not held, "\n".join(held)
+
+
+def whole_batches() -> list[Request]:
+    """Requests that write as many records as one may, or that name as much as one may."""
+    names = [f"t{number}" for number in range(A_WHOLE_BATCH // 2)]
+    users = [f"u{number}" for number in range(A_WHOLE_BATCH)]
+    change = configs.IncrementalAlterConfigsRequestAlterableConfig(name="retention.ms", config_operation=0, value="7")
+    new = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names]
+    creation = {"resource_type": 2, "resource_pattern_type": 3, "host": "*", "operation": 3, "permission_type": 3}
+    salted = {"mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p" * 32}
+    every = security.DeleteAclsFilter(
+        resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1,
+        resource_name_filter=None, principal_filter=None, host_filter=None,
+    )  # fmt: skip
+    return [
+        security.CreateAclsRequest(
+            creations=[security.AclCreation(resource_name="t", principal=f"User:{user}", **creation) for user in users]
+        ),
+        security.DeleteAclsRequest(filters=[every] * 10),
+        security.AlterUserScramCredentialsRequest(
+            deletions=[], upsertions=[security.ScramCredentialUpsertion(name=user, **salted) for user in users]
+        ),
+        CreateTopicsRequest(topics=new, timeout_ms=60_000),
+        configs.IncrementalAlterConfigsRequest(
+            resources=[
+                configs.IncrementalAlterConfigsRequestAlterConfigsResource(
+                    resource_type=2, resource_name=name, configs=[change]
+                )
+                for name in names
+            ]
+        ),
+        CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=3, assignments=None) for name in names], timeout_ms=60_000
+        ),
+        DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names], timeout_ms=60_000),
+    ]
+
+
 def elements_of(value: Any) -> int:
     """Elements of all lists in a message."""
     if isinstance(value, list):
@@ -219,12 +307,14 @@ def elements_of(value: Any) -> int:
 
 def largest_requests(key: ApiKey, version: int) -> list[Request]:
     """The worst requests with nearly as many elements as one may have."""
-    bound = MAX_ELEMENTS_BETWEEN_NODES if key in BETWEEN_NODES else MAX_ELEMENTS
+    bounds = [MAX_ELEMENTS_BETWEEN_NODES if key in BETWEEN_NODES else MAX_ELEMENTS]
+    bounds += [MAX_RECORDS_PER_USER_OPERATION] * (key in OPERATIONS)
     largest: list[Request] = []
-    for place, some in enumerate(worst_requests(key, version, 1_000)):
-        an_item = max(1.0, elements_of(some) / 1_000)
-        largest.append(worst_requests(key, version, int(0.97 * bound / an_item))[place])
-        assert elements_of(largest[-1]) <= bound
+    for bound in bounds:
+        for place, some in enumerate(worst_requests(key, version, 1_000)):
+            an_item = max(1.0, elements_of(some) / 1_000)
+            largest.append(worst_requests(key, version, int(0.97 * bound / an_item))[place])
+            assert elements_of(largest[-1]) <= bound
     return largest
 
 

@@ -1,23 +1,22 @@
-"""The controller's operations on very many things: what a turn does is bounded, and the answers are those of the
-request as a whole."""
+"""The controller's operations on very many things: they are decided in steps, between which others are served, and
+written whole or not at all."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from by_hand import one_step_a_turn
+from by_hand import inline_background, one_step_a_turn
 from controller_world import World, creatable, state
 from paper_connection import PaperConnection, read_answer
 
+from kalda.base.background import ITEMS_A_STEP
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker import operation_parts
 from kalda.broker.api_versions import Features
 from kalda.broker.controller_handlers import ControllerHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
@@ -60,10 +59,12 @@ TOPICS = [f"t{number}" for number in range(COUNT)]
 
 
 class Listener:
-    """The controller's listener over a world, in turns that the test takes."""
+    """The controller's listener over a world, in turns that the test takes; of one step each, or of all steps."""
 
-    def __init__(self, *, topics: int = 0) -> None:
-        self.world = World()
+    def __init__(self, *, topics: int = 0, in_steps: bool = True) -> None:
+        self.turns: list[Callable[[], None]] = []
+        background = one_step_a_turn(self.turns.append) if in_steps else inline_background()
+        self.world = World(background=background)
         self.world.start_brokers(0, 1)
         for name in TOPICS[:topics]:
             self.world.create_topic(name, {0: [0, 1]})
@@ -71,29 +72,35 @@ class Listener:
         clock = cast(Clock, SimpleNamespace(mono_ms=lambda: self.world.now_ms))
         configs = ConfigHandlers(1, Mock(), Mock())
         handlers = ControllerHandlers(Mock(), self.world.active, Mock(), clock, "cluster", configs, self.world.commit)
-        self.turns: list[Callable[[], None]] = []
-        self.pipeline = handlers.pipeline(lambda: Features({}, {}, 0), one_step_a_turn(self.turns.append))
-        self.records_a_turn: list[int] = []
+        self.pipeline = handlers.pipeline(lambda: Features({}, {}, 0), background)
+        self.batches: list[int] = []
+        """The records that each turn has written, where it has written any."""
+
+    def send(self, request: Request, version: int) -> Any:
+        paper = PaperConnection(listener_name="CONTROLLER")
+        frame = paper.frame(request, version)
+        return self._counted(lambda: self.pipeline.on_frame(cast(Connection, paper), frame))
 
     def answer(self, request: Request, version: int, before_turn: Callable[[int], None] = lambda _: None) -> Any:
-        paper = PaperConnection(listener_name="CONTROLLER")
-        connection = cast(Connection, paper)
-        frame = paper.frame(request, version)
-        log = self.world.log
+        return self.answer_of(self.send(request, version), request, version, before_turn)
 
-        def counted(turn: Callable[[], Any]) -> Any:
-            before = log.log_end_offset
-            result = turn()
-            self.records_a_turn.append(log.log_end_offset - before)
-            return result
-
-        answer = counted(lambda: self.pipeline.on_frame(connection, frame))
-        for number in itertools.count():
-            if not isinstance(answer, Pending) or answer.done:
-                break
-            before_turn(number)
-            counted(self.turns.pop(0))
+    def answer_of(
+        self, answer: Any, request: Request, version: int, before_turn: Callable[[int], None] = lambda _: None
+    ) -> Any:
+        self.turns_taken = 0
+        while isinstance(answer, Pending) and not answer.done:
+            before_turn(self.turns_taken)
+            self._counted(self.turns.pop(0))
+            self.turns_taken += 1
         return read_answer(answer, request, version)
+
+    def _counted(self, turn: Callable[[], Any]) -> Any:
+        before = self.world.log.log_end_offset
+        result = turn()
+        if self.world.log.log_end_offset > before:
+            self.batches.append(self.world.log.log_end_offset - before)
+        self.world.commit()
+        return result
 
 
 def incremental(name: str, value: str) -> IncrementalAlterConfigsRequestAlterConfigsResource:
@@ -202,8 +209,8 @@ REQUESTS: dict[str, tuple[int, int, Request]] = {
 }
 
 
-def prepared(name: str, topics: int) -> Listener:
-    listener = Listener(topics=topics)
+def prepared(name: str, topics: int, *, in_steps: bool = True) -> Listener:
+    listener = Listener(topics=topics, in_steps=in_steps)
     if name.startswith("ElectLeaders"):
         world = listener.world
         world.heartbeat(0, want_fence=True)  # so that broker 1 leads all
@@ -214,32 +221,21 @@ def prepared(name: str, topics: int) -> Listener:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_work_of_a_turn_is_bounded_and_the_answer_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_decided_in_steps_and_written_whole(name: str) -> None:
     topics, version, request = REQUESTS[name]
-    cut = prepared(name, topics)
-    answer = cut.answer(request, version)
-    assert max(cut.records_a_turn) <= operation_parts.PART_WEIGHT
-    monkeypatch.setattr(operation_parts, "PART_WEIGHT", 10**9)
-    whole = prepared(name, topics)
-    expected = whole.answer(request, version)
-    if name != "validation":
-        assert sum(cut.records_a_turn) == sum(whole.records_a_turn) >= COUNT - 3
-    for each in (answer, expected):
-        for field in ("topics", "responses", "results", "entries"):
-            if hasattr(each, field):
-                getattr(each, field).sort(key=repr)
-    assert repr(without_ids(answer)) == repr(without_ids(expected))
-    if "ElectLeaders" in name or "Create" not in name:
-        assert state(cut.world.active) == state(whole.world.active)
+    listener = prepared(name, topics)
+    answer = listener.answer(request, version)
+    assert listener.turns_taken > COUNT // ITEMS_A_STEP
+    assert len(listener.batches) == (0 if name == "validation" else 1)
+    assert sum(listener.batches) in (0, *range(COUNT - 3, 3_000))
+    at_once = prepared(name, topics, in_steps=False)
+    expected = at_once.answer(request, version)
+    assert at_once.turns_taken == 0
+    assert repr(answer) == repr(expected)
+    assert state(listener.world.active) == state(at_once.world.active)
 
 
-def without_ids(answer: Any) -> Any:
-    for topic in getattr(answer, "topics", ()):
-        topic.topic_id = None
-    return answer
-
-
-def test_what_is_named_twice_is_created_by_no_part() -> None:
+def test_what_is_named_twice_is_not_created() -> None:
     listener = Listener()
     _, version, request = REQUESTS["CreateTopics"]
     answer = listener.answer(request, version)
@@ -249,7 +245,7 @@ def test_what_is_named_twice_is_created_by_no_part() -> None:
     assert list(codes.values()).count(0) == COUNT - 2
 
 
-@pytest.mark.parametrize("what", ["partitions", "records", "growth"])
+@pytest.mark.parametrize("what", ["topics", "partitions", "records", "growth"])
 def test_what_is_too_much_for_one_operation_changes_nothing(what: str) -> None:
     listener = Listener(topics=120 if what == "growth" else 0)
     version = 7
@@ -258,6 +254,9 @@ def test_what_is_too_much_for_one_operation_changes_nothing(what: str) -> None:
         version = 3
         grown = [CreatePartitionsTopic(name=name, count=101, assignments=None) for name in TOPICS[:120]]
         request = CreatePartitionsRequest(topics=grown, timeout_ms=1000)
+    elif what == "topics":
+        asked = [creatable(f"t{number}", partitions=-1, factor=1) for number in range(10_001)]
+        request = CreateTopicsRequest(topics=asked, timeout_ms=1000)
     else:
         partitions = 101 if what == "partitions" else 99
         configs = {"retention.ms": "5", "retention.bytes": "5"}
@@ -266,10 +265,12 @@ def test_what_is_too_much_for_one_operation_changes_nothing(what: str) -> None:
     answer = listener.answer(request, version)
     results = answer.results if what == "growth" else answer.topics
     assert {each.error_code for each in results} == {ErrorCode.POLICY_VIOLATION}
-    assert sum(listener.records_a_turn) == 0
+    assert listener.batches == []
+    if what == "topics":
+        assert listener.turns_taken < 10_000 // ITEMS_A_STEP, "that is known before anything is decided"
 
 
-def test_where_the_leadership_is_lost_the_rest_fails() -> None:
+def test_where_the_leadership_is_lost_nothing_is_changed() -> None:
     listener = Listener()
     _, version, request = REQUESTS["CreateTopics"]
 
@@ -278,32 +279,35 @@ def test_where_the_leadership_is_lost_the_rest_fails() -> None:
             listener.world.active.on_leader_change(None, 2)
 
     answer = listener.answer(request, version, lose)
-    codes = [topic.error_code for topic in answer.topics]
-    assert 200 < codes.count(0) < COUNT - 200
-    assert codes.count(ErrorCode.NOT_CONTROLLER) + codes.count(0) + 2 == len(codes)  # two are named twice
+    assert {topic.error_code for topic in answer.topics} == {ErrorCode.NOT_CONTROLLER}
+    assert listener.batches == []
 
 
-def test_what_is_not_reached_within_the_timeout_is_not_changed() -> None:
+def test_what_has_not_begun_within_its_timeout_is_not_changed() -> None:
     listener = Listener()
-    _, version, request = REQUESTS["CreateTopics"]
+    world = listener.world
+    _, version, first = REQUESTS["CreateTopics"]
+    second = CreateTopicsRequest(topics=[creatable("late", partitions=1, factor=1)], timeout_ms=1000)
+    third = CreateTopicsRequest(topics=[creatable("in-time", partitions=1, factor=1)], timeout_ms=10_000)
+    answers = [listener.send(request, version) for request in (first, second, third)]
 
     def let_time_pass(turn: int) -> None:
         if turn == 5:
-            listener.world.now_ms += 1_001
+            world.elapsed_ms += 1_001
 
-    answer = listener.answer(request, version, let_time_pass)
-    codes = [topic.error_code for topic in answer.topics]
-    assert 200 < codes.count(0) < COUNT - 200
-    assert codes.count(ErrorCode.REQUEST_TIMED_OUT) + codes.count(0) + 2 == len(codes)
-    times = listener.world.active.event_times
-    assert times.started > 0 < times.timed_out
-    created = [topic.name for topic in answer.topics if not topic.error_code]
-    assert set(created) == set(listener.world.active.partitions.topic_ids) - {"large"}
+    created = listener.answer_of(answers[0], first, version, let_time_pass)
+    assert [topic.error_code for topic in created.topics].count(0) == COUNT - 2, "it had begun"
+    late = listener.answer_of(answers[1], second, version)
+    in_time = listener.answer_of(answers[2], third, version)
+    assert [late.topics[0].error_code, in_time.topics[0].error_code] == [ErrorCode.REQUEST_TIMED_OUT, 0]
+    assert "late" not in world.active.partitions.topic_ids
+    assert world.active.event_times.timed_out == 1
 
 
-def test_where_nothing_was_changed_the_request_fails_as_a_whole() -> None:
+def test_where_the_log_refuses_the_records_the_request_fails_as_a_whole() -> None:
     listener = Listener()
     listener.world.log.refuse = ApiError(ErrorCode.REQUEST_TIMED_OUT)
     _, version, request = REQUESTS["CreateTopics"]
     answer = listener.answer(request, version)
     assert {topic.error_code for topic in answer.topics} == {ErrorCode.REQUEST_TIMED_OUT}
+    assert len(listener.world.active.partitions.topic_ids) == 1
