@@ -41,7 +41,7 @@ NEW_TOPIC_MS = 1_500
 """For how long an unknown topic is requested again: it may be new, but the name may also be wrong."""
 
 
-class Kind(Enum):
+class TargetKind(Enum):
     """Who answers a request."""
 
     ANY = "any"
@@ -56,11 +56,11 @@ class Target(NamedTuple):
     """`key` is a node id, a partition, a group, a transactional id; None for any broker. A broker that is not alive is
     an error of the caller; a node that leads partitions no longer is one that passes."""
 
-    kind: Kind
+    kind: TargetKind
     key: Any = None
 
 
-ANY = Target(Kind.ANY)
+ANY = Target(TargetKind.ANY)
 PAUSE = None
 
 
@@ -164,10 +164,10 @@ def per_item(
 
 def _with_leaders(targets: dict[K, Target]) -> Plan[dict[K, Target | ApiError]]:
     """The targets, where a partition's leader is one with the node that leads it in its place."""
-    partitions = [each for each in dict.fromkeys(targets.values()) if each.kind is Kind.LEADER]
+    partitions = [each for each in dict.fromkeys(targets.values()) if each.kind is TargetKind.LEADER]
     replies = (yield [Ask(each, None) for each in partitions]) if partitions else []
     nodes = {
-        each: reply if isinstance(reply, ApiError) else Target(Kind.NODE_THAT_LEADS, reply)
+        each: reply if isinstance(reply, ApiError) else Target(TargetKind.NODE_THAT_LEADS, reply)
         for each, reply in zip(partitions, replies, strict=True)
     }
     return {item: nodes.get(target, target) for item, target in targets.items()}
@@ -200,7 +200,7 @@ def any_broker(_item: object) -> Target:
 
 def leader_of(partition: TopicPartition) -> Target:
     """A partition goes to its leader."""
-    return Target(Kind.LEADER, partition)
+    return Target(TargetKind.LEADER, partition)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -402,7 +402,7 @@ class AdminCore:
         target = run.asks[index].target
         if target in self._coordinators and (error is not None or _mentions_moved(answer)):
             del self._coordinators[target]
-        if error is not None and target.kind in (Kind.LEADER, Kind.NODE_THAT_LEADS):
+        if error is not None and target.kind in (TargetKind.LEADER, TargetKind.NODE_THAT_LEADS):
             self.metadata.request_update()
         self._reply(run, index, answer if error is None else error)
 
@@ -419,14 +419,14 @@ class AdminCore:
 
     def _node_of(self, target: Target) -> int | ApiError | None:
         """The node, where it can be sent a request now; None: not yet; an error where there is no such node."""
-        if target.kind is Kind.ANY:
+        if target.kind is TargetKind.ANY:
             return self._active_controller() if self.metadata.is_of_controllers else self.requests.any_node()
-        if target.kind is Kind.BROKER:
+        if target.kind is TargetKind.BROKER:
             return self._broker(target.key)
-        if target.kind is Kind.LEADER:
+        if target.kind is TargetKind.LEADER:
             leader = self._leader(target.key)
             return leader if not isinstance(leader, int) or self.requests.is_ready(leader) else None
-        if target.kind is Kind.NODE_THAT_LEADS:
+        if target.kind is TargetKind.NODE_THAT_LEADS:
             return self._node_that_leads(target.key)
         coordinator = self._coordinators.get(target)
         if coordinator is None:
@@ -435,7 +435,7 @@ class AdminCore:
 
     def _named(self, target: Target) -> int | ApiError | None:
         """The node id of a leader or a coordinator that need not be ready."""
-        if target.kind is Kind.LEADER:
+        if target.kind is TargetKind.LEADER:
             return self._leader(target.key)
         coordinator = self._coordinators.get(target)
         return self._find(target) if coordinator is None else COORDINATOR_BASE - coordinator.node_id
@@ -499,7 +499,7 @@ class AdminCore:
         if node_id is None:
             return None
         self._finding.add(target)
-        kind = CoordinatorType.GROUP if target.kind is Kind.GROUP else CoordinatorType.TRANSACTION
+        kind = CoordinatorType.GROUP if target.kind is TargetKind.GROUP else CoordinatorType.TRANSACTION
         request = FindCoordinatorRequest(key=target.key, key_type=kind)
 
         def on_done(answer: Any, error: ApiError | None) -> None:

@@ -40,12 +40,12 @@ from kalda.clientcore.consuming.positions import Positions
 from kalda.clientcore.consuming.subscription import (
     EARLIEST,
     LATEST,
-    Kind,
     OffsetAndEpoch,
     PartitionState,
     Reset,
     Status,
     Subscription,
+    SubscriptionKind,
 )
 from kalda.clientcore.groups.classic_membership import ClassicMembership
 from kalda.clientcore.groups.committing import Committing
@@ -491,7 +491,7 @@ class ConsumerCore:
 
     def _list_topics(self) -> None:
         """For a subscription by pattern: list all topics, now and then."""
-        if self.subscription.kind is not Kind.PATTERN or self.subscription.pattern is None:
+        if self.subscription.kind is not SubscriptionKind.PATTERN or self.subscription.pattern is None:
             return
         now_ms = self.requests.now_ms
         if self._topics_in_flight or now_ms < self._next_topics_ms:

@@ -19,7 +19,7 @@ from typing import Any
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.administration import Kind, Target
+from kalda.clientcore.administration import Target, TargetKind
 from kalda.clientcore.connections.requests import all_topics_request
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.messages.admin import (
@@ -103,7 +103,7 @@ class Operator(ABC):
         topic = DeleteRecordsTopic(name=partition.topic, partitions=[entry])
         request = DeleteRecordsRequest(topics=[topic], timeout_ms=_DELETION_MS)
         try:
-            answer = await self._admin.ask(Target(Kind.LEADER, partition), request, _DELETE_RECORDS_VERSION)
+            answer = await self._admin.ask(Target(TargetKind.LEADER, partition), request, _DELETE_RECORDS_VERSION)
             code = ErrorCode(answer.topics[0].partitions[0].error_code)
         except ApiError as error:
             code = error.code
@@ -359,7 +359,7 @@ class DirMover(Operator):
         request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=path, topics=topics)])
         names = ", ".join(f"{topic}-{index}" for topic, index in chosen)
         try:
-            answer = await self._admin.ask(Target(Kind.BROKER, node.id), request, 2)
+            answer = await self._admin.ask(Target(TargetKind.BROKER, node.id), request, 2)
             codes = {partition.error_code for result in answer.results for partition in result.partitions}
             how = ", ".join(sorted(ErrorCode(code).name for code in codes))
         except ApiError as error:

@@ -19,7 +19,7 @@ from kalda.client.transport.channels import Channels
 from kalda.client.transport.client_host import ClientHost
 from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_loop import IoLoop
-from kalda.clientcore.administration import Ask, Kind, Target, single
+from kalda.clientcore.administration import Ask, Target, TargetKind, single
 from kalda.clientcore.connections.connections import Action, Connect, Connections, OnDone, Write
 from kalda.network.frames import Arena, FrameReader
 from kalda.protocol.calls import MAX_RESPONSE_BYTES, MIN_RESPONSE_BYTES
@@ -84,7 +84,7 @@ class SimAdmin(Admin):
     async def ask_any(self, request: Request, version: int) -> Any:
         """One attempt, at a random broker, which may be cut off from the others. Raises `ApiError`."""
         host, _ = self._client.rng.choice(self._client.bootstrap)
-        return await self.ask(Target(Kind.BROKER, node_id_of(host)), request, version)
+        return await self.ask(Target(TargetKind.BROKER, node_id_of(host)), request, version)
 
     def forget_leaders(self) -> None:
         """Request the metadata anew: a leader has refused a request."""

@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.offsets import list_offsets
-from kalda.clientcore.administration import Kind, Outcomes, Plan, Target, per_item
+from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, per_item
 from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.protocol.messages.transactions import EndTxnRequest
@@ -144,4 +144,4 @@ def _end_transactions(ends: Mapping[str, EndTxnRequest], max_version: int | None
         (name,) = names
         yield name, refused(answer.error_code, f"the end of transaction {name}") if answer.error_code else None
 
-    return per_item(ends, lambda name: Target(Kind.TRANSACTION, name), build, read, max_version=max_version)
+    return per_item(ends, lambda name: Target(TargetKind.TRANSACTION, name), build, read, max_version=max_version)

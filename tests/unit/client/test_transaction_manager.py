@@ -14,7 +14,7 @@ from kalda.clientcore.producing.transaction_errors import (
     ProducerFencedError,
     TransactionMisconfiguredError,
 )
-from kalda.clientcore.producing.transaction_manager import GroupMember, State, TransactionManager
+from kalda.clientcore.producing.transaction_manager import GroupMember, TransactionManager, TransactionState
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -108,7 +108,7 @@ def ready(version: int) -> Coordinator:
     coordinator = Coordinator(version)
     coordinator.manager.initialize()
     assert coordinator.run() == ["FindCoordinator", "InitProducerId"]
-    assert coordinator.manager.state is State.READY
+    assert coordinator.manager.state is TransactionState.READY
     return coordinator
 
 
@@ -140,7 +140,7 @@ def test_version_1_adds_partitions_and_groups() -> None:
     manager.begin_commit()
     assert coordinator.run() == ["EndTxn"]
     assert (coordinator.sent[-1].request.committed, coordinator.sent[-1].max_version) == (True, 4)
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
     assert manager.is_idle
     manager.begin()
     manager.add_partition(A)
@@ -176,7 +176,7 @@ def test_a_transaction_without_records_needs_no_request() -> None:
     coordinator = in_transaction(V2)
     coordinator.manager.begin_commit()
     assert coordinator.run() == []
-    assert coordinator.manager.state is State.READY
+    assert coordinator.manager.state is TransactionState.READY
 
 
 def test_a_commit_waits_for_batches() -> None:
@@ -206,7 +206,7 @@ def test_retriable_errors_are_retried(version: int) -> None:
     manager.begin_commit()
     names = coordinator.run()
     assert names == ["EndTxn", "FindCoordinator", "EndTxn", "FindCoordinator", "EndTxn", "EndTxn"]
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
     assert coordinator.now_ms > 0, "attempts have pauses between them"
 
 
@@ -243,7 +243,7 @@ def test_a_failed_batch_needs_an_abort_and_a_new_epoch(version: int) -> None:
     assert coordinator.run() == []
     manager.begin_abort()
     assert coordinator.run() == (["EndTxn", "InitProducerId"] if version == V1 else ["EndTxn"])
-    assert (manager.producer_epoch, manager.state) == (1, State.READY)
+    assert (manager.producer_epoch, manager.state) == (1, TransactionState.READY)
     if version == V1:
         request = coordinator.sent[-1].request
         assert (request.producer_id, request.producer_epoch) == (7, 0)
@@ -310,7 +310,7 @@ def test_offsets_of_a_removed_member_need_an_abort(code: ErrorCode) -> None:
     assert raised.value.code is code
     manager.begin_abort()
     assert coordinator.run() == ["EndTxn"]
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
 
 
 def test_a_partition_that_is_refused_needs_an_abort() -> None:
@@ -415,7 +415,7 @@ def test_an_abort_makes_requests_in_flight_void() -> None:
     manager.begin_abort()
     manager.on_response(AddOffsetsToTxnResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED), 0)
     assert coordinator.run() == ["EndTxn"]
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
 
 
 def test_an_upgrade_takes_effect_with_the_next_transaction_and_a_new_epoch() -> None:
@@ -475,7 +475,7 @@ def test_a_failed_first_initialization_is_repeated_after_an_abort() -> None:
     coordinator.run()
     manager.begin_abort()
     assert coordinator.run() == ["InitProducerId"]
-    assert (manager.state, manager.producer_id) == (State.READY, 7)
+    assert (manager.state, manager.producer_id) == (TransactionState.READY, 7)
 
 
 @pytest.mark.parametrize("what", ["partition", "offsets"])
@@ -490,7 +490,7 @@ def test_before_version_2_an_abort_before_anything_was_sent_needs_no_request(wha
         manager.send_offsets("g", {A: 1})
     manager.begin_abort()
     assert coordinator.run() == []
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
 
 
 @pytest.mark.parametrize(("was_sent", "ends"), [(True, ["FindCoordinator", "EndTxn"]), (False, [])])
@@ -505,4 +505,4 @@ def test_before_version_2_what_could_not_be_sent_has_not_started_the_transaction
     manager.on_failure(ErrorCode.NETWORK_EXCEPTION, "cut", 0, was_sent=was_sent)
     manager.begin_abort()
     assert coordinator.run() == ends
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY

@@ -13,7 +13,7 @@ from kalda.base.configs.producer import producer_config
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.producing.transaction_errors import FatalTransactionError
-from kalda.clientcore.producing.transaction_manager import PreparedTxnState, State, TransactionManager
+from kalda.clientcore.producing.transaction_manager import PreparedTxnState, TransactionManager, TransactionState
 from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.transactions import (
     EndTxnRequest,
@@ -90,23 +90,23 @@ def test_a_prepared_transaction_can_only_be_ended(commits: bool) -> None:
     world.run()
     assert isinstance(world.sent[-1], EndTxnRequest)
     assert world.sent[-1].committed is commits
-    assert (manager.state, manager.prepared.has_transaction) == (State.READY, False)
+    assert (manager.state, manager.prepared.has_transaction) == (TransactionState.READY, False)
 
 
 def test_the_transaction_of_an_earlier_producer_is_kept_and_committed() -> None:
     world = World(ongoing=(7, 2)).initialized(keep_prepared_txn=True)
     manager = world.manager
-    assert (manager.state, manager.prepared) == (State.PREPARED, PreparedTxnState(7, 2))
+    assert (manager.state, manager.prepared) == (TransactionState.PREPARED, PreparedTxnState(7, 2))
     manager.begin_commit()
     world.run()
     end = world.sent[-1]
     assert (end.producer_id, end.producer_epoch, end.committed) == (7, 3, True)
-    assert manager.state is State.READY
+    assert manager.state is TransactionState.READY
 
 
 def test_without_one_that_is_prepared_the_producer_is_ready() -> None:
-    assert World().initialized(keep_prepared_txn=True).manager.state is State.READY
-    assert World(ongoing=(7, 2)).initialized().manager.state is State.READY, "it was not asked for"
+    assert World().initialized(keep_prepared_txn=True).manager.state is TransactionState.READY
+    assert World(ongoing=(7, 2)).initialized().manager.state is TransactionState.READY, "it was not asked for"
 
 
 def test_a_coordinator_that_keeps_none_says_so() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.offsets import list_offsets
-from kalda.clientcore.administration import Kind, Outcomes
+from kalda.clientcore.administration import Outcomes, TargetKind
 from kalda.protocol.messages.fetch import ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse
 
 
@@ -19,7 +19,7 @@ def response(*partitions: int) -> ListOffsetsResponse:
     return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=found)])
 
 
-def targets(asks: Any) -> list[tuple[Kind, Any]]:
+def targets(asks: Any) -> list[tuple[TargetKind, Any]]:
     return [(each.target.kind, each.target.key) for each in asks]
 
 
@@ -27,13 +27,13 @@ def test_a_request_for_each_leader_and_after_an_error_for_each_leader_by_metadat
     partitions = [TopicPartition("t", number) for number in range(5)]
     leaders = {partitions[0]: 7, partitions[1]: 8, partitions[2]: 7, partitions[3]: -1}
     plan = list_offsets(dict.fromkeys(partitions, -1), read_committed=False, timeout_ms=1000, leaders=leaders)
-    assert targets(next(plan)) == [(Kind.BROKER, 7), (Kind.BROKER, 8)]
+    assert targets(next(plan)) == [(TargetKind.BROKER, 7), (TargetKind.BROKER, 8)]
     dead = ApiError(ErrorCode.BROKER_NOT_AVAILABLE, "it is not alive")
     asks = plan.send([dead, response(1)])
-    assert targets(asks) == [(Kind.LEADER, partitions[number]) for number in (0, 2, 3, 4)]
+    assert targets(asks) == [(TargetKind.LEADER, partitions[number]) for number in (0, 2, 3, 4)]
     assert not any(each.request for each in asks)
     asks = plan.send([9, 8, 9, 9])
-    assert targets(asks) == [(Kind.NODE_THAT_LEADS, 9), (Kind.NODE_THAT_LEADS, 8)]
+    assert targets(asks) == [(TargetKind.NODE_THAT_LEADS, 9), (TargetKind.NODE_THAT_LEADS, 8)]
     with pytest.raises(StopIteration) as end:
         plan.send([response(0, 3, 4), response(2)])
     found = end.value.value.succeeded

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType, ConfigSource
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, Target, TargetKind, error_of, per_item, single
 from kalda.clientcore.connections.errors import UnknownTopic, refused
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -76,7 +76,7 @@ _TOPICS_A_REQUEST = 100
 
 def _resource_target(resource: Resource) -> Target:
     broker_id = resource.broker_id
-    return ANY if broker_id is None else Target(Kind.BROKER, broker_id)
+    return ANY if broker_id is None else Target(TargetKind.BROKER, broker_id)
 
 
 def describe_configs(

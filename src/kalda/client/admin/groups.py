@@ -15,10 +15,10 @@ from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import (
     PAUSE,
     Ask,
-    Kind,
     Outcomes,
     Plan,
     Target,
+    TargetKind,
     by_topic,
     coordinator_of,
     live_brokers,
@@ -81,7 +81,7 @@ _NO_MODERN_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
 def _group(group_id: str) -> Target:
-    return Target(Kind.GROUP, group_id)
+    return Target(TargetKind.GROUP, group_id)
 
 
 def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict[str, ListedGroup]]:
@@ -104,7 +104,7 @@ def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict
             ],
         )
 
-    found = yield from per_item(nodes, lambda node_id: Target(Kind.BROKER, node_id), build, read)
+    found = yield from per_item(nodes, lambda node_id: Target(TargetKind.BROKER, node_id), build, read)
     found.check()
     listed = {each.group_id: each for groups in found.succeeded.values() for each in groups}
     return dict(sorted(listed.items()))

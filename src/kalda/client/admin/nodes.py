@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kalda import __version__
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.administration import ANY, Ask, Kind, Outcomes, Plan, Target, error_of, per_item, single
+from kalda.clientcore.administration import ANY, Ask, Outcomes, Plan, Target, TargetKind, error_of, per_item, single
 from kalda.clientcore.connections.errors import refused
 from kalda.protocol.calls import PeerVersions, api_versions_request, peer_versions
 from kalda.protocol.messages.admin import (
@@ -104,7 +104,7 @@ def describe_log_dirs(
 
     return per_item(
         broker_ids,
-        lambda broker_id: Target(Kind.BROKER, broker_id),
+        lambda broker_id: Target(TargetKind.BROKER, broker_id),
         lambda _: request,
         read,
     )
@@ -134,9 +134,11 @@ def alter_replica_log_dirs(broker_id: int, paths: Mapping[TopicPartition, str]) 
                 what = f"partition {partition} on broker {broker_id}"
                 yield partition, refused(each.error_code, what) if each.error_code else None
 
-    return per_item(paths, lambda _: Target(Kind.BROKER, broker_id), build, read)
+    return per_item(paths, lambda _: Target(TargetKind.BROKER, broker_id), build, read)
 
 
 def supported_apis(broker_id: int) -> Plan[PeerVersions]:
     """ApiVersions of one broker. Raises `ApiError`."""
-    return peer_versions((yield from single(Ask(Target(Kind.BROKER, broker_id), api_versions_request(__version__)))))
+    return peer_versions(
+        (yield from single(Ask(Target(TargetKind.BROKER, broker_id), api_versions_request(__version__))))
+    )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.clientcore.administration import Kind, Outcomes, Plan, Target, by_topic, leader_of, per_item
+from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, by_topic, leader_of, per_item
 from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
@@ -66,7 +66,7 @@ def list_offsets(
                 else:
                     yield partition, FoundOffset(each.offset, each.timestamp, each.leader_epoch)
 
-    found = yield from per_item(known, lambda one: Target(Kind.BROKER, known[one]), build, read, retries=False)
+    found = yield from per_item(known, lambda one: Target(TargetKind.BROKER, known[one]), build, read, retries=False)
     succeeded = found.succeeded
     rest = yield from per_item([one for one in times if one not in succeeded], leader_of, build, read)
     found.update(rest)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import (
-    Kind,
     Outcomes,
     Plan,
     Target,
+    TargetKind,
     by_topic,
     coordinator_of,
     leader_of,
@@ -112,7 +112,7 @@ def list_transactions(
             ],
         )
 
-    found = yield from per_item(nodes, lambda node_id: Target(Kind.BROKER, node_id), build, read)
+    found = yield from per_item(nodes, lambda node_id: Target(TargetKind.BROKER, node_id), build, read)
     found.check()
     listed = {each.transactional_id: each for all_of in found.succeeded.values() for each in all_of}
     return dict(sorted(listed.items()))
@@ -151,7 +151,7 @@ def describe_transactions(transactional_ids: Collection[str]) -> Plan[Outcomes[s
 
 
 def _transaction(transactional_id: str) -> Target:
-    return Target(Kind.TRANSACTION, transactional_id)
+    return Target(TargetKind.TRANSACTION, transactional_id)
 
 
 def describe_producers(
@@ -185,7 +185,7 @@ def describe_producers(
                 )
 
     def target_of(partition: TopicPartition) -> Target:
-        return leader_of(partition) if broker_id is None else Target(Kind.BROKER, broker_id)
+        return leader_of(partition) if broker_id is None else Target(TargetKind.BROKER, broker_id)
 
     return per_item(partitions, target_of, _producers_request, read)
 

@@ -17,7 +17,7 @@ from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Wakeup
 from kalda.clientcore.consuming.fetching import Taken
-from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, Kind, OffsetAndEpoch
+from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
 from kalda.clientcore.interceptors import close_all
 from kalda.records.consuming import Record, RecordIterator
@@ -449,9 +449,9 @@ def _nothing(_partitions: list[TopicPartition]) -> None:
     return None
 
 
-def require_subscription(kind: Kind) -> None:
+def require_subscription(kind: SubscriptionKind) -> None:
     """Raises `RuntimeError` where nothing was subscribed to or assigned."""
-    if kind is Kind.NONE:
+    if kind is SubscriptionKind.NONE:
         raise RuntimeError("the consumer reads nothing: subscribe to topics or assign partitions first")
 
 

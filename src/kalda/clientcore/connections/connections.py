@@ -87,7 +87,7 @@ class Close(NamedTuple):
 Action = Connect | Write | Close
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """Of the connection to one node."""
 
     IDLE = "idle"
@@ -163,7 +163,7 @@ class _Peer:
     def __init__(self, node_id: int, address: Address) -> None:
         self.node_id = node_id
         self.address = address
-        self.state = State.IDLE
+        self.state = ConnectionState.IDLE
         self.connection_id = -1
         self.versions: PeerVersions | None = None
         self.chosen_versions: dict[tuple[int, int | None], int] = {}
@@ -226,7 +226,7 @@ class Connections:
             broker = brokers.get(node_id)
             peer = self._peers[node_id]
             if broker is None or broker.address != peer.address:
-                if peer.state is not State.IDLE:
+                if peer.state is not ConnectionState.IDLE:
                     if broker is None and node_id < 0 and peer.in_flight:
                         continue  # a bootstrap connection ends when its requests have been answered
                     self._close(peer, disconnected(f"node {node_id} has left {peer.address}"))
@@ -248,16 +248,16 @@ class Connections:
         peer = self._peers.get(node_id)
         if peer is None:
             return False
-        if peer.state is State.READY:
+        if peer.state is ConnectionState.READY:
             return len(peer.in_flight) < self._config.max_in_flight and now_ms >= peer.throttled_until_ms
-        if peer.state is State.IDLE and now_ms >= peer.retry_at_ms:
+        if peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms:
             self._connect(peer, now_ms)
         return False
 
     def is_connected(self, node_id: int) -> bool:
         """Whether there is a connection, busy or not."""
         peer = self._peers.get(node_id)
-        return peer is not None and peer.state is State.READY
+        return peer is not None and peer.state is ConnectionState.READY
 
     def versions_of(self, node_id: int) -> PeerVersions | None:
         """The API versions of a connected node."""
@@ -267,14 +267,14 @@ class Connections:
     def is_reachable(self, node_id: int, now_ms: int) -> bool:
         """Whether the node is connected, is being connected, or may be tried now."""
         peer = self._peers.get(node_id)
-        return peer is not None and (peer.state is not State.IDLE or now_ms >= peer.retry_at_ms)
+        return peer is not None and (peer.state is not ConnectionState.IDLE or now_ms >= peer.retry_at_ms)
 
     def ready_at_ms(self, node_id: int, now_ms: int) -> int | None:
         """When a call of `is_ready` may help; None: not before an event of the connection."""
         peer = self._peers.get(node_id)
-        if peer is None or peer.state in (State.CONNECTING, State.NEGOTIATING):
+        if peer is None or peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING):
             return None
-        if peer.state is State.IDLE:
+        if peer.state is ConnectionState.IDLE:
             return max(now_ms, peer.retry_at_ms)
         return peer.throttled_until_ms if peer.throttled_until_ms > now_ms else None
 
@@ -284,9 +284,13 @@ class Connections:
         ready = [peer for peer in self._peers.values() if self._can_send(peer, now_ms)]
         if ready:
             return min(ready, key=lambda peer: len(peer.in_flight)).node_id
-        if any(peer.state in (State.CONNECTING, State.NEGOTIATING) for peer in self._peers.values()):
+        if any(
+            peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING) for peer in self._peers.values()
+        ):
             return None
-        idle = [peer for peer in self._peers.values() if peer.state is State.IDLE and now_ms >= peer.retry_at_ms]
+        idle = [
+            peer for peer in self._peers.values() if peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms
+        ]
         if idle:
             self._connect(min(idle, key=lambda peer: (peer.failures, peer.last_used_ms)), now_ms)
         return None
@@ -296,17 +300,19 @@ class Connections:
         peers = self._peers.values()
         if any(self._can_send(peer, now_ms) for peer in peers):
             return True
-        if any(peer.state in (State.CONNECTING, State.NEGOTIATING) for peer in peers):
+        if any(peer.state in (ConnectionState.CONNECTING, ConnectionState.NEGOTIATING) for peer in peers):
             return False
-        return any(peer.state is State.IDLE and now_ms >= peer.retry_at_ms for peer in peers)
+        return any(peer.state is ConnectionState.IDLE and now_ms >= peer.retry_at_ms for peer in peers)
 
     def is_any_usable(self, now_ms: int) -> bool:
         """Whether some node is connected, is being connected, or may be tried now."""
-        return any(peer.state is not State.IDLE or now_ms >= peer.retry_at_ms for peer in self._peers.values())
+        return any(
+            peer.state is not ConnectionState.IDLE or now_ms >= peer.retry_at_ms for peer in self._peers.values()
+        )
 
     def next_retry_ms(self, after_ms: int = -1) -> int | None:
         """When the first node that is not connected may be tried again, of those that may not be before `after_ms`."""
-        idle = (peer.retry_at_ms for peer in self._peers.values() if peer.state is State.IDLE)
+        idle = (peer.retry_at_ms for peer in self._peers.values() if peer.state is ConnectionState.IDLE)
         return min((retry_ms for retry_ms in idle if retry_ms > after_ms), default=None)
 
     def send(
@@ -323,7 +329,7 @@ class Connections:
     ) -> None:
         """Send a request to a node that `is_ready`. An API or version that the node lacks fails at once."""
         peer = self._peers[node_id]
-        assert peer.state is State.READY, f"node {node_id} is not connected"
+        assert peer.state is ConnectionState.READY, f"node {node_id} is not connected"
         is_free = version is None
         if is_free and max_version is not None and peer.versions is not None:
             version = min(max_version, peer.versions.get(message.API_KEY, (0, -1))[1])
@@ -359,13 +365,13 @@ class Connections:
     def drop(self, node_id: int, why: str, now_ms: int) -> None:
         """Close the connection to a node."""
         peer = self._peers.get(node_id)
-        if peer is not None and peer.state is not State.IDLE:
+        if peer is not None and peer.state is not ConnectionState.IDLE:
             self._give_up(peer, disconnected(why), now_ms)
 
     def close(self, now_ms: int) -> None:
         """Close all connections; requests in flight fail."""
         for peer in list(self._peers.values()):
-            if peer.state is not State.IDLE:
+            if peer.state is not ConnectionState.IDLE:
                 self._give_up(peer, disconnected("the client is closed"), now_ms)
 
     @property
@@ -399,9 +405,9 @@ class Connections:
         self._ran_at_ms = now_ms
         self.metrics.run(now_ms)
         for peer in list(self._peers.values()):
-            if peer.state is State.IDLE:
+            if peer.state is ConnectionState.IDLE:
                 continue
-            if peer.state is State.CONNECTING:
+            if peer.state is ConnectionState.CONNECTING:
                 if now_ms >= peer.setup_deadline_ms:
                     self._fail(peer, disconnected(f"no connection to {peer.address} in time"), now_ms, lost=True)
             elif peer.in_flight:
@@ -418,11 +424,11 @@ class Connections:
             return now_ms
         times = []
         for peer in self._peers.values():
-            if peer.state is State.CONNECTING:
+            if peer.state is ConnectionState.CONNECTING:
                 times.append(peer.setup_deadline_ms)
             elif peer.in_flight:
                 times.append(peer.in_flight[0].deadline_ms)
-            elif peer.state is not State.IDLE and self._config.max_idle_ms >= 0:
+            elif peer.state is not ConnectionState.IDLE and self._config.max_idle_ms >= 0:
                 times.append(peer.last_used_ms + self._config.max_idle_ms)
         return max(now_ms, min(times)) if times else None
 
@@ -439,7 +445,7 @@ class Connections:
         peer = self._by_connection.get(connection_id)
         if peer is None:
             return
-        peer.state = State.NEGOTIATING
+        peer.state = ConnectionState.NEGOTIATING
         self.metrics.connections_created.value += 1
         request = api_versions_request(self._config.software_version)
         version = choose_version(request, None, None)
@@ -491,7 +497,7 @@ class Connections:
             return
         peer.in_flight.popleft()
         peer.last_used_ms = now_ms
-        if peer.state is State.READY:
+        if peer.state is ConnectionState.READY:
             peer.failures = 0
             throttle_ms = getattr(answer, "throttle_time_ms", 0)
             if throttle_ms > 0:
@@ -502,7 +508,7 @@ class Connections:
 
     def _can_send(self, peer: _Peer, now_ms: int) -> bool:
         return (
-            peer.state is State.READY
+            peer.state is ConnectionState.READY
             and len(peer.in_flight) < self._config.max_in_flight
             and now_ms >= peer.throttled_until_ms
         )
@@ -512,7 +518,7 @@ class Connections:
         peer.connection_id = self._last_connection_id
         self._by_connection[peer.connection_id] = peer
         peer.traffic = self.metrics.node(peer.node_id)
-        peer.state = State.CONNECTING
+        peer.state = ConnectionState.CONNECTING
         peer.last_used_ms = now_ms
         config = self._config
         longest_ms = max(config.setup_timeout_ms, config.setup_timeout_max_ms)
@@ -594,7 +600,7 @@ class Connections:
             self._fail(peer, disconnected(why), now_ms)
             return
         peer.versions = versions
-        peer.state = State.READY
+        peer.state = ConnectionState.READY
         peer.worked = peer.target
         self.was_connected = True
         self.last_failure = ""
@@ -605,7 +611,7 @@ class Connections:
     def _fail(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The connection has failed. Where the node has not listed its API versions on it, the host's next address is
         tried; the node has failed where there is none."""
-        if peer.state is State.READY or not peer.untried:
+        if peer.state is ConnectionState.READY or not peer.untried:
             self._give_up(peer, error, now_ms, lost)
             return
         log.debug("node %d, at one address of %s: %s", peer.node_id, peer.address, error.message)
@@ -637,7 +643,7 @@ class Connections:
         self._by_connection.pop(peer.connection_id, None)
         self.metrics.connections_closed.value += 1
         self._actions.append(Close(peer.connection_id))
-        peer.state = State.IDLE
+        peer.state = ConnectionState.IDLE
         peer.connection_id = -1
         peer.throttled_until_ms = 0
         peer.versions = None

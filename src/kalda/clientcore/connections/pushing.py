@@ -54,7 +54,7 @@ class Measured(NamedTuple):
     attributes: tuple[tuple[str, str], ...] = ()
 
 
-class State(Enum):
+class PushState(Enum):
     """What the client does next, or waits for."""
 
     GET = auto()
@@ -88,7 +88,7 @@ class TelemetryPusher:
         self._labels = labels
         self._awaiting = [] if awaiting is None else awaiting
         """Called once the cluster has given an id."""
-        self.state = State.GET
+        self.state = PushState.GET
         self.due_ms = first_ms
         """When `run` has something to do."""
         self.instance_id: Uuid = ZERO_UUID
@@ -123,19 +123,19 @@ class TelemetryPusher:
 
     def request_soon(self) -> None:
         """Somebody waits for the client's id: request it in the next turn, unless that is being done."""
-        if self.state is State.GET:
+        if self.state is PushState.GET:
             self.due_ms = 0
 
     def run(self, connections: Connections, now_ms: int) -> None:
         """Send the request that is due."""
         if now_ms < self.due_ms:
             return
-        if self._ends_at_ms is not None and (now_ms >= self._ends_at_ms or self.state is not State.PUSH):
+        if self._ends_at_ms is not None and (now_ms >= self._ends_at_ms or self.state is not PushState.PUSH):
             self._end()
             return
-        if self.state is State.GET:
+        if self.state is PushState.GET:
             self._get(connections, now_ms)
-        elif self.state is State.PUSH:
+        elif self.state is PushState.PUSH:
             self._push(connections, now_ms)
         else:
             self.due_ms = _NEVER_MS if self._ends_at_ms is None else self._ends_at_ms
@@ -144,22 +144,22 @@ class TelemetryPusher:
         """Whether the client may close its connections. The first call begins the last push, where there is one."""
         if self._ends_at_ms is None:
             self._ends_at_ms = now_ms + _CLOSE_MS
-            if not self._metrics or self.state in (State.GET, State.GETTING, State.ENDED):
+            if not self._metrics or self.state in (PushState.GET, PushState.GETTING, PushState.ENDED):
                 self._end()
             else:
-                self.state = State.PUSH
+                self.state = PushState.PUSH
                 self.due_ms = now_ms
-        return self.state is State.ENDED
+        return self.state is PushState.ENDED
 
     def _end(self) -> None:
-        self.state = State.ENDED
+        self.state = PushState.ENDED
         self.due_ms = _NEVER_MS
 
-    def _wait(self, state: State, due_ms: int) -> None:
+    def _wait(self, state: PushState, due_ms: int) -> None:
         """The next step is `state`, at that time; unless the client has ended meanwhile."""
         if self._ends_at_ms is not None:
             self._end()
-        elif self.state is not State.ENDED:
+        elif self.state is not PushState.ENDED:
             self.state, self.due_ms = state, due_ms
 
     # -- subscriptions
@@ -171,7 +171,7 @@ class TelemetryPusher:
             return
         from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 
-        self.state, self.due_ms = State.GETTING, _NEVER_MS
+        self.state, self.due_ms = PushState.GETTING, _NEVER_MS
         request = GetTelemetrySubscriptionsRequest(client_instance_id=self.instance_id)
         connections.send(node_id, request, now_ms, self._on_subscription)
 
@@ -192,11 +192,11 @@ class TelemetryPusher:
         self._max_bytes = answer.telemetry_max_bytes
         self._sends_differences = answer.delta_temporality
         if not self._metrics:
-            self._wait(State.GET, now_ms + self._interval_ms)
+            self._wait(PushState.GET, now_ms + self._interval_ms)
             return
         if not self._pushed_ms:
             self._pushed_ms = self._wall_ms()
-        self._wait(State.PUSH, now_ms + int(self._interval_ms * (0.5 + self._random())))
+        self._wait(PushState.PUSH, now_ms + int(self._interval_ms * (0.5 + self._random())))
 
     # -- pushes
 
@@ -216,7 +216,7 @@ class TelemetryPusher:
         codec, payload = self._encoded(found, wall_ms)
         if len(payload) > self._max_bytes:
             log.warning("%d bytes of metrics are not pushed: the brokers take %d", len(payload), self._max_bytes)
-            self._wait(State.PUSH, now_ms + self._interval_ms)
+            self._wait(PushState.PUSH, now_ms + self._interval_ms)
             return
         request = PushTelemetryRequest(
             client_instance_id=self.instance_id,
@@ -226,7 +226,7 @@ class TelemetryPusher:
             metrics=payload,
         )
         totals = {(each.name, each.attributes): each.value for each in found if each.is_total}
-        self.state = State.ENDING if is_last else State.PUSHING
+        self.state = PushState.ENDING if is_last else PushState.PUSHING
         self.due_ms = _NEVER_MS if self._ends_at_ms is None else self._ends_at_ms
 
         def on_done(answer: Any, error: ApiError | None) -> None:
@@ -234,7 +234,7 @@ class TelemetryPusher:
                 self._on_error(ErrorCode(answer.error_code) if answer is not None else _code_of(error), self._now_ms())
                 return
             self._pushed, self._pushed_ms = totals, wall_ms
-            self._wait(State.PUSH, self._now_ms() + self._interval_ms)
+            self._wait(PushState.PUSH, self._now_ms() + self._interval_ms)
 
         connections.send(node_id, request, now_ms, on_done)
 
@@ -283,11 +283,11 @@ class TelemetryPusher:
 
     def _on_error(self, code: ErrorCode, now_ms: int) -> None:
         if code in _AT_ONCE:
-            self._wait(State.GET, now_ms)
+            self._wait(PushState.GET, now_ms)
         elif code in _LATER:
-            self._wait(State.PUSH if self.state is State.PUSHING else State.GET, now_ms + self._interval_ms)
+            self._wait(PushState.PUSH if self.state is PushState.PUSHING else PushState.GET, now_ms + self._interval_ms)
         elif code in _NETWORK or code is ErrorCode.UNSUPPORTED_VERSION:
-            self._wait(State.GET, now_ms + self._interval_ms)
+            self._wait(PushState.GET, now_ms + self._interval_ms)
         else:
             log.warning("no more metrics are pushed: the broker has answered %s", code.name)
             self._end()

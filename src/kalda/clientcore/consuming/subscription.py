@@ -23,7 +23,7 @@ from kalda.base.ids import TopicPartition
 from kalda.protocol.messages.fetch import OffsetSpec
 
 
-class Kind(Enum):
+class SubscriptionKind(Enum):
     """How partitions come to the consumer."""
 
     NONE = "none"
@@ -160,7 +160,7 @@ class Subscription:
     """What the consumer reads."""
 
     def __init__(self) -> None:
-        self.kind = Kind.NONE
+        self.kind = SubscriptionKind.NONE
         self.topics: frozenset[str] = frozenset()
         """Those subscribed to; with a pattern, those that match it."""
         self.pattern: re.Pattern[str] | None = None
@@ -173,24 +173,24 @@ class Subscription:
     @property
     def is_by_group(self) -> bool:
         """Whether a group assigns the partitions."""
-        return self.kind in (Kind.TOPICS, Kind.PATTERN)
+        return self.kind in (SubscriptionKind.TOPICS, SubscriptionKind.PATTERN)
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Topics by name. Raises `ValueError` where partitions were assigned, or topics subscribed by pattern."""
-        self._change(Kind.TOPICS)
+        self._change(SubscriptionKind.TOPICS)
         self.topics = frozenset(topics)
         self.version += 1
 
     def subscribe_pattern(self, pattern: re.Pattern[str]) -> None:
         """Topics whose whole name matches, of those that `match` is called with."""
-        self._change(Kind.PATTERN)
+        self._change(SubscriptionKind.PATTERN)
         self.pattern, self.server_pattern = pattern, None
         self.topics = frozenset()
         self.version += 1
 
     def subscribe_server_pattern(self, pattern: str) -> None:
         """Topics that the coordinator finds to match."""
-        self._change(Kind.PATTERN)
+        self._change(SubscriptionKind.PATTERN)
         self.pattern, self.server_pattern = None, pattern
         self.topics = frozenset()
         self.version += 1
@@ -207,7 +207,7 @@ class Subscription:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that the application chose. Those that were assigned before keep their position."""
-        self._change(Kind.ASSIGNED)
+        self._change(SubscriptionKind.ASSIGNED)
         self.set_partitions(partitions)
         self.version += 1
 
@@ -222,7 +222,7 @@ class Subscription:
     def unsubscribe(self) -> None:
         """Nothing is read any more."""
         self.set_partitions(())
-        self.kind = Kind.NONE
+        self.kind = SubscriptionKind.NONE
         self.topics = frozenset()
         self.pattern = self.server_pattern = None
         self.version += 1
@@ -242,8 +242,8 @@ class Subscription:
             if state.offset >= 0
         }
 
-    def _change(self, kind: Kind) -> None:
-        if self.kind not in (Kind.NONE, kind):
+    def _change(self, kind: SubscriptionKind) -> None:
+        if self.kind not in (SubscriptionKind.NONE, kind):
             raise ValueError(
                 f"the consumer already reads by {self.kind.value}: subscribing to topics, to a pattern and assigning "
                 f"partitions exclude each other; call unsubscribe first"

@@ -39,7 +39,7 @@ from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
-from kalda.clientcore.consuming.subscription import Kind, Subscription
+from kalda.clientcore.consuming.subscription import Subscription, SubscriptionKind
 from kalda.clientcore.groups.membership import (
     Call,
     Callback,
@@ -64,7 +64,7 @@ _JOIN_SLACK_MS = 5_000
 _NO_GENERATION = -1
 
 
-class Phase(Enum):
+class ClassicPhase(Enum):
     """Where the member is in a rebalance."""
 
     UNJOINED = "unjoined"
@@ -98,7 +98,7 @@ class ClassicMembership:
         self._commit = commit
         self.member_id = ""
         self.generation = _NO_GENERATION
-        self.phase = Phase.UNJOINED
+        self.phase = ClassicPhase.UNJOINED
         self.callback: Callback | None = None
         self.error: ApiError | None = None
         self.metrics = metrics
@@ -148,18 +148,20 @@ class ClassicMembership:
             self._step()
 
     def _step(self) -> None:
-        if self.phase in (Phase.STABLE, Phase.UNJOINED) and self._rejoin_reason is not None:
+        if self.phase in (ClassicPhase.STABLE, ClassicPhase.UNJOINED) and self._rejoin_reason is not None:
             if not self._subscription.is_by_group or (
-                self._subscription.kind is Kind.PATTERN and not self._subscription.topics and not self._has_generation
+                self._subscription.kind is SubscriptionKind.PATTERN
+                and not self._subscription.topics
+                and not self._has_generation
             ):
                 return
             self._begin_rebalance()
-        if self.phase is Phase.COMMITTING and (self._committing is None or self._committing.is_done):
+        if self.phase is ClassicPhase.COMMITTING and (self._committing is None or self._committing.is_done):
             self._committing = None
             self._begin_revoking()
-        if self.phase is Phase.ASSIGNING:
+        if self.phase is ClassicPhase.ASSIGNING:
             self._assign()
-        if self.phase is Phase.JOINING:
+        if self.phase is ClassicPhase.JOINING:
             self._join()
 
     def deadline_ms(self, is_polling: bool) -> int | None:
@@ -178,12 +180,16 @@ class ClassicMembership:
     @property
     def may_commit(self) -> bool:
         """Whether the member's generation is in force: not while it joins."""
-        return self._has_generation and self.phase not in (Phase.JOINING, Phase.ASSIGNING, Phase.SYNCING)
+        return self._has_generation and self.phase not in (
+            ClassicPhase.JOINING,
+            ClassicPhase.ASSIGNING,
+            ClassicPhase.SYNCING,
+        )
 
     @property
     def is_settled(self) -> bool:
         """No rebalance is under way or needed."""
-        return self.phase is Phase.STABLE and self._rejoin_reason is None
+        return self.phase is ClassicPhase.STABLE and self._rejoin_reason is None
 
     def group_metadata(self) -> GroupMetadata:
         """What commits name."""
@@ -206,7 +212,7 @@ class ClassicMembership:
 
     def _watch_subscription(self) -> None:
         """Join again where the topics, or the partitions of what this leader has assigned, have changed."""
-        if self.phase is not Phase.STABLE or self._rejoin_reason is not None:
+        if self.phase is not ClassicPhase.STABLE or self._rejoin_reason is not None:
             return
         if self._subscription.topics != self._joined_topics:
             self.request_rejoin("the subscription has changed")
@@ -234,7 +240,7 @@ class ClassicMembership:
         owned = tuple(self._subscription.partitions)
         if self._was_lost:
             self._to_revoke = owned
-            self.phase = Phase.COMMITTING
+            self.phase = ClassicPhase.COMMITTING
             return
         if self._is_cooperative:
             topics = self._subscription.topics
@@ -243,12 +249,12 @@ class ClassicMembership:
             self._to_revoke = owned
         for partition in self._to_revoke:
             self._subscription.partitions[partition].is_revoking = True
-        self.phase = Phase.COMMITTING
+        self.phase = ClassicPhase.COMMITTING
         if owned and self._has_generation:
             self._committing = self._commit(list(owned))
 
     def _begin_revoking(self) -> None:
-        self.phase = Phase.REVOKING
+        self.phase = ClassicPhase.REVOKING
         if self._to_revoke:
             self.callback = Callback(Call.LOST if self._was_lost else Call.REVOKED, self._to_revoke)
         else:
@@ -257,13 +263,13 @@ class ClassicMembership:
     def on_callback_done(self) -> None:
         """The listener has returned, or has raised."""
         self.callback = None
-        if self.phase is Phase.REVOKING:
+        if self.phase is ClassicPhase.REVOKING:
             self._revoked()
         elif not self._has_generation:
-            self.phase = Phase.UNJOINED
-        elif self.phase is Phase.RELEASING:
+            self.phase = ClassicPhase.UNJOINED
+        elif self.phase is ClassicPhase.RELEASING:
             self._release()
-        elif self.phase is Phase.ACCEPTING:
+        elif self.phase is ClassicPhase.ACCEPTING:
             self._accepted()
 
     def _revoked(self) -> None:
@@ -272,16 +278,16 @@ class ClassicMembership:
         self._to_revoke = ()
         self._was_lost = not self._has_generation and bool(self._subscription.partitions)
         if self._was_lost:
-            self.phase = Phase.UNJOINED  # the membership ended during the call of the listener
+            self.phase = ClassicPhase.UNJOINED  # the membership ended during the call of the listener
             return
-        self.phase = Phase.JOINING
+        self.phase = ClassicPhase.JOINING
         self._join()
 
     # -- joining
 
     def _join(self) -> None:
         now_ms = self._requests.now_ms
-        if self._is_in_flight or now_ms < self._retry_at_ms or self.phase is not Phase.JOINING:
+        if self._is_in_flight or now_ms < self._retry_at_ms or self.phase is not ClassicPhase.JOINING:
             return
         node_id = self._requests.coordinator()
         if node_id is None:
@@ -319,7 +325,7 @@ class ClassicMembership:
 
     def _on_joined(self, answer: JoinGroupResponse | None, error: ApiError | None) -> None:
         self._is_in_flight = False
-        if self.phase is not Phase.JOINING:
+        if self.phase is not ClassicPhase.JOINING:
             return
         if answer is not None and answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
@@ -338,7 +344,7 @@ class ClassicMembership:
         self._heard()
         self._joined = answer
         if answer.leader == answer.member_id and not answer.skip_assignment:
-            self.phase = Phase.ASSIGNING
+            self.phase = ClassicPhase.ASSIGNING
             self._assign()
         else:
             self._leader_topics = None
@@ -403,7 +409,7 @@ class ClassicMembership:
         if node_id is None:
             self._failed("SyncGroup", None)
             return
-        self.phase = Phase.SYNCING
+        self.phase = ClassicPhase.SYNCING
         request = SyncGroupRequest(
             group_id=self._config.group_id,
             generation_id=self.generation,
@@ -423,7 +429,7 @@ class ClassicMembership:
 
     def _on_synced(self, generation: int, answer: Any, error: ApiError | None) -> None:
         self._is_in_flight = False
-        if self.phase is not Phase.SYNCING or generation != self.generation:
+        if self.phase is not ClassicPhase.SYNCING or generation != self.generation:
             return
         if answer is not None and answer.error_code:
             error = refused(answer.error_code, f"group {self._config.group_id!r}")
@@ -439,7 +445,7 @@ class ClassicMembership:
         self._joined = None
         if any(partition.topic not in self._joined_topics for partition in assigned):
             # Others have assigned what this member has unsubscribed meanwhile.
-            self.phase = Phase.STABLE
+            self.phase = ClassicPhase.STABLE
             self.request_rejoin("partitions were assigned of topics that are not subscribed to")
             return
         if assignor is not None:
@@ -448,7 +454,7 @@ class ClassicMembership:
         new = frozenset(assigned)
         self._to_revoke = tuple(partition for partition in self._subscription.partitions if partition not in new)
         if self._to_revoke:
-            self.phase = Phase.RELEASING
+            self.phase = ClassicPhase.RELEASING
             for partition in self._to_revoke:
                 self._subscription.partitions[partition].is_revoking = True
             self._committing = self._commit(list(self._to_revoke))
@@ -468,14 +474,14 @@ class ClassicMembership:
         for partition in added:
             self._subscription.partitions[partition].is_new = True
             self._requests.metadata.want(partition.topic, self._requests.now_ms)
-        self.phase = Phase.ACCEPTING
+        self.phase = ClassicPhase.ACCEPTING
         self.callback = Callback(Call.ASSIGNED, added)
 
     def _accepted(self) -> None:
         for state in self._subscription.partitions.values():
             state.is_new = False
         self._assignment = ()
-        self.phase = Phase.STABLE
+        self.phase = ClassicPhase.STABLE
         self.metrics.on_rebalance_ended(self._requests.now_ms)
         log.info(
             "group %s: generation %d has assigned %d partitions to %s",
@@ -486,7 +492,7 @@ class ClassicMembership:
 
     def _heartbeat(self) -> None:
         now_ms = self._requests.now_ms
-        if not self._has_generation or self.phase in (Phase.JOINING, Phase.UNJOINED):
+        if not self._has_generation or self.phase in (ClassicPhase.JOINING, ClassicPhase.UNJOINED):
             return
         if now_ms - self._heard_at_ms >= self._config.session_timeout_ms:
             log.warning("group %s: the coordinator has not answered for the session timeout", self._config.group_id)
@@ -529,7 +535,7 @@ class ClassicMembership:
             return
         elif code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._heard_at_ms = self._requests.now_ms
-            if self.phase is Phase.STABLE:
+            if self.phase is ClassicPhase.STABLE:
                 self.request_rejoin("the group rebalances")
         elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             self._lose(code, "a heartbeat")
@@ -552,8 +558,8 @@ class ClassicMembership:
         self._failures += 1
         self._retry_at_ms = self._requests.retry_at_ms(self._failures)
         self._rejoin_reason = self._rejoin_reason or f"{what} has failed"
-        if self.phase is not Phase.JOINING:
-            self.phase = Phase.JOINING
+        if self.phase is not ClassicPhase.JOINING:
+            self.phase = ClassicPhase.JOINING
         if error is None:
             return
         self._requests.on_coordinator_error(error)
@@ -578,10 +584,16 @@ class ClassicMembership:
         self._leader_topics = None
         self._rejoin_reason = reason
         self._was_lost = bool(self._subscription.partitions)
-        if self.phase in (Phase.STABLE, Phase.COMMITTING, Phase.JOINING, Phase.SYNCING, Phase.ASSIGNING):
+        if self.phase in (
+            ClassicPhase.STABLE,
+            ClassicPhase.COMMITTING,
+            ClassicPhase.JOINING,
+            ClassicPhase.SYNCING,
+            ClassicPhase.ASSIGNING,
+        ):
             self._committing = None
             self._joined = None
-            self.phase = Phase.UNJOINED
+            self.phase = ClassicPhase.UNJOINED
         # During a call of the listener the phase stays: its end leads to the next step.
         self._stop_returning()
 
@@ -596,7 +608,7 @@ class ClassicMembership:
         self._was_lost = bool(self._subscription.partitions)
         self._rejoin_reason = self._rejoin_reason or "the member has failed"
         if self.callback is None:
-            self.phase = Phase.UNJOINED
+            self.phase = ClassicPhase.UNJOINED
 
     def _leave_for_silence(self) -> None:
         log.warning(
@@ -622,7 +634,7 @@ class ClassicMembership:
                 operation = None
         self.generation = _NO_GENERATION
         self.member_id = ""
-        self.phase = Phase.UNJOINED
+        self.phase = ClassicPhase.UNJOINED
         self.callback = None
         self._joined = None
         self._committing = None

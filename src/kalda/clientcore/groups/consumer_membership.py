@@ -48,7 +48,7 @@ _LEAVE_STATIC_EPOCH = -2
 _FENCING = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-class Phase(Enum):
+class ConsumerGroupPhase(Enum):
     """Where the member is in a reconciliation."""
 
     STABLE = "stable"
@@ -79,7 +79,7 @@ class ConsumerMembership:
         self._find_topic_ids = find_topic_ids
         self.member_id = member_id
         self.epoch = _JOIN_EPOCH
-        self.phase = Phase.STABLE
+        self.phase = ConsumerGroupPhase.STABLE
         self.callback: Callback | None = None
         self.error: ApiError | None = None
         self.metrics = metrics
@@ -139,7 +139,12 @@ class ConsumerMembership:
     @property
     def is_settled(self) -> bool:
         """No reconciliation is under way or needed."""
-        return self._is_member and self.phase is Phase.STABLE and self._target is None and not self._acknowledges
+        return (
+            self._is_member
+            and self.phase is ConsumerGroupPhase.STABLE
+            and self._target is None
+            and not self._acknowledges
+        )
 
     def group_metadata(self) -> GroupMetadata:
         """What commits name."""
@@ -162,18 +167,18 @@ class ConsumerMembership:
     def _step(self) -> None:
         if self.callback is not None:
             return
-        if self._was_fenced and self.phase is Phase.STABLE:
+        if self._was_fenced and self.phase is ConsumerGroupPhase.STABLE:
             self._to_release = tuple(self._subscription.partitions)
             if self._to_release:
-                self.phase = Phase.RELEASING
+                self.phase = ConsumerGroupPhase.RELEASING
                 self.callback = Callback(Call.LOST, self._to_release)
                 return
             self._was_fenced = False
-        if self.phase in (Phase.STABLE, Phase.RESOLVING) and self._target is not None:
+        if self.phase in (ConsumerGroupPhase.STABLE, ConsumerGroupPhase.RESOLVING) and self._target is not None:
             self._resolve()
-        if self.phase is Phase.COMMITTING and (self._committing is None or self._committing.is_done):
+        if self.phase is ConsumerGroupPhase.COMMITTING and (self._committing is None or self._committing.is_done):
             self._committing = None
-            self.phase = Phase.RELEASING
+            self.phase = ConsumerGroupPhase.RELEASING
             self.callback = Callback(Call.REVOKED, self._to_release)
 
     def _resolve(self) -> None:
@@ -182,7 +187,7 @@ class ConsumerMembership:
         names = {topic_id: known.get(topic_id) or self.names_by_id.get(topic_id) for topic_id in self._target}
         unknown = [topic_id for topic_id, name in names.items() if name is None]
         if unknown:
-            self.phase = Phase.RESOLVING
+            self.phase = ConsumerGroupPhase.RESOLVING
             self._find_topic_ids(unknown)
             return
         self._assignment = tuple(
@@ -192,14 +197,14 @@ class ConsumerMembership:
             for index in self._target[topic_id]
         )
         self._target = None
-        self.phase = Phase.STABLE
+        self.phase = ConsumerGroupPhase.STABLE
         wanted = frozenset(self._assignment)
         self.metrics.on_rebalance_started(self._requests.now_ms)
         self._to_release = tuple(p for p in self._subscription.partitions if p not in wanted)
         if self._to_release:
             for partition in self._to_release:
                 self._subscription.partitions[partition].is_revoking = True
-            self.phase = Phase.COMMITTING
+            self.phase = ConsumerGroupPhase.COMMITTING
             self._committing = self._commit(list(self._to_release))
         else:
             self._accept()
@@ -207,19 +212,19 @@ class ConsumerMembership:
     def on_callback_done(self) -> None:
         """The listener has returned, or has raised."""
         self.callback = None
-        if self.phase is Phase.RELEASING:
+        if self.phase is ConsumerGroupPhase.RELEASING:
             gone = frozenset(self._to_release)
             self._to_release = ()
             self._subscription.set_partitions([p for p in self._subscription.partitions if p not in gone])
             if self._was_fenced:
-                self.phase = Phase.STABLE
+                self.phase = ConsumerGroupPhase.STABLE
                 self._was_fenced = bool(self._subscription.partitions)
             else:
                 self._accept()
-        elif self.phase is Phase.ACCEPTING:
+        elif self.phase is ConsumerGroupPhase.ACCEPTING:
             for state in self._subscription.partitions.values():
                 state.is_new = False
-            self.phase = Phase.STABLE
+            self.phase = ConsumerGroupPhase.STABLE
             if not self._was_fenced:
                 self._acknowledges = True
                 self.metrics.on_rebalance_ended(self._requests.now_ms)
@@ -231,7 +236,7 @@ class ConsumerMembership:
         for partition in added:
             self._subscription.partitions[partition].is_new = True
             self._requests.metadata.want(partition.topic, self._requests.now_ms)
-        self.phase = Phase.ACCEPTING
+        self.phase = ConsumerGroupPhase.ACCEPTING
         self.callback = Callback(Call.ASSIGNED, added)
 
     # -- heartbeats
@@ -311,7 +316,7 @@ class ConsumerMembership:
         assert error is not None
         # What the lost request said has to be said again.
         self._sent_subscription = None
-        self._acknowledges = self._is_member and self.phase is Phase.STABLE and self._target is None
+        self._acknowledges = self._is_member and self.phase is ConsumerGroupPhase.STABLE and self._target is None
         self._failures += 1
         self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
         self._requests.on_coordinator_error(error)
@@ -341,7 +346,7 @@ class ConsumerMembership:
         self._was_fenced = bool(self._subscription.partitions)
         if self.callback is None:
             self._committing = None
-            self.phase = Phase.STABLE
+            self.phase = ConsumerGroupPhase.STABLE
 
     def _leave_for_silence(self) -> None:
         log.warning(
@@ -368,7 +373,7 @@ class ConsumerMembership:
         self._has_left = True  # a heartbeat before the next poll would join again
         self._was_fenced = False
         self.callback = None
-        self.phase = Phase.STABLE
+        self.phase = ConsumerGroupPhase.STABLE
         return operation
 
     def _send_leave(self, operation: Operation | None, epoch: int) -> None:

@@ -63,7 +63,7 @@ _CONCURRENT_RETRY_MS = 20
 _DEFAULT_BACKOFF = Backoff(100, 1_000, lambda: 0.5)
 
 
-class State(Enum):
+class TransactionState(Enum):
     """The states of Kafka's TransactionManager."""
 
     UNINITIALIZED = "uninitialized"
@@ -79,15 +79,33 @@ class State(Enum):
 
 
 _NEXT_STATES = {
-    State.UNINITIALIZED: (State.INITIALIZING,),
-    State.INITIALIZING: (State.READY, State.PREPARED, State.ABORTABLE_ERROR, State.UNINITIALIZED),
-    State.READY: (State.IN_TRANSACTION, State.INITIALIZING),
-    State.IN_TRANSACTION: (State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR),
-    State.PREPARED: (State.COMMITTING, State.ABORTING),
-    State.COMMITTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
-    State.ABORTING: (State.READY, State.INITIALIZING, State.ABORTABLE_ERROR),
-    State.ABORTABLE_ERROR: (State.ABORTING,),
-    State.FATAL_ERROR: (),
+    TransactionState.UNINITIALIZED: (TransactionState.INITIALIZING,),
+    TransactionState.INITIALIZING: (
+        TransactionState.READY,
+        TransactionState.PREPARED,
+        TransactionState.ABORTABLE_ERROR,
+        TransactionState.UNINITIALIZED,
+    ),
+    TransactionState.READY: (TransactionState.IN_TRANSACTION, TransactionState.INITIALIZING),
+    TransactionState.IN_TRANSACTION: (
+        TransactionState.PREPARED,
+        TransactionState.COMMITTING,
+        TransactionState.ABORTING,
+        TransactionState.ABORTABLE_ERROR,
+    ),
+    TransactionState.PREPARED: (TransactionState.COMMITTING, TransactionState.ABORTING),
+    TransactionState.COMMITTING: (
+        TransactionState.READY,
+        TransactionState.INITIALIZING,
+        TransactionState.ABORTABLE_ERROR,
+    ),
+    TransactionState.ABORTING: (
+        TransactionState.READY,
+        TransactionState.INITIALIZING,
+        TransactionState.ABORTABLE_ERROR,
+    ),
+    TransactionState.ABORTABLE_ERROR: (TransactionState.ABORTING,),
+    TransactionState.FATAL_ERROR: (),
 }
 """Every state may be followed by FATAL_ERROR too."""
 
@@ -121,7 +139,7 @@ class PreparedTxnState(NamedTuple):
         return f"{self.producer_id}:{self.epoch}" if self.has_transaction else ""
 
 
-class Outgoing(NamedTuple):
+class TransactionRequest(NamedTuple):
     """A request to send to `node_id`; None: to any broker."""
 
     node_id: int | None
@@ -168,7 +186,7 @@ class TransactionManager:
     ) -> None:
         """`is_two_phase`: transactions never expire, and may be prepared (`transaction.two.phase.commit.enable`)."""
         self.transactional_id = transactional_id
-        self.state = State.UNINITIALIZED
+        self.state = TransactionState.UNINITIALIZED
         self.error: ApiError | None = None
         """Why the state is ABORTABLE_ERROR or FATAL_ERROR, or why it is UNINITIALIZED again."""
         self.producer_id = NO_PRODUCER_ID
@@ -189,7 +207,7 @@ class TransactionManager:
         self._features_epoch = -1
         self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
         """Node ids, by kind and key."""
-        self._in_flight: Outgoing | None = None
+        self._in_flight: TransactionRequest | None = None
         self._retries = 0
         """Failed attempts in a row."""
         self._retry_at_ms = 0
@@ -219,8 +237,8 @@ class TransactionManager:
         prepared is taken over; else it is aborted."""
         if keep_prepared_txn:
             self._require_two_phase("keep a prepared transaction")
-        if self.state is not State.INITIALIZING:
-            self._move(State.INITIALIZING, "initialize")
+        if self.state is not TransactionState.INITIALIZING:
+            self._move(TransactionState.INITIALIZING, "initialize")
             self.error = None
             self._keeps_prepared = keep_prepared_txn
 
@@ -229,7 +247,7 @@ class TransactionManager:
         it."""
         self._require_two_phase("prepare a transaction")
         self._expect_transaction("prepare")
-        self._move(State.PREPARED, "prepare")
+        self._move(TransactionState.PREPARED, "prepare")
         self.prepared = PreparedTxnState(self.producer_id, self.producer_epoch)
         return self.prepared
 
@@ -241,7 +259,7 @@ class TransactionManager:
 
     def begin(self) -> None:
         """Begin a transaction."""
-        self._move(State.IN_TRANSACTION, "begin a transaction")
+        self._move(TransactionState.IN_TRANSACTION, "begin a transaction")
         self.is_v2 = self._version >= _TRANSACTIONS_V2
 
     def check_open(self) -> None:
@@ -261,7 +279,10 @@ class TransactionManager:
 
     def is_writable(self, partition: TopicPartition) -> bool:
         """Whether a batch may be sent to this partition now."""
-        return partition in self._partitions and self.state in (State.IN_TRANSACTION, State.COMMITTING)
+        return partition in self._partitions and self.state in (
+            TransactionState.IN_TRANSACTION,
+            TransactionState.COMMITTING,
+        )
 
     def number(self, partition: TopicPartition, records_count: int) -> Stamp:
         """Producer id, epoch and sequence of the partition's next batch."""
@@ -286,22 +307,22 @@ class TransactionManager:
     def begin_commit(self) -> None:
         """Commit, when all offsets are written and the shell has no batch left. A second call after a timeout
         continues."""
-        if self.state is State.COMMITTING:
+        if self.state is TransactionState.COMMITTING:
             return
-        if self.state is not State.PREPARED:
+        if self.state is not TransactionState.PREPARED:
             self._expect_transaction("commit")
-        self._move(State.COMMITTING, "commit")
+        self._move(TransactionState.COMMITTING, "commit")
         self._take_version()
 
     def begin_abort(self) -> None:
         """Abort. The shell drops the batches that are not sent; the outcome of those in flight does not matter.
 
         A second call after a timeout continues."""
-        if self.state is State.ABORTING:
+        if self.state is TransactionState.ABORTING:
             return
-        if self.state is State.FATAL_ERROR:
+        if self.state is TransactionState.FATAL_ERROR:
             self._raise_error()
-        self._move(State.ABORTING, "abort")
+        self._move(TransactionState.ABORTING, "abort")
         self.error = None
         self._new_partitions.clear()
         self._offsets.clear()
@@ -310,15 +331,26 @@ class TransactionManager:
     @property
     def has_transaction(self) -> bool:
         """Whether a transaction is open, or is being ended."""
-        return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
+        return self.state in (
+            TransactionState.IN_TRANSACTION,
+            TransactionState.COMMITTING,
+            TransactionState.ABORTING,
+            TransactionState.ABORTABLE_ERROR,
+        )
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that the application has called is completed, or cannot be because of `error`."""
-        if self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.READY, State.PREPARED, State.UNINITIALIZED):
+        if self.state in (
+            TransactionState.ABORTABLE_ERROR,
+            TransactionState.FATAL_ERROR,
+            TransactionState.READY,
+            TransactionState.PREPARED,
+            TransactionState.UNINITIALIZED,
+        ):
             return self._in_flight is None
         return (
-            self.state is State.IN_TRANSACTION
+            self.state is TransactionState.IN_TRANSACTION
             and self._in_flight is None
             and not self._new_partitions
             and not self._offsets
@@ -338,7 +370,7 @@ class TransactionManager:
 
     def on_batch_failed(self, code: ErrorCode, message: str) -> None:
         """A batch cannot be written, or its answer did not come in time."""
-        if self.state not in (State.IN_TRANSACTION, State.COMMITTING):
+        if self.state not in (TransactionState.IN_TRANSACTION, TransactionState.COMMITTING):
             return
         if code in _FATAL_FOR_BATCHES:
             self._fail(fatal(code, message))
@@ -351,10 +383,10 @@ class TransactionManager:
 
     def on_send_failed(self, code: ErrorCode, message: str) -> None:
         """A record of the open transaction got into no batch: a commit would leave it out."""
-        if self.state is State.IN_TRANSACTION:
+        if self.state is TransactionState.IN_TRANSACTION:
             self.on_batch_failed(code, f"a record could not be sent: {message}")
 
-    def next_request(self, now_ms: int, *, has_batches: bool = False) -> Outgoing | None:
+    def next_request(self, now_ms: int, *, has_batches: bool = False) -> TransactionRequest | None:
         """The next request, if it is time for one. `has_batches`: some batches have no outcome yet, so the transaction
         cannot be committed."""
         if self._in_flight is not None or now_ms < self._retry_at_ms:
@@ -373,7 +405,7 @@ class TransactionManager:
         """The response to the request in flight."""
         sent, self._in_flight = self._in_flight, None
         assert sent is not None, "a response has a request"
-        if self.state is State.ABORTING and isinstance(sent.request, _MADE_VOID_BY_ABORT):
+        if self.state is TransactionState.ABORTING and isinstance(sent.request, _MADE_VOID_BY_ABORT):
             return
         match sent.request:
             case FindCoordinatorRequest():
@@ -407,25 +439,25 @@ class TransactionManager:
 
     # -- requests
 
-    def _choose(self, has_batches: bool) -> Outgoing | None:
+    def _choose(self, has_batches: bool) -> TransactionRequest | None:
         match self.state:
-            case State.INITIALIZING:
+            case TransactionState.INITIALIZING:
                 outgoing = self._to_coordinator(self._init_request(), _MAX_INIT)
                 if self._is_two_phase and isinstance(outgoing.request, InitProducerIdRequest):
                     return outgoing._replace(max_version=None, version=_TWO_PHASE_INIT)
                 return outgoing
-            case State.IN_TRANSACTION | State.COMMITTING:
+            case TransactionState.IN_TRANSACTION | TransactionState.COMMITTING:
                 if self._new_partitions:
                     return self._to_coordinator(self._add_partitions_request(), _MAX_ADD_PARTITIONS)
                 if self._offsets:
                     return self._offsets_request(self._offsets[0])
-                if self.state is State.COMMITTING and not has_batches:
+                if self.state is TransactionState.COMMITTING and not has_batches:
                     return self._end()
-            case State.ABORTING:
+            case TransactionState.ABORTING:
                 return self._end()
         return None
 
-    def _end(self) -> Outgoing | None:
+    def _end(self) -> TransactionRequest | None:
         """EndTxn, unless the coordinator has no transaction to end."""
         if not self._is_started:
             self._complete()
@@ -434,7 +466,7 @@ class TransactionManager:
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
-            committed=self.state is State.COMMITTING,
+            committed=self.state is TransactionState.COMMITTING,
         )
         return self._to_coordinator(request, None if self.is_v2 else _MAX_END_BEFORE_V2)
 
@@ -444,13 +476,13 @@ class TransactionManager:
         max_version: int | None,
         kind: CoordinatorType = CoordinatorType.TRANSACTION,
         key: str | None = None,
-    ) -> Outgoing:
+    ) -> TransactionRequest:
         """The request, or a lookup of its coordinator."""
         key = self.transactional_id if key is None else key
         node_id = self._coordinators.get((kind, key))
         if node_id is None:
-            return Outgoing(None, FindCoordinatorRequest(key=key, key_type=kind), _MAX_FIND_COORDINATOR)
-        return Outgoing(node_id, request, max_version)
+            return TransactionRequest(None, FindCoordinatorRequest(key=key, key_type=kind), _MAX_FIND_COORDINATOR)
+        return TransactionRequest(node_id, request, max_version)
 
     def _init_request(self) -> InitProducerIdRequest:
         """With producer id and epoch where the epoch is to be raised: another producer's epoch is not."""
@@ -474,7 +506,7 @@ class TransactionManager:
             v3_and_below_topics=list(topics.values()),
         )
 
-    def _offsets_request(self, one: _Offsets) -> Outgoing:
+    def _offsets_request(self, one: _Offsets) -> TransactionRequest:
         if not self.is_v2 and one.group_id not in self._added_groups:
             request = AddOffsetsToTxnRequest(
                 transactional_id=self.transactional_id,
@@ -516,7 +548,7 @@ class TransactionManager:
             self._retry(now_ms)
         elif code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
             self._fail(AbortableTransactionError(code, f"group {request.key!r}"))
-        elif code in DENIED and self.state is State.INITIALIZING:
+        elif code in DENIED and self.state is TransactionState.INITIALIZING:
             self._deny(code)
         else:
             self._fail(fatal(code, f"the coordinator of {request.key!r} was not found"))
@@ -541,9 +573,9 @@ class TransactionManager:
         ongoing = PreparedTxnState(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
         was_kept, self._keeps_prepared = self._keeps_prepared and ongoing.has_transaction, False
         if not was_kept:
-            self._move(State.READY, "be ready")
+            self._move(TransactionState.READY, "be ready")
             return
-        self._move(State.PREPARED, "take the prepared transaction over")
+        self._move(TransactionState.PREPARED, "take the prepared transaction over")
         self.prepared, self._is_started = ongoing, True
         self.is_v2 = self._version >= _TRANSACTIONS_V2
 
@@ -606,7 +638,7 @@ class TransactionManager:
 
     def _deny(self, code: ErrorCode) -> None:
         """The producer gets no producer id, until `initialize` is called when it has the right."""
-        self._move(State.UNINITIALIZED, "fail")
+        self._move(TransactionState.UNINITIALIZED, "fail")
         self.error = refused(code, f"transactional id {self.transactional_id!r}")
 
     def _fail_request(self, code: ErrorCode, message: str) -> None:
@@ -619,15 +651,15 @@ class TransactionManager:
         self._fail(AbortableTransactionError(code, message))
 
     def _fail(self, error: ApiError) -> None:
-        if self.state is State.FATAL_ERROR:
+        if self.state is TransactionState.FATAL_ERROR:
             return
         if isinstance(error, FatalTransactionError):
-            self.state = State.FATAL_ERROR
-        elif self.state is State.ABORTING:  # the abort itself is refused: another one would be too
+            self.state = TransactionState.FATAL_ERROR
+        elif self.state is TransactionState.ABORTING:  # the abort itself is refused: another one would be too
             error = FatalTransactionError(error.code, error.message)
-            self.state = State.FATAL_ERROR
-        elif self.state is not State.ABORTABLE_ERROR:
-            self._move(State.ABORTABLE_ERROR, "fail")
+            self.state = TransactionState.FATAL_ERROR
+        elif self.state is not TransactionState.ABORTABLE_ERROR:
+            self._move(TransactionState.ABORTABLE_ERROR, "fail")
         else:
             return  # the first error is the one to report
         self.error = error
@@ -669,17 +701,17 @@ class TransactionManager:
         self._is_started = False
         self.prepared = PreparedTxnState()
         needs_producer_id = self._bump_required or self.producer_id == NO_PRODUCER_ID
-        self._move(State.INITIALIZING if needs_producer_id else State.READY, "end")
+        self._move(TransactionState.INITIALIZING if needs_producer_id else TransactionState.READY, "end")
 
     def _expect_transaction(self, what: str) -> None:
-        if self.state is not State.UNINITIALIZED:
+        if self.state is not TransactionState.UNINITIALIZED:
             self.check()
-        if self.state is not State.IN_TRANSACTION:
+        if self.state is not TransactionState.IN_TRANSACTION:
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE, f"cannot {what}: the producer is {self.state.value}; begin a transaction"
             )
 
-    def _move(self, state: State, what: str) -> None:
+    def _move(self, state: TransactionState, what: str) -> None:
         if state not in _NEXT_STATES[self.state]:
             self.check()
             raise ApiError(ErrorCode.INVALID_TXN_STATE, f"cannot {what}: the producer is {self.state.value}")

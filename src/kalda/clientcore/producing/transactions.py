@@ -31,10 +31,10 @@ from kalda.clientcore.producing.producer_batch import ProducerBatch
 from kalda.clientcore.producing.transaction_manager import (
     MAX_PRODUCE_BEFORE_V2,
     GroupMember,
-    Outgoing,
     PreparedTxnState,
-    State,
     TransactionManager,
+    TransactionRequest,
+    TransactionState,
 )
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 
@@ -59,7 +59,7 @@ class Transactions(Idempotence):
     @property
     def is_completing(self) -> bool:
         """Whether a transaction is being ended."""
-        return self.manager.state in (State.COMMITTING, State.ABORTING)
+        return self.manager.state in (TransactionState.COMMITTING, TransactionState.ABORTING)
 
     @property
     def max_produce_version(self) -> int | None:
@@ -131,7 +131,7 @@ class TransactionDriver:
         self._connections = connections
         self._metadata = metadata
         self._lock = lock
-        self._pending: Outgoing | None = None
+        self._pending: TransactionRequest | None = None
         """The manager's request that is not sent yet: its node is not connected."""
         self._now_ms = 0
         self._max_block_ms = max_block_ms
@@ -205,12 +205,16 @@ class TransactionDriver:
     @property
     def is_initialized(self) -> bool:
         """Whether `initialize` was called."""
-        return self.manager.state is not State.UNINITIALIZED
+        return self.manager.state is not TransactionState.UNINITIALIZED
 
     @property
     def may_abort(self) -> bool:
         """Whether there is a transaction that can be aborted: not one whose commit is under way."""
-        return self.manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING)
+        return self.manager.state in (
+            TransactionState.IN_TRANSACTION,
+            TransactionState.ABORTABLE_ERROR,
+            TransactionState.ABORTING,
+        )
 
     def is_idle(self) -> bool:
         """Whether the application's last call is complete, or has failed."""
@@ -248,7 +252,7 @@ class TransactionDriver:
     def error_to_fail_queued(self) -> ApiError | None:
         """Why batches that are not in flight cannot be sent any more."""
         manager = self.manager
-        if manager.state is State.ABORTING:
+        if manager.state is TransactionState.ABORTING:
             return ApiError(ErrorCode.TRANSACTION_ABORTABLE, "the transaction was aborted")
         return manager.error
 
@@ -259,7 +263,7 @@ class TransactionDriver:
         if self._accumulator.is_closed and not self._accumulator.incomplete and manager.has_transaction:
             self._end_at_close(now_ms)
         if self._pending is None:
-            if manager.state is State.ABORTING and has_in_flight:
+            if manager.state is TransactionState.ABORTING and has_in_flight:
                 return
             with self._lock:
                 self._pending = manager.next_request(now_ms, has_batches=bool(self._accumulator.incomplete))
@@ -292,7 +296,7 @@ class TransactionDriver:
         """Abort the transaction, unless it is being ended."""
         if self._give_up_ms is None:
             self._give_up_ms = now_ms + self._max_block_ms
-        if self.manager.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+        if self.manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR):
             log.info("the open transaction of %r is aborted: the producer is closed", self.manager.transactional_id)
             with self._lock:
                 self.manager.begin_abort()
@@ -328,7 +332,7 @@ class TransactionDriver:
         retry_at_ms = self.manager.retry_at_ms
         return retry_at_ms if retry_at_ms > now_ms else None
 
-    def _on_done(self, sent: Outgoing, response: Any, error: ApiError | None) -> None:
+    def _on_done(self, sent: TransactionRequest, response: Any, error: ApiError | None) -> None:
         if error is not None:
             self._fail(error.code, error.message)
             return
