@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.client import Raw, fetch_request, produce_request
 
-from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.acls import Acl
 from kalda.testing.cluster import Cluster

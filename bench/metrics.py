@@ -19,7 +19,7 @@ from statistics import median
 
 from harness.figures import run_client
 
-from kalda.broker.node import Node
+from kalda.broker.process.node import Node
 from kalda.network.free_ports import free_ports
 from kalda.testing.cluster import Cluster
 

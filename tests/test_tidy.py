@@ -28,10 +28,11 @@ IMPURE_MODULES = frozenset(
     )
 )  # fmt: skip
 DRIVERS = (
-    "broker/assignments.py", "broker/auto_topics.py", "broker/controller_catch_up.py", "broker/coordinators.py",
-    "broker/coordinators.py", "broker/forwarding.py", "broker/lifecycle.py", "broker/log_keeper.py",
-    "broker/metadata_cache.py", "broker/publisher.py", "broker/quorum_side.py", "broker/raft_driver.py",
-    "broker/raft_listeners.py", "broker/producer_ids.py", "broker/transaction_markers.py",
+    "broker/channels/forwarding.py", "broker/channels/lifecycle.py", "broker/modules/auto_topics.py",
+    "broker/modules/coordinator_table.py", "broker/modules/metadata_cache.py", "broker/modules/producer_ids.py",
+    "broker/modules/transaction_markers.py", "broker/quorum/controller_catch_up.py", "broker/quorum/quorum_side.py",
+    "broker/quorum/raft_driver.py", "broker/quorum/raft_listeners.py", "broker/replicas/assignments.py",
+    "broker/replicas/log_keeper.py", "broker/replicas/publisher.py",
 )  # fmt: skip
 """Drivers among the shells: synchronous, with state of their own, given `Jobs`, `Timers` and `send`."""
 SHELL_MODULES = frozenset(("asyncio", "socket", "time", "threading"))

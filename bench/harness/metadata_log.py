@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.ids import Uuid
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.metadata.bootstrap import METADATA_DIR, BootstrapMetadata
 from kalda.metadata.features import default_levels
 from kalda.metadata.loader import MetadataLoader

@@ -9,9 +9,9 @@ from typing import Any, cast
 from data_path_world import World
 
 from kalda.base.clock import Clock
-from kalda.broker.context import RequestContext
 from kalda.broker.handlers.data import DataHandlers
-from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.requests.context import RequestContext
 
 
 class FakeConnection:

@@ -13,8 +13,8 @@ from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext
 from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchResponse,

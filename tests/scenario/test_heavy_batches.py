@@ -11,7 +11,7 @@ from data_path_world import SELF, Assigned, World
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded
+from kalda.broker.requests.context import Encoded
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import HEADER_SIZE, read_header
 from kalda.records.builder import build_batch, read_records, seal

@@ -17,9 +17,9 @@ from kalda.base.background import ITEMS_A_STEP
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
-from kalda.broker.controller_handlers import ControllerHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.controller import ControllerHandlers
+from kalda.broker.requests.api_versions import Features
 from kalda.network.connection import Connection
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,

@@ -27,7 +27,7 @@ import kalda.aio
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.broker.node import Node, StartError
+from kalda.broker.process.node import Node, StartError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.network.client_security import ClientSecurity
@@ -789,7 +789,7 @@ def test_a_plaintext_node_imports_nothing_of_it() -> None:
         "from kalda.testing import Cluster\n"
         "Cluster().start().stop()\n"
         "heavy = ('cryptography', 'jwt', 'kalda.security.scram', 'kalda.security.server_login', 'kalda.network.tls')\n"
-        "heavy += ('kalda.network.client_security', 'kalda.broker.node_security', 'kalda.network.oauth')\n"
+        "heavy += ('kalda.network.client_security', 'kalda.broker.process.node_security', 'kalda.network.oauth')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

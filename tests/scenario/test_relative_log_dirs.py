@@ -11,7 +11,7 @@ import pytest
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.broker.disk import absolute_dir
+from kalda.broker.process.disk import absolute_dir
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.testing import Cluster

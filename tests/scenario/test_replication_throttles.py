@@ -10,7 +10,12 @@ from replication_world import TP, World
 from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import Sensors
 from kalda.base.stats import MetricConfig
-from kalda.broker.replication_throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_REPLICAS, ReplicationThrottles
+from kalda.broker.replicas.replication_throttles import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_REPLICAS,
+    ReplicationThrottles,
+)
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
 from kalda.metadata.manifest import Manifest

@@ -12,9 +12,9 @@ from transactions_world import World
 
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
 from kalda.broker.handlers.transactions import TransactionHandlers
-from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType

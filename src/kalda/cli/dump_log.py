@@ -59,7 +59,7 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
       kalda dump-log data/__consumer_offsets-7 --deep
       kalda dump-log backup/00000000000000000000.log --deep --transaction-log-decoder
     """
-    from kalda.broker.disk import RealDisk
+    from kalda.broker.process.disk import RealDisk
     from kalda.storage.dump import dump
 
     disk = RealDisk()

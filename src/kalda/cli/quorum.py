@@ -190,8 +190,8 @@ def _controller_of(config_file: str) -> tuple[int, Uuid, list[VoterListener]]:
     """Node id, directory id and listeners of the controller with these properties."""
     from kalda.base.configs.definition import InvalidConfig
     from kalda.base.configs.server import ServerConfig
-    from kalda.broker.config_providers import read_properties
-    from kalda.broker.disk import RealDisk
+    from kalda.broker.process.config_providers import read_properties
+    from kalda.broker.process.disk import RealDisk
     from kalda.client.admin.quorum import VoterListener
     from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 

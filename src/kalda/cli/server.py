@@ -128,7 +128,7 @@ def run(arguments: list[str]) -> int:
         return 2
     # A start makes a hundred thousand objects and drops few: collection of cycles is off until the node serves.
     gc.disable()
-    from kalda.broker import logs
+    from kalda.broker.process import logs
 
     logs.set_up(options.log_level, options.log_format == "json")
     _allow_many_files()
@@ -142,7 +142,7 @@ def run(arguments: list[str]) -> int:
 
 def _read_config(options: Options) -> ServerConfig:
     from kalda.base.configs.server import ServerConfig
-    from kalda.broker.config_providers import read_properties
+    from kalda.broker.process.config_providers import read_properties
 
     if not options.file:
         from kalda.cli.local.single_node import prepare
@@ -195,8 +195,8 @@ def _notify(state: str) -> None:
 
 async def _serve(options: Options) -> int:
     from kalda.base.configs.definition import InvalidConfig
-    from kalda.broker.node import Node, StartError
-    from kalda.broker.shell import Host
+    from kalda.broker.process.node import Node, StartError
+    from kalda.broker.process.shell import Host
 
     log = logging.getLogger("kalda.server")
     try:

@@ -13,8 +13,8 @@ import click
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
-from kalda.broker.config_providers import read_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.config_providers import read_properties
+from kalda.broker.process.disk import RealDisk
 from kalda.metadata.features import FEATURES, default_levels
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage, parse_release_version
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble

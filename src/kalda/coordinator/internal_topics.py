@@ -1,7 +1,8 @@
 """Which internal topic belongs to which coordinator, one row a kind; and which partition of it coordinates a key.
 
 A row has what a broker needs for a coordinator besides the handlers of its requests: the key type of FindCoordinator,
-and how the topic is created. It takes effect where a broker adds a coordinator for it (`kalda.broker.coordinators`).
+and how the topic is created. It takes effect where a broker adds a coordinator for it
+(`kalda.broker.modules.coordinator_table`).
 """
 
 from __future__ import annotations

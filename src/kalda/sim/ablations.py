@@ -365,7 +365,7 @@ def _commit_below_min_isr(switch: Switch) -> None:
 
 
 def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
-    from kalda.broker import raft_driver
+    from kalda.broker.quorum import raft_driver
     from kalda.metadata.topics import TopicsDelta
 
     switch.set(raft_driver, "CLEAN_INTERVAL_MS", 500)

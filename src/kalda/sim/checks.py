@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kalda.base.ids import TopicPartition
-from kalda.broker.node import Node
+from kalda.broker.process.node import Node
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.topics import TopicImage
 from kalda.protocol.record_framing import encode_metadata_record

@@ -14,7 +14,7 @@ from typing import Any
 from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
-from kalda.broker.node import Node, StartError
+from kalda.broker.process.node import Node, StartError
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble

@@ -23,7 +23,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import TRANSACTIONS_TOPIC
-from kalda.broker.node import Node
+from kalda.broker.process.node import Node
 from kalda.protocol.kinds import UpgradeType
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest

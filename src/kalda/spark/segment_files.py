@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import TopicPartition
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
 from kalda.spark.filters import Narrowing
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, LOG_START_OFFSET_FILE, read_epochs, read_offsets

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from kalda.base.errors import CorruptRecord, InvalidRequest
 from kalda.base.ids import ZERO_UUID, uuid_to_text
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.coordinator.groups.records import OffsetRecord
 from kalda.coordinator.groups.records import decode_record as decode_group_record
 from kalda.coordinator.transactions.records import decode_record as decode_transaction_record

@@ -26,7 +26,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 
 from kalda.base.errors import CorruptRecord
 from kalda.base.ids import TopicPartition
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.records.batch import BatchHeader
 from kalda.records.control import ControlType, read_control_batch
 from kalda.spark.filters import Narrowing

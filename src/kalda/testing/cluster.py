@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kalda.base.ids import Uuid, uuid_to_text
-from kalda.broker.disk import RealDisk
-from kalda.broker.node import Node, StartError
-from kalda.broker.shell import Host
+from kalda.broker.process.disk import RealDisk
+from kalda.broker.process.node import Node, StartError
+from kalda.broker.process.shell import Host
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.topics import NewTopic
 from kalda.testing import layout

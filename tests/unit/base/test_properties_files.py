@@ -9,8 +9,8 @@ import pytest
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.properties import decode_text, read_properties_file
-from kalda.broker.config_providers import read_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.config_providers import read_properties
+from kalda.broker.process.disk import RealDisk
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.profiles import client_config
 from kalda.cli.elect import read_partitions

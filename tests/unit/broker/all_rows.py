@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from unittest.mock import MagicMock, Mock
 
-from kalda.broker.controller_handlers import ControllerHandlers
-from kalda.broker.forwarding import Forwarding
+from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.forwarded import forwarded_rows
@@ -19,7 +19,7 @@ from kalda.broker.handlers.offsets import OffsetHandlers
 from kalda.broker.handlers.telemetry import TelemetryHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.handlers.transactions import TransactionHandlers
-from kalda.broker.rows import Row, joined
+from kalda.broker.requests.rows import Row, joined
 from kalda.protocol.apis import Listener
 
 

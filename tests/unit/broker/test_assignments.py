@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.broker.assignments import DirectoryAssignments
+from kalda.broker.replicas.assignments import DirectoryAssignments
 from kalda.protocol.messages.brokers import (
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsResponse,

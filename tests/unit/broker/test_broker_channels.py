@@ -13,13 +13,13 @@ from by_hand import inline_background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
-from kalda.broker.broker_channels import BrokerChannels
-from kalda.broker.context import RequestContext
+from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.markers import write_txn_markers_failed
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.pipeline import RequestPipeline
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server

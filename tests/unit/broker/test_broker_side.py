@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from kalda.base.pending import Pending
-from kalda.broker.broker_side import BrokerSide
+from kalda.broker.modules.broker_side import BrokerSide
 
 
 def test_a_broker_serves_only_when_its_own_metadata_lists_it() -> None:

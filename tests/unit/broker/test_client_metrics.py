@@ -21,11 +21,11 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
-from kalda.broker.api_versions import Features
-from kalda.broker.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
+from kalda.broker.metrics.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
 from kalda.broker.modules.client_metrics import ClientMetricsModule
-from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.admin_client import Admin

@@ -15,10 +15,10 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.broker.api_versions import Features
 from kalda.broker.handlers import config_descriptions
 from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.pipeline import RequestPipeline
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.network.connection import Connection

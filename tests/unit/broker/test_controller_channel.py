@@ -16,15 +16,15 @@ from paper_connection import PaperConnection
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
-from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
-from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.controller_handlers import alter_partition_failed, broker_heartbeat_failed
-from kalda.broker.forwarding import Unwrapping, envelope_failed
+from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
+from kalda.broker.handlers.controller import alter_partition_failed, broker_heartbeat_failed
 from kalda.broker.handlers.forwarded import add_raft_voter_failed, create_topics_failed
 from kalda.broker.modules.forwarding import ForwardingModule
-from kalda.broker.pipeline import RequestPipeline
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server

@@ -13,7 +13,7 @@ from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
 from by_hand import inline_background
 from coordinator_world import CountingShard, counter_batch
 
-from kalda.broker.coordinators import CoordinatorShell, InternalTopicLog
+from kalda.broker.modules.coordinator_table import CoordinatorShell, InternalTopicLog
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.timers import RETRY_MS, TimerTask
 from kalda.records.batch import read_header

@@ -14,9 +14,9 @@ from kalda.base.background import run_to_end
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.broker.auto_topics import AutoTopics, TopicPlan
-from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.metadata import MetadataHandlers
+from kalda.broker.modules.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.modules.coordinator_table import Coordinators
 from kalda.coordinator.internal_topics import GROUPS, coordinator_partition
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest

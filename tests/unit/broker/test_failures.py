@@ -15,9 +15,9 @@ from error_fields import error_codes, structs_with_errors
 from naming_requests import naming_request
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.api_versions import api_versions_failed
-from kalda.broker.forwarding import envelope_failed
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.channels.forwarding import envelope_failed
+from kalda.broker.requests.api_versions import api_versions_failed
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.protocol.apis import API, ApiKey, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic

@@ -10,8 +10,8 @@ from by_hand import HandTime
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.peers import ReplicaFetcherManager
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.replicas.peers import ReplicaFetcherManager
 from kalda.protocol.messages.fetch import FetchRequest
 
 NODE = {

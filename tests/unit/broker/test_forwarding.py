@@ -13,15 +13,15 @@ from by_hand import inline_background
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
-from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.controller_handlers import ControllerHandlers, broker_heartbeat_failed
-from kalda.broker.forwarding import Unwrapping, encode_principal, envelope_failed
+from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.controller import ControllerHandlers, broker_heartbeat_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
-from kalda.broker.pipeline import Handler, RequestPipeline
-from kalda.broker.rows import Authorization, QuotaClass, Row
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.pipeline import Handler, RequestPipeline
+from kalda.broker.requests.rows import Authorization, QuotaClass, Row
 from kalda.broker.system_clock import SystemClock
 from kalda.network.client import RpcConnection
 from kalda.network.server import Server

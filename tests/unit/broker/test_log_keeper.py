@@ -13,7 +13,7 @@ from by_hand import HandJobs, HandTime, inline_background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.broker.log_keeper import LogKeeper, cleaner_config
+from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config
 from kalda.storage.compaction.cleaner import CleanerConfig
 from kalda.storage.compaction.cleaning import SLICE_BYTES
 from kalda.storage.job import Job

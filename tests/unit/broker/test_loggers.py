@@ -10,7 +10,7 @@ import pytest
 
 import kalda
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.loggers import ALIASES, LoggerChange, alter_loggers, logger_levels
+from kalda.broker.process.loggers import ALIASES, LoggerChange, alter_loggers, logger_levels
 
 NAME = "kalda.tests.loggers"
 SET, DELETE, APPEND = 0, 1, 2

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from by_hand import HandTime, HandTimer
 
-from kalda.broker.shell import LoopTimers
+from kalda.broker.process.shell import LoopTimers
 from kalda.network.deadlines import Deadline
 
 

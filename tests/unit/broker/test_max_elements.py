@@ -13,11 +13,11 @@ from paper_connection import PaperConnection
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
-from kalda.broker.forwarding import Unwrapping
-from kalda.broker.pipeline import RequestPipeline
-from kalda.broker.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
+from kalda.broker.channels.forwarding import Unwrapping
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
 from kalda.network.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.decoder import TooManyElements

@@ -15,12 +15,12 @@ import pytest
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import uuid_to_text
-from kalda.broker.authorizing import STANDARD
-from kalda.broker.dir_locks import DirLocks
-from kalda.broker.disk import RealDisk
-from kalda.broker.lifecycle import Milestones
-from kalda.broker.node import Node, _warn_of_properties
-from kalda.broker.shell import ThreadJobs
+from kalda.broker.channels.lifecycle import Milestones
+from kalda.broker.process.dir_locks import DirLocks
+from kalda.broker.process.disk import RealDisk
+from kalda.broker.process.node import Node, _warn_of_properties
+from kalda.broker.process.shell import ThreadJobs
+from kalda.broker.requests.authorization import STANDARD
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
 from kalda.network.client import RpcConnection

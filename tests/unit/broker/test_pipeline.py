@@ -12,16 +12,16 @@ from paper_connection import CORRELATION_ID, PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
-from kalda.broker.api_versions import Features
-from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.forwarding import Unwrapping, encode_principal, envelope_failed
+from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
 from kalda.broker.handlers.groups import heartbeat_failed, join_group_failed, list_groups_failed
 from kalda.broker.handlers.metadata import metadata_failed
 from kalda.broker.handlers.shared import fetch_failed
-from kalda.broker.pipeline import Handler, RequestPipeline
-from kalda.broker.rows import Authorization, QuotaClass, Row, on_group
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import Encoded, RequestContext
+from kalda.broker.requests.pipeline import Handler, RequestPipeline
+from kalda.broker.requests.rows import Authorization, QuotaClass, Row, on_group
 from kalda.broker.system_clock import SystemClock
 from kalda.network.connection import Answer, Connection
 from kalda.network.server import Server

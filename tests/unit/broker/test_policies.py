@@ -8,8 +8,8 @@ import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.node import StartError
-from kalda.broker.policies import (
+from kalda.broker.process.node import StartError
+from kalda.broker.process.policies import (
     ALTER_CONFIG,
     CREATE_TOPIC,
     AlterConfigRequest,

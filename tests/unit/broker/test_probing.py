@@ -10,9 +10,9 @@ import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.prober import Prober
-from kalda.broker.raft_channel import RaftChannel
-from kalda.broker.raft_driver import ConnectionRefused
+from kalda.broker.quorum.prober import Prober
+from kalda.broker.quorum.raft_channel import RaftChannel
+from kalda.broker.quorum.raft_driver import ConnectionRefused
 from kalda.controller.suspects import Probe
 from kalda.network.client import RpcClient
 from kalda.network.free_ports import free_ports

@@ -13,9 +13,9 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid
-from kalda.broker.opening import OpeningPartitions
-from kalda.broker.publisher import BrokerPublisher
-from kalda.broker.publishing_faults import PublishingFaults
+from kalda.broker.replicas.opening import OpeningPartitions
+from kalda.broker.replicas.publisher import BrokerPublisher
+from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
 from kalda.protocol.messages.metadata_records import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kalda.broker import controller_catch_up, quorum_side
+from kalda.broker.quorum import controller_catch_up, quorum_side
 from kalda.protocol.messages.metadata_records import NoOpRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.snapshots import parse_snapshot_name

@@ -9,8 +9,8 @@ from typing import Any
 
 from kalda.base.configs.listeners import CONTROLLER
 from kalda.base.ids import uuid_to_text
-from kalda.broker.disk import RealDisk
-from kalda.broker.node import Node
+from kalda.broker.process.disk import RealDisk
+from kalda.broker.process.node import Node
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage

@@ -14,11 +14,11 @@ from naming_requests import naming_request
 from paper_connection import PaperConnection, read_answer
 
 from kalda.base.errors import ErrorCode
-from kalda.broker.api_versions import Features
-from kalda.broker.controller_handlers import ControllerHandlers
 from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.pipeline import RequestPipeline
-from kalda.broker.rows import Authorization, QuotaClass, Row, joined
+from kalda.broker.handlers.controller import ControllerHandlers
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.rows import Authorization, QuotaClass, Row, joined
 from kalda.network.connection import Connection
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller

@@ -11,10 +11,10 @@ import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.modules.module import Module
-from kalda.broker.publishing_faults import PublishingFaults
-from kalda.broker.services import Services
+from kalda.broker.modules.services import Services
+from kalda.broker.process.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
+from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.metadata.delta import MetadataDelta

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from kalda.base.background import Background
-from kalda.broker.shell import ThreadJobs
+from kalda.broker.process.shell import ThreadJobs
 
 
 class Large:

@@ -11,8 +11,8 @@ from by_hand import HandJobs
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.broker.context import RequestContext
 from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, Pauses, TelemetryHandlers, _decode
+from kalda.broker.requests.context import RequestContext
 from kalda.protocol.messages.telemetry import PushTelemetryRequest
 from kalda.telemetry.client_instances import Client, ClientInstance, ClientInstances
 from kalda.telemetry.otlp import DataPoint, Kind, encode

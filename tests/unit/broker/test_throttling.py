@@ -17,16 +17,16 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.stats import MetricConfig
-from kalda.broker.api_versions import Features
-from kalda.broker.context import RequestContext
-from kalda.broker.forwarding import Forwarding, Unwrapping, envelope_failed
+from kalda.broker.channels.forwarding import Forwarding, Unwrapping, envelope_failed
 from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
 from kalda.broker.handlers.groups import heartbeat_failed
 from kalda.broker.handlers.shared import fetch_failed
-from kalda.broker.pipeline import RequestPipeline
-from kalda.broker.rows import Authorization, QuotaClass, Row
-from kalda.broker.throttling import ClientThrottle
+from kalda.broker.requests.api_versions import Features
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.rows import Authorization, QuotaClass, Row
+from kalda.broker.requests.throttling import ClientThrottle
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
 from kalda.network.connection import Connection
 from kalda.protocol.apis import ApiKey

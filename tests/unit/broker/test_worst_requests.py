@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from kalda.broker.node import Node
-from kalda.broker.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES
+from kalda.broker.process.node import Node
+from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
 from kalda.network.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey
@@ -115,7 +115,7 @@ class Meter:
 @asynccontextmanager
 async def a_node(directory: Path, **properties: str) -> AsyncIterator[Node]:
     """A lone node with both roles, and a topic. `properties`: those whose names have an underscore for each dot."""
-    from kalda.broker.disk import RealDisk
+    from kalda.broker.process.disk import RealDisk
 
     places = layout.lay_out(1, directory)
     others = {name.replace("_", "."): value for name, value in properties.items()}

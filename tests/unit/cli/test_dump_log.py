@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from legacy_batches import legacy_batch
 
 from kalda.base.ids import Uuid
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.cli.commands import cli
 from kalda.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue
 from kalda.protocol.messages.metadata_records import ConfigRecord, TopicRecord, UserScramCredentialRecord

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.cli import cluster
 from kalda.cli.cluster_local import complete_node
 from kalda.cli.commands import cli

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kalda.broker.node import StartError
+from kalda.broker.process.node import StartError
 from kalda.cli import cluster, main, server
 from kalda.cli.cluster_local import interruptible
 from kalda.cli.local.stopping import Stopped
@@ -56,7 +56,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
             signal.raise_signal(signal.SIGTERM)
             await self._skipped.wait()
 
-    monkeypatch.setattr("kalda.broker.node.Node", Node)
+    monkeypatch.setattr("kalda.broker.process.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
     with caplog.at_level(logging.INFO, "kalda.server"):
         assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == 0
@@ -89,7 +89,7 @@ def test_a_signal_during_the_start_ends_it(
         async def stop(self) -> None:
             stopped.append("stopped")
 
-    monkeypatch.setattr("kalda.broker.node.Node", Node)
+    monkeypatch.setattr("kalda.broker.process.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
     assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == code
     assert stopped == ["stopped"]

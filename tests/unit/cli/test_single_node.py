@@ -14,7 +14,7 @@ import pytest
 import kalda
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.cli.local.single_node import prepare, properties_text
 from kalda.cli.server import Options, UsageError
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble

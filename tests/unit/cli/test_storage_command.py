@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kalda.base.ids import uuid_from_text
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.cli.storage import storage
 from kalda.metadata.bootstrap import read_bootstrap
 

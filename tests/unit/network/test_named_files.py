@@ -11,7 +11,7 @@ import pytest
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.config_providers import resolve
+from kalda.broker.process.config_providers import resolve
 from kalda.controller.config_schema import NodeConfigSchema
 from kalda.metadata.configs import ConfigResource
 from kalda.network.jaas_file import find_entry

@@ -9,8 +9,8 @@ from typing import Any
 from kalda.base.background import Background
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.pending import Pending
-from kalda.broker.disk import RealDisk
-from kalda.broker.raft_driver import RaftDriver
+from kalda.broker.process.disk import RealDisk
+from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.protocol.messages.metadata_records import TopicRecord
 from kalda.protocol.notation import Request
 from kalda.protocol.record_framing import VersionedRecord

@@ -12,8 +12,8 @@ from raft_world import Recorder, Replica, World, append, static_voter, topic
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import METADATA_TOPIC_NAME, Uuid, uuid_from_text
-from kalda.broker.disk import RealDisk
-from kalda.broker.raft_listeners import MAX_BATCHES_PER_PASS
+from kalda.broker.process.disk import RealDisk
+from kalda.broker.quorum.raft_listeners import MAX_BATCHES_PER_PASS
 from kalda.protocol.messages.fetch import FetchResponse
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,

@@ -11,7 +11,7 @@ from raft_world import Replica, World, append, static_voter, topic
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.raft_listeners import AppendedBatches
+from kalda.broker.quorum.raft_listeners import AppendedBatches
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.protocol.notation import Request
 from kalda.raft import reconfiguration, wire

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.ids import uuid_from_text
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import rpc, wire

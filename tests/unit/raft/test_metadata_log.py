@@ -11,7 +11,7 @@ from raft_world import topic
 
 from kalda.base.disk import File
 from kalda.base.ids import Uuid
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.protocol.messages.metadata_records import PartitionRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import decode_all, encode_batch, inspect_fetched

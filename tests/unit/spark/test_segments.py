@@ -196,7 +196,7 @@ def test_a_large_segment_is_cut_at_batches_of_its_index_and_small_ones_are_put_t
 
 
 def _disk() -> Any:
-    from kalda.broker.disk import RealDisk
+    from kalda.broker.process.disk import RealDisk
 
     return RealDisk()
 

@@ -12,7 +12,7 @@ import pytest
 
 from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.base.errors import ApiError
-from kalda.broker.request_metrics import EVERY
+from kalda.broker.metrics.request_metrics import EVERY
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.administration import ANY, Ask, single

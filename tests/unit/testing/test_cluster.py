@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.node import Node, StartError
+from kalda.broker.process.node import Node, StartError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.testing import Cluster, plugin
 

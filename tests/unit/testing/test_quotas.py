@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from harness.blocking import BlockingConnection
 
 from kalda.base.configs.resources import ConfigResourceType
-from kalda.broker.node import StartError
+from kalda.broker.process.node import StartError
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource

@@ -1,9 +1,10 @@
 """What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` serve their rows.
 
-A handler is `(context, request) -> reply` (see `kalda.broker.context`). It decides nothing itself: it calls the floor
-that does, and puts the result into the API's response. Each file declares the rows of its APIs, and beside them the
-functions that make the response to a request which failed as a whole.
+A handler is `(context, request) -> reply` (see `kalda.broker.requests.context`). It decides nothing itself: it calls
+the floor that does, and puts the result into the API's response. Each file declares the rows of its APIs, and beside
+them the functions that make the response to a request which failed as a whole.
 
+- `controller`: what a controller's listener answers
 - `data`: Produce, Fetch
 - `acls`: DescribeAcls, failures of CreateAcls and DeleteAcls
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.context import RequestContext
-from kalda.broker.rows import Row, message_of, on_cluster
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.rows import Row, message_of, on_cluster
 from kalda.metadata.acl_filters import filter_matcher
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.apis import ApiKey

@@ -16,9 +16,9 @@ from kalda.base.configs.resources import ConfigResourceType, ConfigSource
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.topic_names import validate_topic_name
-from kalda.broker.context import MAX_ANSWER_BYTES, Encoded
-from kalda.broker.loggers import logger_levels
-from kalda.broker.rows import message_of
+from kalda.broker.process.loggers import logger_levels
+from kalda.broker.requests.context import MAX_ANSWER_BYTES, Encoded
+from kalda.broker.requests.rows import message_of
 from kalda.metadata.configs import ConfigResource, broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.access import DESCRIBE_CONFIGS_OF_GROUP, DESCRIBE_CONFIGS_OF_TOPIC

@@ -21,8 +21,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.forwarding import Forwarding
+from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.config_descriptions import (
     DOCUMENTED_AS,
     ConfigDescriptions,
@@ -30,8 +29,9 @@ from kalda.broker.handlers.config_descriptions import (
     describe_configs_failed,
 )
 from kalda.broker.handlers.forwarded import alter_configs_failed, incremental_alter_configs_failed
-from kalda.broker.loggers import LoggerChange, alter_loggers
-from kalda.broker.rows import Authorization, Row, on_cluster
+from kalda.broker.process.loggers import LoggerChange, alter_loggers
+from kalda.broker.requests.context import Encoded, RequestContext
+from kalda.broker.requests.rows import Authorization, Row, on_cluster
 from kalda.metadata.configs import broker_resource
 from kalda.metadata.image import MetadataImage
 from kalda.protocol.apis import ApiKey

@@ -16,13 +16,13 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
-from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
-from kalda.broker.item_checks import Handler, Items, own_name
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.opening import OpeningPartitions
-from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.replicas.opening import OpeningPartitions
+from kalda.broker.requests.context import Encoded, Reply, RequestContext
+from kalda.broker.requests.item_checks import Handler, Items, own_name
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
 from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller, audit

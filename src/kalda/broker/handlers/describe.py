@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.context import RequestContext
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.rows import Row, message_of, on_cluster
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.rows import Row, message_of, on_cluster
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     ComponentData,

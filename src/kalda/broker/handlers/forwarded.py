@@ -12,9 +12,9 @@ AddRaftVoter (80), RemoveRaftVoter (81).
 from __future__ import annotations
 
 from kalda.base.errors import ApiError
-from kalda.broker.forwarding import Forwarding
+from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.acls import create_acls_failed, delete_acls_failed
-from kalda.broker.rows import Authorization, QuotaClass, Row, message_of
+from kalda.broker.requests.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,

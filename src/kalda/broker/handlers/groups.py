@@ -14,11 +14,11 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError
 from kalda.base.ids import ZERO_UUID, Uuid
-from kalda.broker.context import Reply, RequestContext
 from kalda.broker.handlers.chunks import Chunks
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
-from kalda.broker.item_checks import Handler, Items, itself
-from kalda.broker.rows import Authorization, Row, message_of, on_group
+from kalda.broker.requests.context import Reply, RequestContext
+from kalda.broker.requests.item_checks import Handler, Items, itself
+from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.protocol.access import (
     DELETE_GROUP,

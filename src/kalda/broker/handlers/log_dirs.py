@@ -9,8 +9,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs
-from kalda.broker.context import RequestContext
-from kalda.broker.rows import Row, on_cluster
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.rows import Row, on_cluster
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
     AlterReplicaLogDirPartitionResult,

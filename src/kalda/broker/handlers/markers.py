@@ -8,10 +8,10 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import is_topic_name, validate_topic_name
-from kalda.broker.context import RequestContext
-from kalda.broker.item_checks import Items
-from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
-from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
+from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.item_checks import Items
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
 from kalda.protocol.access import READ_TOPIC
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME, Caller

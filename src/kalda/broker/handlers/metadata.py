@@ -8,12 +8,12 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
-from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.context import Encoded, Reply, RequestContext
 from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed
-from kalda.broker.item_checks import Items, itself
-from kalda.broker.metadata_cache import AnswerKey, MetadataCache
-from kalda.broker.rows import Authorization, Row, message_of
+from kalda.broker.modules.auto_topics import AutoTopics
+from kalda.broker.modules.metadata_cache import AnswerKey, MetadataCache
+from kalda.broker.requests.context import Encoded, Reply, RequestContext
+from kalda.broker.requests.item_checks import Items, itself
+from kalda.broker.requests.rows import Authorization, Row, message_of
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.metadata.topics import TopicImage
 from kalda.network.connection import Buffer

@@ -9,10 +9,10 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
-from kalda.broker.context import Reply, RequestContext
-from kalda.broker.item_checks import Items
-from kalda.broker.opening import MAX_WAIT_MS, OpeningPartitions
-from kalda.broker.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
+from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
+from kalda.broker.requests.context import Reply, RequestContext
+from kalda.broker.requests.item_checks import Items
+from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
 from kalda.protocol.access import DELETE_TOPIC, DESCRIBE_TOPIC, Need
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME

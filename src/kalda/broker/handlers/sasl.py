@@ -1,15 +1,15 @@
 """SaslHandshake and SaslAuthenticate on connections that are authenticated already, or need not be.
 
-A login is answered before requests reach a pipeline (`kalda.broker.listener_security`). What comes here begins a
-re-authentication (KIP-368), or is out of place: ILLEGAL_SASL_STATE.
+A login is answered before requests reach a pipeline (`kalda.broker.process.listener_security`). What comes here begins
+a re-authentication (KIP-368), or is out of place: ILLEGAL_SASL_STATE.
 """
 
 from __future__ import annotations
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.rows import Authorization, Row, message_of
+from kalda.broker.requests.context import Encoded, RequestContext
+from kalda.broker.requests.rows import Authorization, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import (
     SaslAuthenticateRequest,

@@ -6,7 +6,7 @@ Their handlers differ. What both listeners forward or take from envelopes is in 
 from __future__ import annotations
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.rows import message_of
+from kalda.broker.requests.rows import message_of
 from kalda.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,

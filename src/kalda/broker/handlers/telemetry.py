@@ -19,8 +19,8 @@ from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.pending import Pending
 from kalda.base.printable import printable
 from kalda.base.scheduling import Jobs
-from kalda.broker.context import RequestContext
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.requests.context import RequestContext
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.telemetry import (
     GetTelemetrySubscriptionsRequest,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.forwarding import Forwarding
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.channels.forwarding import Forwarding
+from kalda.broker.requests.context import Encoded, RequestContext
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.controller.delegation_tokens import created
 from kalda.metadata.delegation_tokens import DelegationToken, token_hmac
 from kalda.protocol.access import DESCRIBE_TOKEN, DESCRIBE_TOKENS

@@ -20,8 +20,8 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
-from kalda.broker.context import Encoded, RequestContext
-from kalda.broker.rows import Authorization, Row
+from kalda.broker.requests.context import Encoded, RequestContext
+from kalda.broker.requests.rows import Authorization, Row
 from kalda.coordinator.answers import answer_after_all
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata

@@ -16,11 +16,11 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid
 from kalda.base.scheduling import Timer
-from kalda.broker.auto_topics import AutoTopics
-from kalda.broker.broker_channels import BrokerChannels
+from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.telemetry import Decoded, TelemetryHandlers
+from kalda.broker.modules.auto_topics import AutoTopics
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Manifest, Publisher
@@ -30,8 +30,8 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.telemetry.client_instances import ClientInstance, ClientInstances
 
 if TYPE_CHECKING:
-    from kalda.broker.client_metrics_plugins import PluginRunner
-    from kalda.broker.client_metrics_topic import ClientMetricsTopic
+    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
+    from kalda.broker.metrics.client_metrics_topic import ClientMetricsTopic
     from kalda.telemetry.client_series import ClientSeries
 
 log = logging.getLogger("kalda.client_metrics")
@@ -163,7 +163,7 @@ class ClientMetricsModule(Module):
             if push.series:
                 self._take_series(instance, push)
             if self._plugins:
-                from kalda.broker.client_metrics_plugins import Push
+                from kalda.broker.metrics.client_metrics_plugins import Push
 
                 for plugin in self._plugins:
                     plugin.put(Push(push.source, push.is_terminating, push.points, push.payload))
@@ -179,7 +179,7 @@ class ClientMetricsModule(Module):
             self.series.take(instance.id, instance.client, push.series)
 
     def _new_topic(self) -> ClientMetricsTopic:
-        from kalda.broker.client_metrics_topic import PLAN, ClientMetricsTopic
+        from kalda.broker.metrics.client_metrics_topic import PLAN, ClientMetricsTopic
 
         context = self._context
         topics = AutoTopics(context.channel, False, lambda name: PLAN, context.config["request.timeout.ms"])
@@ -220,6 +220,6 @@ def _plugins(config: ServerConfig) -> list[PluginRunner]:
     paths = config["kalda.client.metrics.plugins"]
     if not paths:
         return []
-    from kalda.broker.client_metrics_plugins import PluginRunner
+    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
 
     return [PluginRunner(path) for path in paths]

@@ -6,10 +6,10 @@ this broker replays its record: through `Module.on_config`, or for a topic throu
 
 from __future__ import annotations
 
-from kalda.broker.forwarding import Forwarding
+from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 
 
 class ConfigsModule(Module):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kalda.base.configs.server import ServerConfig
 from kalda.broker.handlers.sasl import ROWS
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 from kalda.metadata.image import MetadataImage
 from kalda.network.limits import Limits, NodeLimits, by_address
 

@@ -5,7 +5,7 @@ Serves no API. A module of one kind of coordinator (groups, later transactions) 
 
 from __future__ import annotations
 
-from kalda.broker.coordinators import Coordinators
+from kalda.broker.modules.coordinator_table import Coordinators
 from kalda.broker.modules.module import BrokerContext, Module
 from kalda.replication.replica_manager import ReplicaManager
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kalda.base.durations import quantile_sensors
 from kalda.base.sensors import NO_TAGS
-from kalda.broker.forwarding import Forwarding
+from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.forwarded import forwarded_rows
 from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 
 _METRICS = "kafka.server:type=ForwardingManager"
 

@@ -13,11 +13,11 @@ from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.broker.coordinators import Coordinators, add_load_times
 from kalda.broker.handlers.groups import GroupHandlers
-from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.modules.coordinator_table import Coordinators, add_load_times
+from kalda.broker.modules.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 from kalda.coordinator.groups.classic_group import GroupState
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GROUP_METRICS

@@ -11,11 +11,11 @@ from collections.abc import Collection
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.sensors import SensorName
-from kalda.broker.assignments import DirectoryAssignments
-from kalda.broker.disk import absolute_dir
 from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.process.disk import absolute_dir
+from kalda.broker.replicas.assignments import DirectoryAssignments
+from kalda.broker.requests.rows import Row
 from kalda.metadata.image import MetadataImage
 from kalda.quota.managers import Windows
 from kalda.replication.dir_moves import DirMoves

@@ -10,8 +10,8 @@ from functools import partial
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import Measurable, SensorName, counted, gauged
-from kalda.broker.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.broker.modules.module import BrokerContext, Module
+from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config, make_cleaner
 from kalda.metadata.image import MetadataImage
 from kalda.storage.compaction.cleaner import LogCleaner
 from kalda.storage.dirs.log_dir import LogDir

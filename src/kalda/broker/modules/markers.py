@@ -5,10 +5,10 @@ Serves WriteTxnMarkers and DescribeProducers.
 
 from __future__ import annotations
 
-from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.markers import MarkerHandlers
+from kalda.broker.modules.coordinator_table import Coordinators
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 from kalda.replication.markers import MarkerWriter
 from kalda.replication.replica_manager import ReplicaManager
 

@@ -7,13 +7,13 @@ DescribeUserScramCredentials. Creates topics that clients ask for and that do no
 from __future__ import annotations
 
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.auto_topics import AutoTopics, TopicPlan
-from kalda.broker.coordinators import Coordinators
 from kalda.broker.handlers.acls import AclHandlers
 from kalda.broker.handlers.describe import DescribeHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
+from kalda.broker.modules.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.modules.coordinator_table import Coordinators
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.rows import Row
+from kalda.broker.requests.rows import Row
 from kalda.replication.replica_manager import ReplicaManager
 
 

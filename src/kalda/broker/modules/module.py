@@ -16,7 +16,7 @@ Calls come in this order, all on the event loop:
 `rows` and `publishers` are called once, when all modules have been made. In `on_config`, `start` and what
 publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
 in `on_config` or `start` stops the node, except one in `on_config` after the first image: it is logged and counted, and
-the other modules are called all the same (`kalda.broker.publishing_faults`).
+the other modules are called all the same (`kalda.broker.replicas.publishing_faults`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timers
 from kalda.base.sensors import Sensors
-from kalda.broker.controller_channel import ControllerChannel
-from kalda.broker.dynamic_configs import DynamicConfigs
-from kalda.broker.lifecycle import BrokerLifecycle
-from kalda.broker.metadata_cache import MetadataCache
-from kalda.broker.opening import OpeningPartitions
-from kalda.broker.publishing_faults import PublishingFaults
-from kalda.broker.quotas import NodeQuotas
-from kalda.broker.rows import Row
-from kalda.broker.shell import Host
+from kalda.broker.channels.controller_channel import ControllerChannel
+from kalda.broker.channels.lifecycle import BrokerLifecycle
+from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.process.dynamic_configs import DynamicConfigs
+from kalda.broker.process.shell import Host
+from kalda.broker.replicas.opening import OpeningPartitions
+from kalda.broker.replicas.publishing_faults import PublishingFaults
+from kalda.broker.requests.quotas import NodeQuotas
+from kalda.broker.requests.rows import Row
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher
 from kalda.network.server import Server
@@ -44,7 +44,7 @@ from kalda.protocol.caller import Authorizer
 from kalda.storage.dirs.log_manager import LogManager
 
 if TYPE_CHECKING:
-    from kalda.broker.node_security import NodeSecurity
+    from kalda.broker.process.node_security import NodeSecurity
     from kalda.network.client_security import ClientSecurity
 
 

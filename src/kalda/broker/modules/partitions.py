@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kalda.broker.assignments import DirectoryAssignments
-from kalda.broker.coordinators import Coordinators
+from kalda.broker.modules.coordinator_table import Coordinators
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.publisher import BrokerPublisher
+from kalda.broker.replicas.assignments import DirectoryAssignments
+from kalda.broker.replicas.publisher import BrokerPublisher
 from kalda.metadata.manifest import Publisher
 from kalda.replication.replica_manager import ReplicaManager
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.producer_ids import ProducerIds
+from kalda.broker.modules.producer_ids import ProducerIds
 
 
 class ProducersModule(Module):

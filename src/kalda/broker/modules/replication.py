@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import SensorName, counted
 from kalda.base.topic_names import TRANSACTIONS_TOPIC
-from kalda.broker.broker_channels import BrokerChannels
+from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.modules.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.peers import BrokerPeers, ReplicaFetcherManager
-from kalda.broker.replication_throttles import ReplicationThrottles
-from kalda.broker.rows import Row
+from kalda.broker.replicas.peers import BrokerPeers, ReplicaFetcherManager
+from kalda.broker.replicas.replication_throttles import ReplicationThrottles
+from kalda.broker.requests.rows import Row
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.manifest import Publisher

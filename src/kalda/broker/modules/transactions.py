@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kalda.broker.broker_channels import BrokerChannels
-from kalda.broker.coordinators import Coordinators, add_load_times
+from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.transactions import TransactionHandlers
-from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.modules.coordinator_table import Coordinators, add_load_times
+from kalda.broker.modules.metadata_cache import MetadataCache
 from kalda.broker.modules.module import BrokerContext, Module
-from kalda.broker.producer_ids import ProducerIds
-from kalda.broker.rows import Row
-from kalda.broker.transaction_markers import TransactionMarkers
+from kalda.broker.modules.producer_ids import ProducerIds
+from kalda.broker.modules.transaction_markers import TransactionMarkers
+from kalda.broker.requests.rows import Row
 from kalda.coordinator.internal_topics import GROUPS, TRANSACTIONS
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER

@@ -20,7 +20,7 @@ from kalda.base.configs.listeners import CLIENTS, CONTROLLER, PLAIN_LISTENERS
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import random_uuid, uuid_from_text, uuid_to_text
 from kalda.base.properties import format_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import free_ports, is_free
 from kalda.raft.values import Endpoint

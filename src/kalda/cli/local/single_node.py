@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
-from kalda.broker.config_providers import read_properties
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.config_providers import read_properties
+from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.raft.values import Endpoint

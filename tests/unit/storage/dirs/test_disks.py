@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.disk import Disk
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.sim.disk import SimDisk
 
 

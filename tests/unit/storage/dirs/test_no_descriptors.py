@@ -30,7 +30,7 @@ LOWERED = """
 import resource, sys, os
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager

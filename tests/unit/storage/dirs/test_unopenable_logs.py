@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.records.builder import build_batch
 from kalda.storage.checkpoints import read_epochs, read_offsets
 from kalda.storage.config import LogConfig

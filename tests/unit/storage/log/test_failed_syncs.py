@@ -11,7 +11,7 @@ import pytest
 from kalda.base.disk import Disk
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition, Uuid
-from kalda.broker.disk import RealDisk
+from kalda.broker.process.disk import RealDisk
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.values import ReplicaKey

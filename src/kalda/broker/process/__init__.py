@@ -1,0 +1,17 @@
+"""The process of a node: start and stop, listeners, security, configuration, clocks, threads and files.
+
+- `node`: one process: start, stop, listeners, identity
+- `gate`: requests that arrive before the node can answer them
+- `node_security`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
+- `listener_security`: what a listener with TLS or SASL does with its connections
+- `sasl_answers`: credentials of users, delegation tokens, OAuth tokens
+- `dynamic_configs`: the effective configuration, handed to all modules when it changes
+- `config_providers`: `server.properties` with the secrets that it refers to
+- `policies`: the operator's own rules for topics and configs
+- `loggers`: the loggers of this process as a config resource
+- `logs`: the format of log lines
+- `dir_locks`: the locks on a node's directories
+- `disk`: the operating system's files
+- `shell`: timers, threads, entropy
+- `watchdog`: how late the event loop is, and what holds it
+"""

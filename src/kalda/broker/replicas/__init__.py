@@ -1,0 +1,10 @@
+"""The replicas of a broker: metadata into partitions that are opened, led, followed and deleted.
+
+- `replication_throttles`: rates and replicas of replication throttles, from configs
+- `log_keeper`: the log manager from the node's configuration, and its background work
+- `publisher`: metadata into partitions that are opened, led, followed, deleted
+- `publishing_faults`: exceptions while an image is applied, contained by section
+- `opening`: requests for partitions that are being opened wait until they are
+- `peers`: what replicas need of other nodes: fetches, decisions on ISRs
+- `assignments`: reports to the controller in which log directories replicas are
+"""

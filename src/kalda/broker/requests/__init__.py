@@ -1,0 +1,14 @@
+"""From a frame to an answer: decode, authorize, charge, handle, encode, as the API's row says.
+
+- `pipeline`: from a frame to an answer, through the stages of the API's row
+- `rows`: a row an API: handler, authorization, quota, failure
+- `context`: what a handler receives and may return
+- `api_versions`: ApiVersions, which announces exactly the rows
+- `item_checks`: checks of the single items of a request
+- `authorization`: a node's authorizer, fed by the metadata
+- `request_faults`: log lines about unforeseen exceptions of handlers
+- `quotas`: a node's client quotas, fed by the metadata
+- `charging`: the stage of the pipeline that charges answers to quotas
+- `charging_at_once`: the same for Produce and Fetch that wait for nothing
+- `throttling`: which quotas a request counts against, by how much
+"""

@@ -1,0 +1,239 @@
+"""The client quotas of a node: one for both of its roles, fed by the metadata, charged by its pipelines.
+
+`NodeQuotas` is a publisher: a changed quota takes effect with the next request, also on connections that are open. The
+first quota of a kind adds the charge stage to the routes of all pipelines, and the removal of the last one removes it.
+
+`client.quota.callback.class` names a Python class in place of the eight levels of entities, as `package.module.Class`
+or `package.module:Class`. Its file is checked every few seconds: when it has changed, the class is loaded anew. Where
+that fails, the former one stays, and the reason is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from kalda.base.background import Background, Priority
+from kalda.base.configs.server import ServerConfig
+from kalda.base.errors import ApiError
+from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.sensors import Sensors
+from kalda.broker.process.shell import Host
+from kalda.broker.requests.pipeline import RequestPipeline
+from kalda.broker.requests.throttling import ClientThrottle
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.manifest import Manifest
+from kalda.network.python_classes import module_from_source
+from kalda.quota.callback import ClientQuotaCallback
+from kalda.quota.entities import Entity
+from kalda.quota.managers import QuotaManagers, Windows
+
+log = logging.getLogger("kalda.quotas")
+
+CALLBACK_CLASS = "client.quota.callback.class"
+_EXPIRY_INTERVAL_MS = 30_000
+_FILE_CHECK_INTERVAL_MS = 2_000
+_METHODS = ("quota_metric_tags", "quota_limit", "update_quota", "remove_quota", "quota_reset_required")
+
+
+class NodeQuotas:
+    """What the node's pipelines charge their clients to."""
+
+    name = "ClientQuotas"
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        host: Host,
+        sensors: Sensors,
+        timers: Timers,
+        jobs: Jobs,
+        background: Background,
+    ) -> None:
+        """Raises `ValueError` where the operator's class cannot be loaded."""
+        self._timers = timers
+        self._jobs = jobs
+        self._background = background
+        self._host = host
+        self._callback = _CallbackFile.of(config)
+        self.managers = QuotaManagers(
+            Windows(lambda key: int(config[key])), None if self._callback is None else self._callback.loaded
+        )
+        self.throttle = ClientThrottle(self.managers, host.clock.mono_ms, host.busy_ns)
+        self._pipelines: list[RequestPipeline] = []
+        self._pending: list[Timer] = []
+        sensors.add_source(self.throttle.measured)
+
+    def add_pipeline(self, pipeline: RequestPipeline) -> None:
+        """Renew the routes of this pipeline whenever other quotas are in use."""
+        self._pipelines.append(pipeline)
+
+    def start(self) -> None:
+        """Remove sensors that are not used any more, and watch the file of the operator's class, from now on."""
+        self._repeat(_EXPIRY_INTERVAL_MS, self._expire)
+        if self._callback is not None:
+            self._repeat(_FILE_CHECK_INTERVAL_MS, self._check_callback)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in self._pending:
+            timer.cancel()
+        self._pending.clear()
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+        """Apply the quotas that have changed."""
+        if delta.client_quotas is not None and self.managers.update(delta.client_quotas.changes):
+            for pipeline in self._pipelines:
+                pipeline.renew_routes()
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """Quotas do not depend on the controller."""
+
+    def _repeat(self, interval_ms: int, action: Callable[[], None]) -> None:
+        def again() -> None:
+            self._pending.remove(timer)
+            self._repeat(interval_ms, action)
+            action()
+
+        timer = self._timers.call_later_ms(interval_ms, again)
+        self._pending.append(timer)
+
+    def _expire(self) -> None:
+        expired = self._background.run(self.managers.expire(self._host.clock.mono_ms()), Priority.MAINTENANCE)
+        expired.then(_log_failure)
+
+    def _check_callback(self) -> None:
+        callback = self._callback
+        assert callback is not None
+
+        def finish(changed: bool | None, error: BaseException | None) -> None:
+            if not changed or error is not None:
+                return
+            loaded = callback.load_anew()
+            if loaded is not None:
+                self.managers.set_callback(loaded)
+
+        self._jobs.run(callback.has_changed, finish)
+
+
+def _log_failure(_: None, error: ApiError | None) -> None:
+    if error is not None:
+        log.error("clients' quotas are not released", exc_info=error.__cause__ or error)
+
+
+class _CallbackFile:
+    """The operator's class, and the file that it is in."""
+
+    def __init__(self, path: str, properties: dict[str, str]) -> None:
+        self._path = path
+        self._properties = properties
+        module_name, _, self._class_name = path.rpartition(":" if ":" in path else ".")
+        if not module_name or not self._class_name:
+            raise ValueError(f"{CALLBACK_CLASS}={path}: package.module.Class or package.module:Class is expected")
+        try:
+            self._module = import_module(module_name)
+        except Exception as error:
+            raise ValueError(
+                f"{CALLBACK_CLASS}={path} cannot be imported: {error}. A Python class is expected, installed or on "
+                "PYTHONPATH"
+            ) from error
+        self._changed_ns = self._modified_ns()
+        self.loaded = self._make()
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> _CallbackFile | None:
+        """None where the properties name no class. Raises `ValueError`."""
+        path = (config[CALLBACK_CLASS] or "").strip()
+        return cls(path, dict(config.properties)) if path else None
+
+    def has_changed(self) -> bool:
+        """Whether the file is another than when it was loaded last. Runs on a thread."""
+        return self._modified_ns() not in (self._changed_ns, 0)
+
+    def load_anew(self) -> ClientQuotaCallback | None:
+        """The class in the changed file; None, and a line in the log, where it cannot be loaded."""
+        self._changed_ns = self._modified_ns()
+        former = self._module
+        try:
+            self._module = module_from_source(former)
+            self.loaded = self._make()
+        except Exception as error:
+            self._module = former
+            log.error(
+                "%s=%s has changed, and cannot be loaded: %s. The former one stays", CALLBACK_CLASS, self._path, error
+            )
+            return None
+        log.info("%s=%s has changed, and is loaded anew", CALLBACK_CLASS, self._path)
+        return self.loaded
+
+    def _modified_ns(self) -> int:
+        from os import stat
+
+        try:
+            return stat(self._module.__file__ or "").st_mtime_ns
+        except OSError:
+            return 0
+
+    def _make(self) -> ClientQuotaCallback:
+        found: Any = getattr(self._module, self._class_name, None)
+        missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
+        if missing:
+            raise ValueError(f"{CALLBACK_CLASS}={self._path}: no class with {', '.join(missing)}")
+        callback: ClientQuotaCallback = found()
+        configure = getattr(callback, "configure", None)
+        if configure is not None:
+            configure(self._properties)
+        return _Contained(callback)
+
+
+class _Contained:
+    """The operator's class. Where it fails, the failure is logged, and its clients have no limit meanwhile: neither
+    their requests nor the metadata may fail by it."""
+
+    def __init__(self, callback: ClientQuotaCallback) -> None:
+        self._callback = callback
+        self._failures = 0
+        """So far; each that is a power of two is logged."""
+
+    def quota_metric_tags(self, quota_type: str, user: str, client_id: str) -> Mapping[str, str]:
+        try:
+            tags = self._callback.quota_metric_tags(quota_type, user, client_id)
+            return {str(name): str(value) for name, value in tags.items()}
+        except Exception as error:
+            self._note(error)
+            return {}
+
+    def quota_limit(self, quota_type: str, metric_tags: Mapping[str, str]) -> float | None:
+        try:
+            limit = self._callback.quota_limit(quota_type, metric_tags)
+            return float(limit) if limit is not None and limit > 0 else None
+        except Exception as error:
+            self._note(error)
+            return None
+
+    def update_quota(self, quota_type: str, entity: Entity, value: float) -> None:
+        try:
+            self._callback.update_quota(quota_type, entity, value)
+        except Exception as error:
+            self._note(error)
+
+    def remove_quota(self, quota_type: str, entity: Entity) -> None:
+        try:
+            self._callback.remove_quota(quota_type, entity)
+        except Exception as error:
+            self._note(error)
+
+    def quota_reset_required(self, quota_type: str) -> bool:
+        try:
+            return bool(self._callback.quota_reset_required(quota_type))
+        except Exception as error:
+            self._note(error)
+            return False
+
+    def _note(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            log.error("%s has failed %d times, now by %r", CALLBACK_CLASS, self._failures, error)
