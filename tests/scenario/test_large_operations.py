@@ -16,6 +16,7 @@ from paper_connection import PaperConnection, read_answer
 from kalda.base.background import ITEMS_A_STEP
 from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
@@ -26,6 +27,16 @@ from kalda.protocol.messages.admin import (
     AlterClientQuotasRequestEntityData,
     AlterClientQuotasRequestEntryData,
     OpData,
+)
+from kalda.protocol.messages.brokers import (
+    AlterPartitionRequest,
+    AlterPartitionRequestBrokerState,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectoryData,
+    AssignReplicasToDirsRequestPartitionData,
+    AssignReplicasToDirsRequestTopicData,
 )
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
@@ -311,3 +322,32 @@ def test_where_the_log_refuses_the_records_the_request_fails_as_a_whole() -> Non
     answer = listener.answer(request, version)
     assert {topic.error_code for topic in answer.topics} == {ErrorCode.REQUEST_TIMED_OUT}
     assert len(listener.world.active.partitions.topic_ids) == 1
+
+
+def test_what_brokers_report_is_decided_in_steps() -> None:
+    listener = Listener()
+    world = listener.world
+    topic_id = world.active.partitions.topic_ids["large"]
+    isr = [AlterPartitionRequestBrokerState(broker_id=0, broker_epoch=world.epochs[0])]
+    proposals = [
+        AlterPartitionRequestPartitionData(partition_index=at, new_isr_with_epochs=isr, leader_epoch=0)
+        for at in range(COUNT)
+    ]
+    topic = AlterPartitionRequestTopicData(topic_id=topic_id, partitions=proposals)
+    alter = AlterPartitionRequest(broker_id=0, broker_epoch=world.epochs[0], topics=[topic])
+    answer = listener.answer(alter, 3)
+    assert {each.error_code for each in answer.topics[0].partitions} == {0}
+    assert listener.turns_taken > COUNT // ITEMS_A_STEP
+    assert listener.batches == [COUNT]
+    assert world.partition("large", COUNT - 1).isr == (0,)
+
+    placed = AssignReplicasToDirsRequestTopicData(
+        topic_id=topic_id,
+        partitions=[AssignReplicasToDirsRequestPartitionData(partition_index=at) for at in range(COUNT)],
+    )
+    directory = AssignReplicasToDirsRequestDirectoryData(id=Uuid(b"d" * 16), topics=[placed])
+    assign = AssignReplicasToDirsRequest(broker_id=1, broker_epoch=world.epochs[1], directories=[directory])
+    answer = listener.answer(assign, 0)
+    assert {each.error_code for each in answer.directories[0].topics[0].partitions} == {0}
+    assert listener.turns_taken > COUNT // ITEMS_A_STEP
+    assert len(listener.batches) == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.cluster import ClusterControl
@@ -37,14 +38,20 @@ class AlterPartitionControl:
         self._state = state
         self._cluster = cluster
 
-    def alter(self, request: AlterPartitionRequest) -> Result[VersionedRecord, AlterPartitionResponse]:
+    def alter(self, request: AlterPartitionRequest) -> Steps[Result[VersionedRecord, AlterPartitionResponse]]:
         """Raises `ApiError` STALE_BROKER_EPOCH."""
         self._cluster.check_broker_epoch(request.broker_id, request.broker_epoch)
         response = AlterPartitionResponse()
         records: list[VersionedRecord] = []
+        done = 0
         for topic in request.topics:
-            answers = [self._alter_one(request.broker_id, topic.topic_id, data, records) for data in topic.partitions]
-            response.topics.append(AlterPartitionResponseTopicData(topic_id=topic.topic_id, partitions=answers))
+            answer = AlterPartitionResponseTopicData(topic_id=topic.topic_id)
+            response.topics.append(answer)
+            for data in topic.partitions:
+                answer.partitions.append(self._alter_one(request.broker_id, topic.topic_id, data, records))
+                done += 1
+                if done % ITEMS_A_STEP == 0:
+                    yield
         return Result(records, response)
 
     def _alter_one(

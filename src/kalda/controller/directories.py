@@ -5,6 +5,7 @@ When a directory fails, the controller then finds the affected partitions withou
 
 from __future__ import annotations
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.cluster import ClusterControl
@@ -30,7 +31,9 @@ class DirectoryControl:
         self._features = features
         self._cluster = cluster
 
-    def assign(self, request: AssignReplicasToDirsRequest) -> Result[VersionedRecord, AssignReplicasToDirsResponse]:
+    def assign(
+        self, request: AssignReplicasToDirsRequest
+    ) -> Steps[Result[VersionedRecord, AssignReplicasToDirsResponse]]:
         """Raises `ApiError` UNSUPPORTED_VERSION, STALE_BROKER_EPOCH. A replica in a directory that is offline is
         removed from its ISR."""
         if not self._features.metadata_version.is_directory_assignment_supported:
@@ -40,6 +43,7 @@ class DirectoryControl:
         records: list[VersionedRecord] = []
         lost: dict[TopicIdPartition, None] = {}
         response = AssignReplicasToDirsResponse()
+        done = 0
         for directory in request.directories:
             online = self._cluster.has_online_directory(broker_id, directory.id)
             topics = []
@@ -53,6 +57,9 @@ class DirectoryControl:
                     )
                     if code == ErrorCode.NONE and not online:
                         lost[at] = None
+                    done += 1
+                    if done % ITEMS_A_STEP == 0:
+                        yield
                 topics.append(AssignReplicasToDirsResponseTopicData(topic_id=topic.topic_id, partitions=answers))
             response.directories.append(AssignReplicasToDirsResponseDirectoryData(id=directory.id, topics=topics))
         records += self._state.leader_and_isr_updates(lost, removed=broker_id)
