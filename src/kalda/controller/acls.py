@@ -47,7 +47,9 @@ from kalda.statemachine.timeline import SnapshotRegistry, TimelineDict
 
 Entry: TypeAlias = tuple[Uuid, StandardAcl]
 MAX_MATCHES: Final = 100_000
-"""Of one deletion: matches of all its filters together, each of which is in the response."""
+"""Of one deletion: matches of all its filters together, each of which is in the response. An entry with long names
+counts again for each `_CHARACTERS_A_MATCH`, so that a response has some 50 MB at most."""
+_CHARACTERS_A_MATCH: Final = 256
 _STEP_ENTRIES: Final = 2_000
 """Entries that are compared with a filter in one step."""
 _removal = maker(RemoveAccessControlEntryRecord, "id")
@@ -98,7 +100,7 @@ class AclControl:
         removed: dict[Uuid, DeleteAclsMatchingAcl] = {}
         """With what responses say of the entry; the results share it."""
         results: list[DeleteAclsFilterResult] = []
-        known: dict[tuple[object, ...], DeleteAclsFilterResult] = {}
+        known: dict[tuple[object, ...], tuple[DeleteAclsFilterResult, int]] = {}
         matches = 0
         for number, entry_filter in enumerate(request.filters, 1):
             if number % ITEMS_A_STEP == 0:
@@ -106,12 +108,13 @@ class AclControl:
             key = tuple(getattr(entry_filter, name) for name in DeleteAclsFilter.declared)
             if key not in known:
                 known[key] = yield from _filter_result(entry_filter, matcher, removed)
-            results.append(known[key])
-            matches += len(known[key].matching_acls)
+            result, size = known[key]
+            results.append(result)
+            matches += size
             if matches > MAX_MATCHES:
                 raise _invalid(
-                    f"The filters match access control entries more than {MAX_MATCHES} times: delete by fewer filters "
-                    "in one request"
+                    f"The filters match access control entries more than {MAX_MATCHES} times, or these have long "
+                    "names: delete by fewer filters in one request"
                 )
         records = [VersionedRecord(_removal(acl_id), 0) for acl_id in removed]
         return Result(records, DeleteAclsResponse(filter_results=results), atomic=True)
@@ -214,18 +217,19 @@ class AclMatcher:
 
 def _filter_result(
     entry_filter: DeleteAclsFilter, matcher: AclMatcher, removed: dict[Uuid, DeleteAclsMatchingAcl]
-) -> Steps[DeleteAclsFilterResult]:
-    """The result of one filter. What it matches is added to `removed`."""
+) -> Steps[tuple[DeleteAclsFilterResult, int]]:
+    """The result of one filter, and how much it counts. What it matches is added to `removed`."""
     try:
         found = yield from matcher.matching(entry_filter)
     except ApiError as error:
-        return DeleteAclsFilterResult(error_code=error.code, error_message=error.message)
+        return DeleteAclsFilterResult(error_code=error.code, error_message=error.message), 0
     _check_removals(len(found))
     for acl_id, acl in found:
         if acl_id not in removed:
             removed[acl_id] = _matching_acl(None, *acl)
     _check_removals(len(removed))
-    return DeleteAclsFilterResult(error_message=None, matching_acls=[removed[acl_id] for acl_id, _ in found])
+    size = sum(1 + (len(acl.resource_name) + len(acl.principal)) // _CHARACTERS_A_MATCH for _, acl in found)
+    return DeleteAclsFilterResult(error_message=None, matching_acls=[removed[acl_id] for acl_id, _ in found]), size
 
 
 def _check_removals(count: int) -> None:
