@@ -29,6 +29,7 @@ from kalda.clientcore.connections.requests import COORDINATOR_BASE, COORDINATOR_
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 from kalda.protocol.messages.metadata import MetadataRequest
+from kalda.protocol.naming import MAX_ELEMENTS_SENT, elements_of
 from kalda.protocol.notation import Request
 
 K = TypeVar("K", bound=Hashable)
@@ -139,11 +140,17 @@ def per_item(
         groups: dict[Target | ApiError, list[K]] = {}
         for item, target in targets.items():
             groups.setdefault(target, []).append(item)
-        asks = [Ask(each, build(group), max_version) for each, group in groups.items() if isinstance(each, Target)]
-        answers = iter((yield asks) if asks else ())
-        again: list[K] = []
+        asks: list[tuple[Ask | ApiError, list[K]]] = []
         for target, group in groups.items():
-            reply = target if isinstance(target, ApiError) else next(answers)
+            if isinstance(target, ApiError):
+                asks.append((target, group))
+            else:
+                asks += [(Ask(target, each, max_version), some) for each, some in _requests(group, build)]
+        sent = [each for each, _ in asks if isinstance(each, Ask)]
+        answers = iter((yield sent) if sent else ())
+        again: list[K] = []
+        for ask, group in asks:
+            reply = ask if isinstance(ask, ApiError) else next(answers)
             found: Iterable[tuple[K, V | ApiError]]
             found = [(item, reply) for item in group] if isinstance(reply, ApiError) else read(reply, group)
             for item, outcome in found:
@@ -160,6 +167,17 @@ def per_item(
         if left and (yield PAUSE):
             break
     return outcomes
+
+
+def _requests(items: list[K], build: Callable[[list[K]], Request]) -> Iterator[tuple[Request, list[K]]]:
+    """The request for these items, or several where it would have too many elements."""
+    request = build(items)
+    if len(items) > 1 and elements_of(request) > MAX_ELEMENTS_SENT:
+        half = len(items) // 2
+        yield from _requests(items[:half], build)
+        yield from _requests(items[half:], build)
+    else:
+        yield request, items
 
 
 def _with_leaders(targets: dict[K, Target]) -> Plan[dict[K, Target | ApiError]]:

@@ -16,6 +16,7 @@ is allocated for it: a malformed frame raises `InvalidRequest`, and takes at mos
 - `framing`: request and response headers
 - `calls`: one request and its response: the version, the frame, decoding; what all clients share
 - `access`: which operation on which resource each API needs
+- `naming`: how many things the clients and nodes of Kalda name in one request
 - `kinds`: kinds that requests have as numbers, for callers that need no messages
 - `caller`: who sent a request
 - `record_framing`: the framing of metadata records and coordinator records

@@ -16,7 +16,7 @@ it has slots, nor more than `max_bytes`, by the cost of each partition. A store.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -29,6 +29,7 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_FETCHED, turn_of, within_one_request
 
 if TYPE_CHECKING:
     from kalda.replication.partition import Partition
@@ -37,6 +38,8 @@ FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _MAX_EPOCH = 2**31 - 1
 _EVICTION_AFTER_MS = 120_000
+_POSTPONED_WAIT_MS = 10
+"""For how long a request may wait for records while there are partitions that are not named yet."""
 DEFAULT_BYTES = 256 * 1024 * 1024
 _PARTITION_BYTES = 300
 """The memory of one partition of a session, besides its topic's name."""
@@ -370,20 +373,37 @@ class FetchSessionHandler:
     A session begins with a full request of epoch 0; the leader answers with the session's id, or with 0 where it has no
     room, and then the next request is full again. Each further request carries the next epoch. After any error the next
     request is full: it closes the old session and begins another. Requests and responses alternate. A machine.
+
+    A request names `MAX_PARTITIONS_FETCHED` partitions at most. Of more, the others follow with the next requests.
     """
 
-    __slots__ = ("_epoch", "_id", "_in_session")
+    __slots__ = ("_begin", "_epoch", "_id", "_in_session")
 
     def __init__(self) -> None:
         self._id = 0
         """0: there is no session."""
         self._epoch = 0
         """Of the next request; 0: a full one."""
-        self._in_session: dict[Key, FetchRequestFetchPartition] = {}
+        self._in_session: Mapping[Key, FetchRequestFetchPartition] = {}
         """The partitions that the leader's session holds after the last request."""
+        self._begin = 0
+        """The place, among those wanted, of the first partition of the next full request that cannot name all."""
 
-    def fill(self, request: FetchRequest, wanted: dict[Key, FetchRequestFetchPartition]) -> None:
-        """Fill `request` so that the leader's session holds exactly the partitions that are wanted."""
+    def fill(
+        self, request: FetchRequest, wanted: Mapping[Key, FetchRequestFetchPartition]
+    ) -> Mapping[Key, FetchRequestFetchPartition]:
+        """Fill `request` so that the leader's session holds exactly the partitions that are wanted, or those of them
+        that can be named by now; these are returned."""
+        found = None
+        if self._epoch != 0:
+            found = within_one_request(wanted, self._in_session, _differs, MAX_PARTITIONS_FETCHED)
+        if found is None:
+            self._epoch = 0
+            found = turn_of(wanted, self._begin, MAX_PARTITIONS_FETCHED)
+            self._begin += MAX_PARTITIONS_FETCHED
+        if len(found) < len(wanted):
+            request.max_wait_ms = min(request.max_wait_ms, _POSTPONED_WAIT_MS)
+        wanted = found
         request.session_id, request.session_epoch = self._id, self._epoch
         if self._epoch == 0:
             request.topics = _by_topic(wanted.items())
@@ -403,6 +423,7 @@ class FetchSessionHandler:
                 for topic_id, indexes in forgotten.items()
             ]
         self._in_session = wanted
+        return wanted
 
     def on_response(self, response: FetchResponse) -> bool:
         """Whether the response can be used: it belongs to this session."""

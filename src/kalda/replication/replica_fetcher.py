@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
@@ -39,6 +39,7 @@ from kalda.protocol.messages.fetch import (
     ListOffsetsTopic,
     OffsetSpec,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 from kalda.replication.fetch_session import FetchSessionHandler, Key
 from kalda.replication.partition import NO_LEADER, Partition
 from kalda.replication.throttle import RETRY_MS, ReplicaThrottle
@@ -181,7 +182,7 @@ class ReplicaFetcher:
         self._cold: set[Key] = set()
         """Partitions whose logs have to be opened before the first append."""
         self._session = FetchSessionHandler()
-        self._in_flight: dict[Key, FetchRequestFetchPartition] | None = None
+        self._in_flight: Mapping[Key, FetchRequestFetchPartition] | None = None
         """Partitions of the fetch that has been sent and not answered."""
         self._backoff_ms = 0
         """The last pause of the whole fetcher; 0 after a response."""
@@ -239,7 +240,7 @@ class ReplicaFetcher:
                 each for each in self._followed.values() if each.spec_to_look_up == timestamp and each.is_ready(now_ms)
             ]
             if followed:
-                return self._list_offsets(followed, timestamp)
+                return self._list_offsets(followed[:MAX_PARTITIONS_NAMED], timestamp)
         max_bytes = self._config.partition_max_bytes
         if self._throttle is not None and self._throttle.is_enabled:
             self._hold_back(self._throttle, now_ms)
@@ -259,8 +260,7 @@ class ReplicaFetcher:
             min_bytes=config.min_bytes,
             max_bytes=config.response_max_bytes,
         )
-        self._session.fill(request, wanted)
-        self._in_flight = wanted
+        self._in_flight = self._session.fill(request, wanted)
         return request
 
     def _hold_back(self, throttle: ReplicaThrottle, now_ms: int) -> None:

@@ -35,6 +35,7 @@ from kalda.protocol.messages.transactions import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
+from kalda.protocol.naming import MAX_ELEMENTS_SENT, elements_of
 
 log = logging.getLogger("kalda.requests")
 
@@ -221,15 +222,23 @@ class TransactionVerifier:
     def _send_queued(self, broker_id: int, coordinator: _Coordinator) -> None:
         while coordinator.queued and coordinator.in_flight < _MAX_IN_FLIGHT:
             ready = [each for key, each in coordinator.queued.items() if key not in coordinator.busy]
-            entries = {each.transactional_id: each for each in ready[:_MAX_TRANSACTIONS]}
+            entries: dict[str, _Entry] = {}
+            messages: list[AddPartitionsToTxnTransaction] = []
+            size = 0
+            for each in ready[:_MAX_TRANSACTIONS]:
+                message = each.message()
+                size += 1 + elements_of(message)
+                if entries and size > MAX_ELEMENTS_SENT:
+                    break
+                entries[each.transactional_id] = each
+                messages.append(message)
             if not entries:
                 break
             for key in entries:
                 del coordinator.queued[key]
             coordinator.busy.update(entries)
             coordinator.in_flight += 1
-            request = AddPartitionsToTxnRequest(transactions=[each.message() for each in entries.values()])
-            self._request(broker_id, coordinator, request, entries)
+            self._request(broker_id, coordinator, AddPartitionsToTxnRequest(transactions=messages), entries)
         is_idle = not coordinator.queued and not coordinator.in_flight
         if is_idle and self._coordinators.get(broker_id) is coordinator:
             del self._coordinators[broker_id]

@@ -7,6 +7,7 @@ import random
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchResponse
+from kalda.protocol.naming import MAX_PARTITIONS_FETCHED
 from kalda.replication.fetch_session import FetchSessionCache, FetchSessionHandler, Key
 
 IDS = [Uuid(bytes(15) + bytes([number])) for number in (1, 2)]
@@ -94,3 +95,28 @@ def test_an_error_of_another_kind_keeps_the_id_to_close_it() -> None:
     session.fill(request, want)
     assert request.session_epoch == 0
     assert request.session_id != 0
+
+
+def test_of_very_many_partitions_a_request_names_some_and_the_next_ones_the_others() -> None:
+    leader, session = Leader(), FetchSessionHandler()
+    ids = [Uuid(number.to_bytes(16, "big")) for number in range(1, 2 * MAX_PARTITIONS_FETCHED + 3)]
+    want: dict[Key, FetchRequestFetchPartition] = {(topic_id, 0): asked(0, 5) for topic_id in ids}
+    for held in (MAX_PARTITIONS_FETCHED, 2 * MAX_PARTITIONS_FETCHED, len(ids)):
+        found = leader.wanted(session, dict(want))
+        assert found is not None
+        assert leader.sent <= MAX_PARTITIONS_FETCHED
+        assert len(found) == held
+    assert leader.wanted(session, dict(want)) == dict.fromkeys(want, 5)
+    assert leader.sent == 0
+
+
+def test_without_sessions_all_of_very_many_partitions_have_their_turn() -> None:
+    leader, session = Leader(slots=0), FetchSessionHandler()
+    want: dict[Key, FetchRequestFetchPartition] = {
+        (IDS[0], index): asked(index, 5) for index in range(MAX_PARTITIONS_FETCHED + 7)
+    }
+    found: set[Key] = set()
+    for _ in range(2):
+        found |= (leader.wanted(session, dict(want)) or {}).keys()
+        assert leader.sent == MAX_PARTITIONS_FETCHED
+    assert found == want.keys()

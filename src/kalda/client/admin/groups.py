@@ -194,6 +194,10 @@ def list_group_offsets(
         found, failed = read_committed(answer)
         if not any(ErrorCode(code).retriable for code in failed.values()) or (yield PAUSE):
             break
+    if partitions is not None:
+        asked = frozenset(partitions)
+        found = {partition: offset for partition, offset in found.items() if partition in asked}
+        failed = {partition: code for partition, code in failed.items() if partition in asked}
     outcomes: Outcomes[TopicPartition, OffsetAndEpoch] = Outcomes(found)
     for partition, code in failed.items():
         outcomes[partition] = refused(code, f"group {group_id!r}, partition {partition}")

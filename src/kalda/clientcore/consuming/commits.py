@@ -17,6 +17,7 @@ from kalda.protocol.messages.offsets import (
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 MAX_OFFSET_FETCH = 7
 """The last version with one group a request; it has topic names and no topic ids."""
@@ -77,7 +78,9 @@ def committed_errors(response: OffsetCommitResponse) -> Iterator[tuple[TopicPart
 def committed_request(
     group_id: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
 ) -> OffsetFetchRequest:
-    """The committed offsets of `partitions`; None: of all."""
+    """The committed offsets of `partitions`; None: of all, which are requested for very many of them, too."""
+    if partitions is not None and len(partitions) > MAX_PARTITIONS_NAMED:
+        partitions = None
     topics: dict[str, list[int]] = {}
     for topic, index in partitions or ():
         topics.setdefault(topic, []).append(index)

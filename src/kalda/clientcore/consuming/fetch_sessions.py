@@ -3,7 +3,7 @@
 The first request of a session names all partitions (id 0, epoch 0). The response has the session's id, or 0 where the
 broker keeps none. Every further request has the next epoch, the partitions that were added or changed, and those that
 were removed. After an error of the session, or a lost request, a new session begins; the old one is closed by naming
-its id with epoch 0.
+its id with epoch 0. Of very many partitions a request names some; the others follow with the next requests.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kalda.protocol.messages.fetch import (
     FetchRequestForgottenTopic,
     FetchResponse,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_FETCHED, turn_of, within_one_request
 
 FINAL_EPOCH = -1
 _MAX_EPOCH = 2**31 - 1
@@ -50,6 +51,8 @@ class SessionRequest(NamedTuple):
     epoch: int
     topics: list[FetchRequestFetchTopic]
     forgotten: list[FetchRequestForgottenTopic]
+    has_all: bool
+    """Whether no partition is left for the next request."""
 
 
 class FetchSession:
@@ -64,12 +67,22 @@ class FetchSession:
         self.partitions: dict[TopicPartition, Wanted] = {}
         """What the broker has, once the request in flight has arrived."""
         self._names: dict[Uuid, str] = {}
+        self._begin = 0
+        """The place, among those wanted, of the first partition of the next full request that cannot name all."""
 
     def build(self, wanted: Mapping[TopicPartition, Wanted], *, by_name: bool) -> SessionRequest:
-        """The next request, after which the broker has all of `wanted` and nothing else."""
+        """The next request, after which the broker has all of `wanted` that can be named by now, and nothing else."""
         if by_name != self.by_name:
             self.restart()
             self.by_name = by_name
+        some = None
+        if self.epoch != 0:
+            some = within_one_request(wanted, self.partitions, _differs, MAX_PARTITIONS_FETCHED)
+        if some is None:
+            self.restart()
+            some = turn_of(wanted, self._begin, MAX_PARTITIONS_FETCHED)
+            self._begin += MAX_PARTITIONS_FETCHED
+        has_all, wanted = len(some) == len(wanted), some
         is_full = self.epoch == 0
         before = {} if is_full else self.partitions
         topics: dict[tuple[str, Uuid], FetchRequestFetchTopic] = {}
@@ -79,7 +92,7 @@ class FetchSession:
             if known is not None and known.topic_id != entry.topic_id:
                 _forget(forgotten, partition, known.topic_id)
                 known = None
-            if known is not None and known[:4] == entry[:4]:
+            if known is not None and not _differs(known, entry):
                 continue
             topic = topics.get((partition.topic, entry.topic_id))
             if topic is None:
@@ -99,7 +112,7 @@ class FetchSession:
                 _forget(forgotten, partition, known.topic_id)
         self.partitions = dict(wanted)
         self._names = {entry.topic_id: partition.topic for partition, entry in wanted.items()}
-        return SessionRequest(self.session_id, self.epoch, list(topics.values()), list(forgotten.values()))
+        return SessionRequest(self.session_id, self.epoch, list(topics.values()), list(forgotten.values()), has_all)
 
     def name_of(self, topic: str, topic_id: Uuid) -> str | None:
         """The name of a topic in a response; None where the session does not have it."""
@@ -126,6 +139,10 @@ class FetchSession:
         """The request was lost, or refused: the next one names all partitions, and closes this session."""
         self.epoch = 0
         self.partitions = {}
+
+
+def _differs(one: Wanted, other: Wanted) -> bool:
+    return one[:4] != other[:4]
 
 
 def _forget(

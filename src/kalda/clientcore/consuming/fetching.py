@@ -70,6 +70,8 @@ def aborted_batches(records: Buffer, aborted: Iterable[tuple[int, int]]) -> froz
 
 log = logging.getLogger(__name__)
 _MAX_FETCH_BY_NAME = 12
+_POSTPONED_WAIT_MS = 10
+"""For how long a request may wait for records while there are partitions that are not named yet."""
 _REDIRECTS_FORGOTTEN_MS = 10_000
 """Redirects with more time between them are not in a row: Fetches without records need not name a partition."""
 _MANY_REDIRECTS = 10
@@ -239,7 +241,7 @@ class Fetcher:
         )
         built = session.build(wanted, by_name=by_name)
         request = FetchRequest(
-            max_wait_ms=config.max_wait_ms,
+            max_wait_ms=config.max_wait_ms if built.has_all else min(config.max_wait_ms, _POSTPONED_WAIT_MS),
             min_bytes=config.min_bytes,
             max_bytes=config.max_bytes,
             isolation_level=int(config.read_committed),

@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -35,6 +36,7 @@ from kalda.protocol.messages.fetch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 from kalda.protocol.notation import Request
 
 log = logging.getLogger(__name__)
@@ -147,6 +149,8 @@ class Positions:
                 self._fail_once(error)
             return
         found, failed = read_committed(answer)
+        asked = {state.partition for state, _ in wanted}
+        failed = {partition: code for partition, code in failed.items() if partition in asked}
         for partition, code in failed.items():
             # UNSTABLE_OFFSET_COMMIT: a transaction with offsets of this group has not ended yet.
             self._retry_committed_at_ms = self._requests.retry_at_ms()
@@ -224,9 +228,10 @@ class Positions:
                 metadata.request_leader(partition.topic)
                 continue
             by_node.setdefault(leader.node_id, []).append(state)
-        for node_id, states in by_node.items():
+        for node_id, all_states in by_node.items():
             if not self._requests.is_ready(node_id):
                 continue
+            states = all_states[:MAX_PARTITIONS_NAMED]
             versions = self._requests.connections.versions_of(node_id) or {}
             if status is Status.VALIDATING and ApiKey.OFFSET_FOR_LEADER_EPOCH not in versions:
                 for state in states:
@@ -402,8 +407,9 @@ class Positions:
                 metadata.request_leader(partition.topic)
                 continue
             by_node.setdefault(leader.node_id, {})[partition] = timestamp
-        for node_id, times in by_node.items():
+        for node_id, all_times in by_node.items():
             if self._requests.is_ready(node_id):
+                times = dict(islice(all_times.items(), MAX_PARTITIONS_NAMED))
                 listing.in_flight.update(times)
                 self._requests.send(
                     node_id,

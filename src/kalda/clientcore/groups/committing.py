@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -29,13 +30,16 @@ from kalda.clientcore.consuming.consumer_errors import CommitFailed, Operation
 from kalda.clientcore.consuming.consumer_metrics import CoordinatorMetrics
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.groups.membership import Membership
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 
 class _Commit:
-    __slots__ = ("failures", "offsets", "operation", "repeats", "retry_at_ms")
+    __slots__ = ("failures", "left", "offsets", "operation", "repeats", "retry_at_ms")
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndEpoch], operation: Operation, repeats: bool) -> None:
         self.offsets = dict(offsets)
+        self.left = dict(offsets)
+        """Those that are not committed yet: of very many, a request names some."""
         self.operation = operation
         self.repeats = repeats
         self.retry_at_ms = 0
@@ -141,14 +145,17 @@ class Committing:
         self._commits.popleft()
         self._in_flight = commit
         sent_at_ms = self._requests.now_ms
+        sent = dict(islice(commit.left.items(), MAX_PARTITIONS_NAMED))
         self._requests.send(
             node_id,
-            commit_request(group, commit.offsets),
-            lambda answer, error: self._on_committed(commit, sent_at_ms, answer, error),
+            commit_request(group, sent),
+            lambda answer, error: self._on_committed(commit, sent, sent_at_ms, answer, error),
             max_version=MAX_OFFSET_COMMIT,
         )
 
-    def _on_committed(self, commit: _Commit, sent_at_ms: int, answer: Any, error: ApiError | None) -> None:
+    def _on_committed(
+        self, commit: _Commit, sent: Collection[TopicPartition], sent_at_ms: int, answer: Any, error: ApiError | None
+    ) -> None:
         self._in_flight = None
         if answer is not None and self._metrics is not None:
             self._metrics.commits.append(self._requests.now_ms - sent_at_ms)
@@ -161,8 +168,13 @@ class Committing:
                 if failed is None or failed.code.retriable:
                     failed = refused(code, f"group {self._group_id!r}, partition {partition}")
         if failed is None:
-            self.committed_total += len(commit.offsets)
-            commit.operation.succeed(commit.offsets)
+            self.committed_total += len(sent)
+            for partition in sent:
+                del commit.left[partition]
+            if commit.left:
+                self._commits.appendleft(commit)
+            else:
+                commit.operation.succeed(commit.offsets)
             self.run()
             return
         self._requests.on_coordinator_error(failed)
@@ -207,8 +219,10 @@ class Committing:
             error = refused(answer.error_code, f"group {self._group_id!r}")
         if error is None:
             found, failed = read_committed(answer)
+            asked = frozenset(read.partitions)
+            failed = {partition: code for partition, code in failed.items() if partition in asked}
             if not failed:
-                read.operation.succeed(found)
+                read.operation.succeed({partition: each for partition, each in found.items() if partition in asked})
                 return
             partition, code = next(iter(failed.items()))
             error = refused(code, f"group {self._group_id!r}, partition {partition}")

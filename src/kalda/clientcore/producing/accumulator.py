@@ -35,6 +35,7 @@ from kalda.clientcore.producing.idempotence import Numbering
 from kalda.clientcore.producing.producer_batch import ProducerBatch
 from kalda.clientcore.producing.producer_errors import ProducerClosed
 from kalda.clientcore.producing.sticky_partitioner import Candidates, Sticky, StickyPartitioner
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 from kalda.records.appending import HEADER_SIZE, RECORD_OVERHEAD, Ticket, TopicAppender
 from kalda.records.compression import Compression
 
@@ -450,7 +451,8 @@ class Accumulator:
         return batch.backoff_ms
 
     def drain(self, node_id: int, now_ms: int) -> list[ProducerBatch]:
-        """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed."""
+        """At most one batch of each of the node's partitions, in turn, up to `max_request_size` in all; sealed. Not
+        more than one request may name."""
         batches: list[ProducerBatch] = []
         size_bytes = 0
         config, numbering = self.config, self.numbering
@@ -462,6 +464,8 @@ class Accumulator:
                 if first.attempts > 0 and now_ms - first.last_attempt_ms < self._backoff_ms(first):
                     continue
                 if batches and size_bytes + self._estimated_bytes(first, queue.topic) > config.max_request_size:
+                    break
+                if len(batches) == MAX_PARTITIONS_NAMED:
                     break
                 if numbering is not None and not numbering.may_drain(first):
                     continue

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from kalda.base.errors import ApiError, ErrorCode
@@ -44,6 +45,7 @@ from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 from kalda.protocol.notation import Request
 from kalda.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, advance_sequence
 
@@ -302,7 +304,9 @@ class TransactionManager:
         self._expect_transaction("send offsets")
         if offsets:
             self._is_started |= self.is_v2
-            self._offsets.append(_Offsets(group_id, dict(offsets), member or GroupMember(), dict(texts or {})))
+        left = iter(offsets.items())
+        while some := dict(islice(left, MAX_PARTITIONS_NAMED)):
+            self._offsets.append(_Offsets(group_id, some, member or GroupMember(), dict(texts or {})))
 
     def begin_commit(self) -> None:
         """Commit, when all offsets are written and the shell has no batch left. A second call after a timeout
@@ -497,7 +501,7 @@ class TransactionManager:
 
     def _add_partitions_request(self) -> AddPartitionsToTxnRequest:
         topics: dict[str, AddPartitionsToTxnTopic] = {}
-        for name, index in self._new_partitions:
+        for name, index in islice(self._new_partitions, MAX_PARTITIONS_NAMED):
             topics.setdefault(name, AddPartitionsToTxnTopic(name=name)).partitions.append(index)
         return AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id,
