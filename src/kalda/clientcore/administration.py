@@ -27,15 +27,13 @@ from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refus
 from kalda.clientcore.connections.metadata import ClusterMetadata
 from kalda.clientcore.connections.requests import COORDINATOR_BASE, COORDINATOR_MOVED, Requests
 from kalda.clientcore.consuming.consumer_errors import Operation
-from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
+from kalda.protocol.messages.groups import CoordinatorType
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.naming import MAX_ELEMENTS_SENT, elements_of
 from kalda.protocol.notation import Request
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-_MAX_FIND_COORDINATOR = 3
-"""The last version with a single key in its request and response."""
 
 
 NEW_TOPIC_MS = 1_500
@@ -286,8 +284,7 @@ class AdminCore:
         self.metadata = metadata
         self._first_contact_ms = first_contact_ms
         self.connections = connections
-        self.requests = Requests(metadata, connections, retry, None)
-        self.requests.now_ms = now_ms
+        self.requests = Requests(metadata, connections, retry, now_ms)
         self.refused: ApiError | None = None
         self.connections.on_refused = self._on_refused
         self._retry = retry
@@ -513,25 +510,19 @@ class AdminCore:
     def _find(self, target: Target) -> ApiError | None:
         if target in self._finding:
             return None
-        node_id = self.requests.any_node()
-        if node_id is None:
-            return None
-        self._finding.add(target)
         kind = CoordinatorType.GROUP if target.kind is TargetKind.GROUP else CoordinatorType.TRANSACTION
-        request = FindCoordinatorRequest(key=target.key, key_type=kind)
 
-        def on_done(answer: Any, error: ApiError | None) -> None:
+        def on_done(found: Any, error: ApiError | None) -> None:
             self._finding.discard(target)
-            if error is None and answer.error_code:
-                error = refused(answer.error_code, f"the coordinator of {target.key!r}", answer.error_message)
             if error is None:
-                broker = Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None)
-                self._coordinators[target] = broker
-                self.requests.add_node(broker)
+                self._coordinators[target] = found
+                self.requests.add_node(found)
             else:
                 self._fail_target(target, error)
 
-        self.requests.send(node_id, request, on_done, max_version=_MAX_FIND_COORDINATOR)
+        self._finding.add(target)  # before the lookup, which may fail at once
+        if not self.requests.find(target.key, kind, f"the coordinator of {target.key!r}", on_done):
+            self._finding.discard(target)
         return None
 
     def _fail_target(self, target: Target, error: ApiError) -> None:

@@ -110,7 +110,7 @@ class ConsumerCore:
             ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT), self.metrics
         )
         self.connections.on_refused = self._on_refused
-        self.requests = Requests(self.metadata, self.connections, retry, config.group_id)
+        self.requests = Requests(self.metadata, self.connections, retry, 0, group_id=config.group_id, is_fetching=True)
         self.requests.now_ms = now_ms
         self._reset = reset = _reset_of(config)
         self.codecs = _codecs_of(config)

@@ -20,6 +20,7 @@ from kalda.clientcore.connections.cluster_values import configured_bootstrap
 from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
 from kalda.clientcore.connections.metadata import ClusterMetadata
 from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
+from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.producing.accumulator import Accumulator, AccumulatorConfig
 from kalda.clientcore.producing.buffer_pool import BufferPool
 from kalda.clientcore.producing.idempotence import Idempotence
@@ -60,7 +61,7 @@ class ProducerCore:
         self.connections = Connections(
             ConnectionConfig.of(config, client_id, software_version, random, config.max_in_flight), self.metrics
         )
-        self.connections.on_unreachable = self.metadata.request_update
+        self.requests = Requests(self.metadata, self.connections, retry, now_ms)
         self.pool = BufferPool(config.buffer_memory, config.batch_size, table_batch_bytes(config))
         self.accumulator = Accumulator(
             _accumulator_config(config, retry, random), self.pool, self.metadata, ticket_type, lock
@@ -76,14 +77,11 @@ class ProducerCore:
                 config.transactional_id, config.transaction_timeout_ms, retry, is_two_phase=config.two_phase_commit
             )
             self.idempotence = numbering = Transactions(manager)
-            self.transactions = TransactionDriver(
-                numbering, self.accumulator, self.connections, self.metadata, lock, config.max_block_ms
-            )
+            self.transactions = TransactionDriver(numbering, self.accumulator, self.requests, lock, config.max_block_ms)
         self.accumulator.numbering = self.idempotence
         self.sender = Sender(
             _sender_config(config), self.metadata, self.accumulator, self.connections, self.idempotence, self.metrics
         )
-        self._now_ms = now_ms
         self.sender._now_ms = self.now_ms
         if self.transactions is not None:
             self.sender.on_failure = self.transactions.on_batch_failed
@@ -103,22 +101,22 @@ class ProducerCore:
 
     def now_ms(self) -> int:
         """The time of the event that is being processed."""
-        return self._now_ms
+        return self.requests.now_ms
 
     def at(self, now_ms: int) -> Connections:
         """The connections, for an event at this time."""
-        self._now_ms = now_ms
+        self.requests.now_ms = now_ms
         return self.connections
 
     # -- turns
 
     def run(self, now_ms: int) -> None:
         """Do all that can be done now."""
-        self._now_ms = now_ms
-        self.connections.run(now_ms)
+        self.requests.now_ms = now_ms
+        self.requests.run()
         if self._seen_version != self.metadata.version:
-            self._on_metadata(now_ms)
-        self._update_metadata(now_ms)
+            self._seen_version = self.metadata.version
+            self.accumulator.on_metadata()
         if self.idempotence is not None:
             refusal = self.idempotence.take_refusal()
             if refusal is not None:
@@ -194,12 +192,7 @@ class ProducerCore:
             self.transactions.on_end()
         self.connections.close(now_ms)
 
-    # -- metadata
-
-    def _on_metadata(self, now_ms: int) -> None:
-        self._seen_version = self.metadata.version
-        self.connections.set_nodes(self.metadata.brokers, now_ms)
-        self.accumulator.on_metadata()
+    # -- requests to any broker
 
     def _request_at_ms(self, now_ms: int) -> int | None:
         """When a request to any broker may be sent: for metadata or a producer id."""
@@ -207,43 +200,16 @@ class ProducerCore:
         if self.idempotence is not None and self.idempotence.needs_request and self.accumulator.incomplete:
             id_ms = max(now_ms, self._id_retry_at_ms)
             due_ms = id_ms if due_ms is None else min(due_ms, id_ms)
-        if due_ms is None or due_ms > now_ms:
-            return due_ms
-        if self.connections.may_find_node(now_ms):
-            return now_ms  # it has become due since the last attempt
-        # There is no node for it before a connection is made, fails, or may be tried again.
-        retry_ms = self.connections.next_retry_ms()
-        return retry_ms if retry_ms is not None and retry_ms > now_ms else None
-
-    def _update_metadata(self, now_ms: int) -> None:
-        due_ms = self.metadata.next_request_at_ms(now_ms)
-        if due_ms is None or due_ms > now_ms:
-            return
-        if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
-            self.metadata.rebootstrap(now_ms)
-            self._on_metadata(now_ms)
-        node_id = self.connections.least_loaded(now_ms)
-        if node_id is None:
-            return
-
-        def on_done(response: Any, error: ApiError | None) -> None:
-            if error is not None:
-                self.metadata.on_failure(self._now_ms)
-            else:
-                self.metadata.on_response(response, self._now_ms)
-
-        self.connections.send(node_id, self.metadata.next_request(now_ms), now_ms, on_done)
+        return self.requests.any_node_at_ms(due_ms, now_ms)
 
     def _on_refused(self, error: ApiError) -> None:
         self.refused = error
-
-    # -- the producer's id
 
     def _update_producer_id(self, idempotence: Idempotence, now_ms: int) -> None:
         idempotence.run()
         if not idempotence.needs_request or now_ms < self._id_retry_at_ms or not self.accumulator.incomplete:
             return
-        node_id = self.connections.least_loaded(now_ms)
+        node_id = self.requests.any_node()
         if node_id is None:
             return
         request = idempotence.next_request()
@@ -256,9 +222,9 @@ class ProducerCore:
                 self._id_failures = 0
             else:
                 self._id_failures += 1
-                self._id_retry_at_ms = self._now_ms + self._retry.pause_ms(self._id_failures)
+                self._id_retry_at_ms = self.requests.retry_at_ms(self._id_failures)
 
-        self.connections.send(node_id, request, now_ms, on_done)
+        self.requests.send(node_id, request, on_done)
 
 
 def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:

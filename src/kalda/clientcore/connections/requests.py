@@ -1,9 +1,10 @@
-"""How the parts of a client core send requests: metadata kept up to date, nodes chosen, coordinators found.
+"""How the cores of clients send requests: metadata kept up to date, nodes chosen, coordinators found.
 
     run(now)                   Metadata and FindCoordinator requests that are due, timeouts of connections
     is_ready(node)             whether a request can be sent to the node now; connects where it cannot
     send(node, request, done)  send; `done(answer, error)` is called once
-    coordinator()              the coordinator's node, looked up where it is unknown; None until it is found
+    coordinator()              the group's coordinator, looked up where it is unknown; None until it is found
+    find(key, type, done)      look up a coordinator; `done(broker, error)` is called once
 
 A broker answers a connection's requests in order. So the coordinator, and the Fetches of each broker, have connections
 of their own: a heartbeat or a lookup does not wait behind a Fetch that waits for records. Their node ids are
@@ -21,13 +22,12 @@ from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Connections, OnDone
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.metadata import ClusterMetadata
-from kalda.protocol.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
 
 COORDINATOR_BASE = 2**32
 FETCH_BASE = 2**31
-_MAX_FIND_COORDINATOR = 3
+MAX_FIND_COORDINATOR = 3
 """The last version with a single key in its request and response."""
 
 
@@ -35,18 +35,27 @@ class Requests:
     """Sends for one client. `now_ms` is the time of the last event, which every entry of the core sets."""
 
     def __init__(
-        self, metadata: ClusterMetadata, connections: Connections, backoff: Backoff, group_id: str | None
+        self,
+        metadata: ClusterMetadata,
+        connections: Connections,
+        backoff: Backoff,
+        now_ms: int,
+        *,
+        group_id: str | None = None,
+        is_fetching: bool = False,
     ) -> None:
+        """`group_id`: the group whose coordinator is used. `is_fetching`: brokers have connections for Fetches."""
         self.metadata = metadata
         self.connections = connections
         connections.on_unreachable = metadata.request_update
-        self.now_ms = 0
+        self.now_ms = now_ms
         self.ran_at_ms = -1
         """When `run` ran last: what was due then is done. What has become due since is still to do."""
         self.coordinator_error: ApiError | None = None
         """Why the group's coordinator cannot be used, where a repetition does not help."""
         self._backoff = backoff
         self._group_id = group_id
+        self._is_fetching = is_fetching
         self._nodes_version = -1
         """`metadata.version` of which the connections have the nodes."""
         self._coordinator: Broker | None = None
@@ -62,11 +71,11 @@ class Requests:
         now_ms = self.ran_at_ms = self.now_ms
         self.connections.run(now_ms)
         self._update_nodes()
-        if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
-            self.metadata.rebootstrap(now_ms)
-            self._update_nodes()
         due_ms = self.metadata.next_request_at_ms(now_ms)
         if due_ms is not None and due_ms <= now_ms:
+            if self.metadata.has_to_rebootstrap(now_ms, self.connections.is_any_usable(now_ms)):
+                self.metadata.rebootstrap(now_ms)
+                self._update_nodes()
             node_id = self.any_node()
             if node_id is not None:
                 self.connections.send(node_id, self.metadata.next_request(now_ms), now_ms, self._on_metadata)
@@ -78,6 +87,16 @@ class Requests:
             return self.now_ms  # the request has become due since `run`
         retry_ms = self.connections.next_retry_ms(self.ran_at_ms)
         return self.earliest((self.connections.deadline_ms(self.now_ms), retry_ms, due_ms, self._find_at_ms))
+
+    def any_node_at_ms(self, due_ms: int | None, now_ms: int) -> int | None:
+        """When a request to any node that is due at `due_ms` may be sent; None where only an event helps."""
+        if due_ms is None or due_ms > now_ms:
+            return due_ms
+        if self.connections.may_find_node(now_ms):
+            return now_ms  # it has become due since the last attempt
+        # There is no node for it before a connection is made, fails, or may be tried again.
+        retry_ms = self.connections.next_retry_ms()
+        return retry_ms if retry_ms is not None and retry_ms > now_ms else None
 
     def earliest(self, times_ms: Iterable[int | None]) -> int | None:
         """The first of these times that the last `run` has not passed; now, where it has come since."""
@@ -157,28 +176,47 @@ class Requests:
     def _find_coordinator(self) -> None:
         if self._is_finding or self._group_id is None or self.now_ms < self._find_at_ms:
             return
+        self._is_finding = True  # before the lookup, which may fail at once
+        if not self.find(self._group_id, 0, f"group {self._group_id!r}", self._on_coordinator):
+            self._is_finding = False
+
+    def find(self, key: str, kind: int, what: str, on_done: OnDone) -> bool:
+        """Look up a coordinator (`kind`: a `CoordinatorType`) at any node; False where no request can be sent now.
+
+        `on_done` is called with the coordinator, under a node id of its own, and None; with None and an error; or,
+        where a broker refuses, with its answer and the error, which names `what`."""
+        # Imported where it is needed: most producers look none up.
+        from kalda.protocol.messages.groups import FindCoordinatorRequest
+
         node_id = self.any_node()
         if node_id is None:
-            return
-        self._is_finding = True
-        request = FindCoordinatorRequest(key=self._group_id)
-        self.send(node_id, request, self._on_coordinator, max_version=_MAX_FIND_COORDINATOR)
+            return False
 
-    def _on_coordinator(self, answer: FindCoordinatorResponse | None, error: ApiError | None) -> None:
+        def on_answer(answer: Any, error: ApiError | None) -> None:
+            if error is not None:
+                on_done(None, error)
+            elif answer.error_code:
+                on_done(answer, refused(answer.error_code, what, answer.error_message))
+            else:
+                on_done(Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None), None)
+
+        request = FindCoordinatorRequest(key=key, key_type=kind)
+        self.send(node_id, request, on_answer, max_version=MAX_FIND_COORDINATOR)
+        return True
+
+    def _on_coordinator(self, found: Any, error: ApiError | None) -> None:
         self._is_finding = False
-        if answer is not None and answer.error_code:
-            error = refused(answer.error_code, f"group {self._group_id!r}", answer.error_message)
-            if not error.code.retriable:
+        if error is not None:
+            if found is not None and not error.code.retriable:
                 self.coordinator_error = error
-        if answer is None or error is not None:
             self._find_failures += 1
             self._find_at_ms = self.now_ms + self._backoff.pause_ms(self._find_failures)
             return
         self.coordinator_error = None
-        self._coordinator = Broker(COORDINATOR_BASE - answer.node_id, answer.host, answer.port, None)
+        self._coordinator = found
         self._nodes_version = -1
         self._update_nodes()
-        self.is_ready(self._coordinator.node_id)
+        self.is_ready(found.node_id)
 
     # -- metadata
 
@@ -187,7 +225,8 @@ class Requests:
             return
         self._nodes_version = self.metadata.version
         nodes = dict(self.metadata.brokers)
-        nodes |= {FETCH_BASE + node_id: broker for node_id, broker in nodes.items() if node_id >= 0}
+        if self._is_fetching:
+            nodes |= {FETCH_BASE + node_id: broker for node_id, broker in nodes.items() if node_id >= 0}
         nodes |= self._added
         if self._coordinator is not None:
             nodes[self._coordinator.node_id] = self._coordinator

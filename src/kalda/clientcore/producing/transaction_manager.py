@@ -27,6 +27,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.errors import refused
+from kalda.clientcore.connections.requests import MAX_FIND_COORDINATOR
 from kalda.clientcore.producing.idempotence import DENIED
 from kalda.clientcore.producing.transaction_errors import (
     FENCED,
@@ -55,8 +56,6 @@ _MAX_ADD_PARTITIONS = 3
 """The last version for clients; later ones are for the verification by brokers."""
 _MAX_END_BEFORE_V2 = 4
 _MAX_OFFSET_COMMIT_BEFORE_V2 = 4
-_MAX_FIND_COORDINATOR = 3
-"""The last version with a single key."""
 _MAX_INIT, _TWO_PHASE_INIT = 5, 6
 """Of InitProducerId: without two-phase commit, and with it (KIP-939)."""
 _TRANSACTIONS_V2 = 2
@@ -485,7 +484,7 @@ class TransactionManager:
         key = self.transactional_id if key is None else key
         node_id = self._coordinators.get((kind, key))
         if node_id is None:
-            return TransactionRequest(None, FindCoordinatorRequest(key=key, key_type=kind), _MAX_FIND_COORDINATOR)
+            return TransactionRequest(None, FindCoordinatorRequest(key=key, key_type=kind), MAX_FIND_COORDINATOR)
         return TransactionRequest(node_id, request, max_version)
 
     def _init_request(self) -> InitProducerIdRequest:

@@ -23,8 +23,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.cluster_values import Broker
-from kalda.clientcore.connections.connections import Connections
-from kalda.clientcore.connections.metadata import ClusterMetadata
+from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.producing.accumulator import Accumulator
 from kalda.clientcore.producing.idempotence import Idempotence
 from kalda.clientcore.producing.producer_batch import ProducerBatch
@@ -119,8 +118,7 @@ class TransactionDriver:
         self,
         transactions: Transactions,
         accumulator: Accumulator,
-        connections: Connections,
-        metadata: ClusterMetadata,
+        requests: Requests,
         lock: AbstractContextManager[Any],
         max_block_ms: int,
     ) -> None:
@@ -128,8 +126,8 @@ class TransactionDriver:
         self.transactions = transactions
         self.manager = transactions.manager
         self._accumulator = accumulator
-        self._connections = connections
-        self._metadata = metadata
+        self._requests = requests
+        self._connections = requests.connections
         self._lock = lock
         self._pending: TransactionRequest | None = None
         """The manager's request that is not sent yet: its node is not connected."""
@@ -137,7 +135,7 @@ class TransactionDriver:
         self._max_block_ms = max_block_ms
         self._give_up_ms: int | None = None
         """The producer is closed, and waits for the end of its transaction, no longer than until then."""
-        connections.on_features = self._on_features
+        requests.connections.on_features = self._on_features
 
     # -- what the application calls, on its threads
 
@@ -324,10 +322,7 @@ class TransactionDriver:
         pending = self._pending
         if pending is not None:
             if pending.node_id is None:
-                if self._connections.may_find_node(now_ms):
-                    return now_ms
-                retry_ms = self._connections.next_retry_ms()
-                return retry_ms if retry_ms is not None and retry_ms > now_ms else None
+                return self._requests.any_node_at_ms(now_ms, now_ms)
             return self._connections.ready_at_ms(pending.node_id, now_ms)
         retry_at_ms = self.manager.retry_at_ms
         return retry_at_ms if retry_at_ms > now_ms else None
@@ -338,9 +333,10 @@ class TransactionDriver:
             return
         if isinstance(sent.request, FindCoordinatorRequest) and not response.error_code:
             node = Broker(response.node_id, response.host, response.port, None)
-            if node.node_id not in self._metadata.brokers:
-                self._metadata.brokers = {**self._metadata.brokers, node.node_id: node}
-                self._connections.set_nodes(self._metadata.brokers, self._now_ms)
+            metadata = self._requests.metadata
+            if node.node_id not in metadata.brokers:
+                metadata.brokers = {**metadata.brokers, node.node_id: node}
+                self._connections.set_nodes(metadata.brokers, self._now_ms)
         with self._lock:
             self.manager.on_response(response, self._now_ms)
 
