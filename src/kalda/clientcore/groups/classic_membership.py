@@ -44,6 +44,7 @@ from kalda.clientcore.groups.membership import (
     Call,
     Callback,
     CommitBeforeRebalance,
+    Membership,
     MembershipConfig,
 )
 from kalda.protocol.messages.groups import (
@@ -78,7 +79,7 @@ class ClassicPhase(Enum):
     STABLE = "stable"
 
 
-class ClassicMembership:
+class ClassicMembership(Membership):
     """One member of one classic group."""
 
     def __init__(
@@ -90,30 +91,19 @@ class ClassicMembership:
         commit: CommitBeforeRebalance,
         metrics: CoordinatorMetrics,
     ) -> None:
-        self._config = config
+        super().__init__(config, subscription, requests, commit, metrics)
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._is_cooperative = all(assignor.is_cooperative for assignor in assignors)
-        self._subscription = subscription
-        self._requests = requests
-        self._commit = commit
         self.member_id = ""
         self.generation = _NO_GENERATION
         self.phase = ClassicPhase.UNJOINED
-        self.callback: Callback | None = None
-        self.error: ApiError | None = None
-        self.metrics = metrics
         self._rejoin_reason: str | None = "the consumer starts"
         """Why a rebalance is needed; None: it is not."""
         self._was_lost = False
         """The membership ended: what is still assigned is lost, not revoked."""
-        self._has_left = False
-        """`max.poll.interval.ms` has passed: nothing is sent before the next poll."""
-        self._committing: Operation | None = None
         self._to_revoke: tuple[TopicPartition, ...] = ()
         self._joined: JoinGroupResponse | None = None
         """The response that this leader makes an assignment for."""
-        self._assignment: tuple[TopicPartition, ...] = ()
-        """Of the last SyncGroup, until it is in force."""
         self._leader_topics: dict[str, int] | None = None
         """Partition counts of the leader's last assignment; None for other members."""
         self._joined_topics: frozenset[str] = frozenset()
@@ -127,18 +117,12 @@ class ClassicMembership:
         self._next_heartbeat_ms = 0
         self._heard_at_ms = 0
         """When the coordinator accepted a JoinGroup, SyncGroup or Heartbeat last."""
-        self._polled_at_ms = 0
 
     # -- the machine's life
 
     def run(self, is_polling: bool) -> None:
         """Take the next steps. `is_polling`: the application is in a call of `poll`."""
-        now_ms = self._requests.now_ms
-        if is_polling:
-            self._polled_at_ms = now_ms
-            self._has_left = False
-        elif self._has_generation and now_ms - self._polled_at_ms > self._config.max_poll_interval_ms:
-            self._leave_for_silence()
+        self._watch_polls(is_polling, self._has_generation)
         if self._has_left or self._requests.coordinator_error is not None:
             self.error = self.error or self._requests.coordinator_error
             return
@@ -468,18 +452,11 @@ class ClassicMembership:
         self._accept()
 
     def _accept(self) -> None:
-        owned = self._subscription.partitions
-        added = tuple(partition for partition in self._assignment if partition not in owned)
-        self._subscription.set_partitions(self._assignment)
-        for partition in added:
-            self._subscription.partitions[partition].is_new = True
-            self._requests.metadata.want(partition.topic, self._requests.now_ms)
         self.phase = ClassicPhase.ACCEPTING
-        self.callback = Callback(Call.ASSIGNED, added)
+        self._put_in_force()
 
     def _accepted(self) -> None:
-        for state in self._subscription.partitions.values():
-            state.is_new = False
+        self._begin_use()
         self._assignment = ()
         self.phase = ClassicPhase.STABLE
         self.metrics.on_rebalance_ended(self._requests.now_ms)
@@ -597,10 +574,6 @@ class ClassicMembership:
         # During a call of the listener the phase stays: its end leads to the next step.
         self._stop_returning()
 
-    def _stop_returning(self) -> None:
-        for state in self._subscription.partitions.values():
-            state.is_revoking = True
-
     def _fail(self, error: ApiError) -> None:
         """Nothing helps but the application: the next poll raises `error`."""
         self.error = error
@@ -611,11 +584,6 @@ class ClassicMembership:
             self.phase = ClassicPhase.UNJOINED
 
     def _leave_for_silence(self) -> None:
-        log.warning(
-            "group %s: no poll within max.poll.interval.ms (%d ms): the member leaves, and joins again with the next "
-            "poll. Raise max.poll.interval.ms, or lower max.poll.records",
-            self._config.group_id, self._config.max_poll_interval_ms,
-        )  # fmt: skip
         self._send_leave("the application does not poll", None)
         self._has_left = True
         self.member_id = "" if self._config.instance_id is None else self.member_id
@@ -652,9 +620,4 @@ class ClassicMembership:
             member_id=self.member_id, group_instance_id=self._config.instance_id, reason=reason[:255]
         )
         request = LeaveGroupRequest(group_id=self._config.group_id, members=[identity])
-
-        def on_done(_answer: Any, _error: ApiError | None) -> None:
-            if operation is not None:
-                operation.succeed()  # a member that is not removed now is removed when its session ends
-
-        self._requests.send(node_id, request, on_done)
+        self._send_leaving(node_id, request, operation)

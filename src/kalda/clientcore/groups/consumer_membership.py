@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
@@ -33,6 +32,7 @@ from kalda.clientcore.groups.membership import (
     Call,
     Callback,
     CommitBeforeRebalance,
+    Membership,
     MembershipConfig,
 )
 from kalda.protocol.messages.consumer_groups import (
@@ -58,7 +58,7 @@ class ConsumerGroupPhase(Enum):
     ACCEPTING = "accepting"
 
 
-class ConsumerMembership:
+class ConsumerMembership(Membership):
     """One member of one KIP-848 group. Its id is its own choice, for the life of the consumer."""
 
     def __init__(
@@ -72,31 +72,20 @@ class ConsumerMembership:
         metrics: CoordinatorMetrics,
     ) -> None:
         """`find_topic_ids` requests the names of topics of which an assignment has the ids only."""
-        self._config = config
-        self._subscription = subscription
-        self._requests = requests
-        self._commit = commit
+        super().__init__(config, subscription, requests, commit, metrics)
         self._find_topic_ids = find_topic_ids
         self.member_id = member_id
         self.epoch = _JOIN_EPOCH
         self.phase = ConsumerGroupPhase.STABLE
-        self.callback: Callback | None = None
-        self.error: ApiError | None = None
-        self.metrics = metrics
         self.names_by_id: dict[Uuid, str] = {}
         """Topics that were resolved for assignments."""
         self._is_member = False
         """A heartbeat was accepted in this membership."""
         self._was_fenced = False
         """What is still assigned is lost; nothing is sent before the listener has returned."""
-        self._has_left = False
-        """`max.poll.interval.ms` has passed: nothing is sent before the next poll."""
         self._target: dict[Uuid, tuple[int, ...]] | None = None
         """The last assignment that the coordinator has sent and that is not in force."""
-        self._assignment: tuple[TopicPartition, ...] = ()
-        """What is being reconciled."""
         self._to_release: tuple[TopicPartition, ...] = ()
-        self._committing: Operation | None = None
         self._is_in_flight = False
         self._acknowledges = False
         """The next heartbeat names the owned partitions, at once."""
@@ -105,16 +94,10 @@ class ConsumerMembership:
         self._next_heartbeat_ms = 0
         self._interval_ms = config.heartbeat_interval_ms
         self._failures = 0
-        self._polled_at_ms = 0
 
     def run(self, is_polling: bool) -> None:
         """Take the next steps. `is_polling`: the application is in a call of `poll`."""
-        now_ms = self._requests.now_ms
-        if is_polling:
-            self._polled_at_ms = now_ms
-            self._has_left = False
-        elif self._is_member and now_ms - self._polled_at_ms > self._config.max_poll_interval_ms:
-            self._leave_for_silence()
+        self._watch_polls(is_polling, self._is_member)
         if self._has_left or self.error is not None or not self._subscription.is_by_group:
             return
         if self._requests.coordinator_error is not None:
@@ -222,22 +205,15 @@ class ConsumerMembership:
             else:
                 self._accept()
         elif self.phase is ConsumerGroupPhase.ACCEPTING:
-            for state in self._subscription.partitions.values():
-                state.is_new = False
+            self._begin_use()
             self.phase = ConsumerGroupPhase.STABLE
             if not self._was_fenced:
                 self._acknowledges = True
                 self.metrics.on_rebalance_ended(self._requests.now_ms)
 
     def _accept(self) -> None:
-        owned = self._subscription.partitions
-        added = tuple(partition for partition in self._assignment if partition not in owned)
-        self._subscription.set_partitions(self._assignment)
-        for partition in added:
-            self._subscription.partitions[partition].is_new = True
-            self._requests.metadata.want(partition.topic, self._requests.now_ms)
         self.phase = ConsumerGroupPhase.ACCEPTING
-        self.callback = Callback(Call.ASSIGNED, added)
+        self._put_in_force()
 
     # -- heartbeats
 
@@ -341,19 +317,13 @@ class ConsumerMembership:
         self._target = None
         self._acknowledges = False
         self._sent_subscription = None
-        for state in self._subscription.partitions.values():
-            state.is_revoking = True
+        self._stop_returning()
         self._was_fenced = bool(self._subscription.partitions)
         if self.callback is None:
             self._committing = None
             self.phase = ConsumerGroupPhase.STABLE
 
     def _leave_for_silence(self) -> None:
-        log.warning(
-            "group %s: no poll within max.poll.interval.ms (%d ms): the member leaves, and joins again with the next "
-            "poll. Raise max.poll.interval.ms, or lower max.poll.records",
-            self._config.group_id, self._config.max_poll_interval_ms,
-        )  # fmt: skip
         self._send_leave(None, _LEAVE_EPOCH if self._config.instance_id is None else _LEAVE_STATIC_EPOCH)
         self._has_left = True
         self._end_membership()
@@ -388,9 +358,4 @@ class ConsumerMembership:
             member_epoch=epoch,
             instance_id=self._config.instance_id,
         )
-
-        def on_done(_answer: Any, _error: ApiError | None) -> None:
-            if operation is not None:
-                operation.succeed()  # a member that is not removed now is removed when its session ends
-
-        self._requests.send(node_id, request, on_done)
+        self._send_leaving(node_id, request, operation)
