@@ -549,15 +549,15 @@ def show_windows(rows: list[dict[str, Any]]) -> None:
 
 def draw(rows: list[dict[str, Any]]) -> list[Path]:
     """The windows as a chart: a PNG, and one HTML file that needs no other."""
-    from kalda.pipeline.chart import Line, Panel, save_chart
+    from kalda.pipeline.chart import ChartLine, Panel, save_chart
 
     seconds = sorted({row["second"] for row in rows})
     moments = [datetime.fromisoformat(second).replace(tzinfo=UTC).timestamp() for second in seconds]
     found = {(row["second"], row["kind"]): row for row in rows}
 
-    def line(kind: str, column: str, scale: float = 1) -> Line:
+    def line(kind: str, column: str, scale: float = 1) -> ChartLine:
         values = [(found.get((second, kind)) or {}).get(column) or 0 for second in seconds]
-        return Line(kind, moments, [value / scale for value in values])
+        return ChartLine(kind, moments, [value / scale for value in values])
 
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     panels = [

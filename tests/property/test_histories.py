@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_transactions import INPUTS, OUTPUTS, toy_history
 
 from kalda.verify.findings import Rule
-from kalda.verify.history import FinalLog, History, Outcome, Read, Sample, Seen, Transaction
+from kalda.verify.history import FinalLog, History, OffsetSample, Outcome, Read, Seen, Transaction
 from kalda.verify.history_file import read_history, write_history
 from kalda.verify.judge import judge
 
@@ -184,14 +184,14 @@ def forget_offset(history: History, random: Random) -> set[Rule]:
 
 def move_back(history: History, random: Random) -> set[Rule]:
     last = history.samples[-1]
-    history.add(Sample(last.partition, last.last_stable_offset - 1, last.high_watermark, last.at_us + 1))
+    history.add(OffsetSample(last.partition, last.last_stable_offset - 1, last.high_watermark, last.at_us + 1))
     return {Rule.LSO_BACKWARDS}
 
 
 def stick(history: History, random: Random) -> set[Rule]:
     victim = random.choice(INPUTS)
     history.samples = [each for each in history.samples if each.partition != victim]
-    history.add(Sample(victim, 0, 5, history.faults[0].ended_us + 2_000_000))
+    history.add(OffsetSample(victim, 0, 5, history.faults[0].ended_us + 2_000_000))
     return {Rule.LSO_STUCK}
 
 

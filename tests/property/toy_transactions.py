@@ -17,9 +17,9 @@ from kalda.verify.history import (
     FinalLog,
     FinalOffset,
     History,
+    OffsetSample,
     Outcome,
     Read,
-    Sample,
     Seen,
     Settings,
     Transaction,
@@ -219,7 +219,7 @@ def toy_history(seed: int, steps: int = 400) -> History:
         positions[reader, partition] = cluster.read(reader, partition, positions[reader, partition], 8).end
         sampled = random.choice(list(cluster.logs))
         log = cluster.logs[sampled]
-        cluster.history.add(Sample(sampled, log.stable, len(log.entries), cluster.tick()))
+        cluster.history.add(OffsetSample(sampled, log.stable, len(log.entries), cluster.tick()))
     cluster.history.add(Fault("kill -9", cluster.now_us - 100, cluster.tick()))
     for client in clients:
         if client.running is not None and client.running.name in cluster.open:
@@ -231,7 +231,7 @@ def toy_history(seed: int, steps: int = 400) -> History:
         cluster.mark_some()
     for partition, log in cluster.logs.items():
         end = len(log.entries)
-        cluster.history.add(Sample(partition, log.stable, end, cluster.tick()))
+        cluster.history.add(OffsetSample(partition, log.stable, end, cluster.tick()))
         cluster.history.add(FinalLog(partition, 0, end, log.stable, log.records(), log.visible(0, end)))
     for partition, offset in cluster.group.items():
         cluster.history.add(FinalOffset(GROUP, partition, offset))

@@ -7,7 +7,7 @@ from groups_world import Answer, Client, Context, World, settle
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.coordinator.runtime import PartitionState
+from kalda.coordinator.runtime import LoadState
 from kalda.protocol.messages.groups import DeleteGroupsRequest
 from kalda.protocol.messages.offsets import (
     OffsetDeleteRequest,
@@ -246,7 +246,7 @@ def test_rebalances_and_offsets_are_counted() -> None:
     assert found.pop("offset-expiration-count") == 2
     assert "offset-commit-rate" not in found, "a rate is of the last minute"
     runtime = world.coordinator.runtime
-    assert [runtime.count(state) for state in PartitionState] == [0, 0, len(list(runtime.active_shards()))]
+    assert [runtime.count(state) for state in LoadState] == [0, 0, len(list(runtime.active_shards()))]
 
 
 def test_offsets_of_a_topic_that_live_members_subscribe_to_never_expire() -> None:

@@ -7,22 +7,22 @@ from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc
 from kalda.raft.machine import RaftMachine
 from kalda.raft.values import ReplicaKey
-from kalda.sim.quorum import CLUSTER, Node, SimQuorum, endpoint_of, key_of
+from kalda.sim.quorum import CLUSTER, QuorumNode, SimQuorum, endpoint_of, key_of
 
 
-def static_quorum(seed: int = 0) -> tuple[SimQuorum, Node]:
+def static_quorum(seed: int = 0) -> tuple[SimQuorum, QuorumNode]:
     cluster = SimQuorum((1, 2, 3), dynamic=False, seed=seed)
     cluster.start()
     leader = cluster.elect()
     return cluster, leader
 
 
-def machine(node: Node) -> RaftMachine:
+def machine(node: QuorumNode) -> RaftMachine:
     assert node.machine is not None
     return node.machine
 
 
-def upgrade(cluster: SimQuorum, leader: Node) -> None:
+def upgrade(cluster: SimQuorum, leader: QuorumNode) -> None:
     assert reconfiguration.upgrade_refusal(machine(leader), 1) is None
     cluster.step(leader, ev.UpgradeKraftVersion(machine(leader).epoch, 1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from kalda.sim.admin import judge, misplaced
-from kalda.sim.checks import Observer
+from kalda.sim.checks import ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster
 from kalda.sim.workload import Administrator
@@ -19,7 +19,7 @@ def test_a_directory_fails_at_one_start_and_works_at_the_next() -> None:
     with World("away") as world:
         cluster = SimCluster(world, 1, _DIRS)
         node = cluster.nodes[1]
-        observer = Observer(cluster)
+        observer = ClusterObserver(cluster)
 
         async def restart() -> None:
             node.kill()

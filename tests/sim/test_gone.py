@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kalda.sim.cluster import CONTROLLER_PORT, PORT, SimCluster, SimNode
-from kalda.sim.network import Address, SimNetwork
+from kalda.sim.network import SimAddress, SimNetwork
 from kalda.sim.world import World
 
 SESSION_S = 9.0
@@ -74,7 +74,7 @@ class Detection:
         """Fill its backlogs, and reset all its connections."""
         network = self.world.network
         for port in (PORT, CONTROLLER_PORT):
-            network.listeners[Address(victim.name, port)].backlog = -1
+            network.listeners[SimAddress(victim.name, port)].backlog = -1
         network.reset_all(victim.name)
 
 
@@ -188,7 +188,7 @@ def test_a_probe_that_takes_silence_for_a_refusal_fails_the_scenario(monkeypatch
     original = SimNetwork.connect
 
     async def connect(self: SimNetwork, factory: Any, host: str, port: int) -> Any:
-        server = self.listeners.get(Address(host, port))
+        server = self.listeners.get(SimAddress(host, port))
         if server is not None and server.queued > server.backlog:
             raise ConnectionRefusedError
         return await original(self, factory, host, port)

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from kalda.sim import faults
-from kalda.sim.scenario import Plan, simulate
+from kalda.sim.scenario import SimPlan, simulate
 
 FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:4").split(":"))
 
@@ -22,13 +22,13 @@ FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:4").sp
 @pytest.mark.parametrize("nodes", [1, 3, 4])
 @pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_all_kinds_of_faults(nodes: int, seed: int) -> None:
-    verdict = simulate(Plan(seed, nodes))
+    verdict = simulate(SimPlan(seed, nodes))
     assert verdict.passed, verdict.violation
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_no_faults(nodes: int) -> None:
-    verdict = simulate(Plan(1, nodes, kinds=(), duration_s=5))
+    verdict = simulate(SimPlan(1, nodes, kinds=(), duration_s=5))
     assert verdict.passed, verdict.violation
     assert verdict.acked > 50
     assert verdict.seen > 50
@@ -37,7 +37,7 @@ def test_no_faults(nodes: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_network_that_fails(seed: int) -> None:
     """No broker restarts here, so producers have several batches in flight."""
-    verdict = simulate(Plan(seed, 3, kinds=(*faults.NETWORK, "pause"), loads=()))
+    verdict = simulate(SimPlan(seed, 3, kinds=(*faults.NETWORK, "pause"), loads=()))
     assert verdict.passed, verdict.violation
 
 
@@ -53,7 +53,7 @@ print(trace.hexdigest(), verdict.acked)
 def test_a_seed_is_the_same_run_each_time() -> None:
     """The traces are equal to the last line, also in another process with other hashes of strings."""
     trace = hashlib.sha256()
-    verdict = simulate(Plan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
+    verdict = simulate(SimPlan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
     other = subprocess.run(
         [sys.executable, "-c", _TRACE],
         env={**os.environ, "PYTHONHASHSEED": "4711"},

@@ -13,7 +13,7 @@ from typing import Any
 
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import LoadSettings, load
-from kalda.pipeline.running import Progress
+from kalda.pipeline.running import QueryProgress
 from kalda.pipeline.session import prepare
 from kalda.spark import offset_ranges, session
 
@@ -59,7 +59,7 @@ def main() -> None:
     query.awaitTermination()
 
 
-def _report(progress: Progress) -> None:
+def _report(progress: QueryProgress) -> None:
     if progress.batches:
         print("batch", progress.batches, flush=True)
     time.sleep(1)  # as often as the other modes

@@ -16,9 +16,9 @@ from kalda import Consumer
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.producing.partitioner import partition_of
 from kalda.spark.exactly_once import (
-    Identity,
     NotRepeatable,
     TaskDone,
+    TaskIdentity,
     TaskProducer,
     abort_batch,
     batches_group_of,
@@ -112,7 +112,7 @@ def test_a_row_without_a_topic_fails_the_task(world: World) -> None:
 
 def group(name: str, task: int | None) -> str:
     """Of a task, or of the batch."""
-    return batches_group_of(name) if task is None else Identity(name, task).group
+    return batches_group_of(name) if task is None else TaskIdentity(name, task).group
 
 
 def recorded(world: World, name: str, task: int | None) -> OffsetAndEpoch:
@@ -233,7 +233,7 @@ def test_a_task_that_has_committed_rows_and_then_has_none_is_refused(world: Worl
 
     def task(number: int, *values: str) -> TaskDone:
         rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
-        return write_in_transaction(options, Identity("moved", number, 0), [rows])
+        return write_in_transaction(options, TaskIdentity("moved", number, 0), [rows])
 
     commit_batch(options, [task(0, "a"), task(1)])  # as where the driver dies before it ends the task 1, with "b"
     with pytest.raises(NotRepeatable, match="task 0 of batch 0 of moved has committed rows, and has none"):
@@ -248,7 +248,7 @@ def test_a_transaction_that_is_ended_twice_is_ended_once(world: World) -> None:
     world.create("twice", 1)
     schema = StructType([StructField("value", BinaryType())])
     options = write_options(world.options(topic="twice", kalda__exactly__once="true"), schema, is_streaming=False)
-    identity = Identity("twice", 0)
+    identity = TaskIdentity("twice", 0)
     producer = TaskProducer({**options.kafka, "transactional.id": identity.transactional_id})
     producer.init_transactions()
     producer.begin_transaction()

@@ -27,7 +27,7 @@ from kalda.cli.cluster_local import (
     status_command,
 )
 from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of
-from kalda.cli.common.output import Progress, print_json, print_table
+from kalda.cli.common.output import ProgressLine, print_json, print_table
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
 from kalda.cli.common.times import Seconds
 from kalda.cli.local.layout import LayoutError
@@ -43,13 +43,13 @@ from kalda.protocol.messages.quorum import (
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.cli.local.layout import Layout, Place
+    from kalda.cli.local.layout import ClusterLayout, NodePlace
 
 # `kalda cluster up`: start a cluster of processes on this host, or nodes that join a cluster of other hosts.
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClusterOptions:
     """The options about the cluster; None where one was not given."""
 
     nodes: int | None
@@ -117,8 +117,8 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
 
     with failing(), interruptible():
         directory = check_directory(directory)
-        chosen = Options(**options)
-        started: list[Place] = []
+        chosen = ClusterOptions(**options)
+        started: list[NodePlace] = []
         layout = None
         try:
             with exclusive(directory):
@@ -141,7 +141,7 @@ def up_command(directory: Path, timeout: float, foreground: bool, as_json: bool,
             _follow_logs(layout, started)
 
 
-def _layout_for(directory: Path, options: Options) -> Layout:
+def _layout_for(directory: Path, options: ClusterOptions) -> ClusterLayout:
     """The directory's layout, changed by the options, or a new layout."""
     from kalda.cli.local import layout as layouts
 
@@ -189,7 +189,7 @@ def _layout_for(directory: Path, options: Options) -> Layout:
     )
 
 
-def _changed(existing: Layout, options: Options, overrides: dict[str, str]) -> Layout:
+def _changed(existing: ClusterLayout, options: ClusterOptions, overrides: dict[str, str]) -> ClusterLayout:
     """The existing layout, with more nodes and with overrides. Raises `click.UsageError` for an option that would
     change what nodes with data depend on."""
     voters = sum(place.controller_port is not None for place in existing.nodes)
@@ -211,7 +211,7 @@ def _changed(existing: Layout, options: Options, overrides: dict[str, str]) -> L
     return replace(layout, overrides={**existing.overrides, **overrides})
 
 
-def _warn_of_running_nodes(layout: Layout) -> None:
+def _warn_of_running_nodes(layout: ClusterLayout) -> None:
     """Overrides have no effect on nodes that are running."""
     from kalda.cli.local.starting import process_of
 
@@ -220,7 +220,7 @@ def _warn_of_running_nodes(layout: Layout) -> None:
         click.echo(f"Nodes that are running apply the overrides at their next start: {', '.join(running)}.", err=True)
 
 
-def _wait(layout: Layout, timeout_s: float) -> None:
+def _wait(layout: ClusterLayout, timeout_s: float) -> None:
     from kalda.cli.local import starting
 
     serving = 0
@@ -230,7 +230,7 @@ def _wait(layout: Layout, timeout_s: float) -> None:
         serving = count
         progress.step()
 
-    progress = Progress(lambda seconds: f"{serving} of {len(layout.nodes)} nodes serve, after {seconds:.1f} s")
+    progress = ProgressLine(lambda seconds: f"{serving} of {len(layout.nodes)} nodes serve, after {seconds:.1f} s")
     try:
         starting.wait_until_all_serve(layout, timeout_s, show)
     except starting.StartFailure as failure:
@@ -244,7 +244,7 @@ def _wait(layout: Layout, timeout_s: float) -> None:
         progress.clear()
 
 
-def _print_up(layout: Layout, as_json: bool) -> None:
+def _print_up(layout: ClusterLayout, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -271,14 +271,14 @@ def _print_up(layout: Layout, as_json: bool) -> None:
     click.echo(f"Directory:          {layout.directory}")
 
 
-def _follow_logs(layout: Layout, started: list[Place]) -> None:
+def _follow_logs(layout: ClusterLayout, started: list[NodePlace]) -> None:
     """Print the nodes' logs until all have ended. Ctrl-C, SIGTERM, SIGHUP, and an output that takes no more lines, stop
     the nodes that were started here."""
-    from kalda.cli.local.log_lines import Follower
+    from kalda.cli.local.log_lines import LogFollower
     from kalda.cli.local.starting import process_of
 
     processes = {place.node_id: process_of(layout, place) for place in layout.nodes}
-    follower = Follower({node_id: process.log for node_id, process in processes.items()})
+    follower = LogFollower({node_id: process.log for node_id, process in processes.items()})
     show = line_printer(layout)
     alive = set(processes)
     try:
@@ -298,7 +298,7 @@ def _follow_logs(layout: Layout, started: list[Place]) -> None:
     raise Failure("all nodes have ended")
 
 
-def _stop(layout: Layout, places: list[Place]) -> None:
+def _stop(layout: ClusterLayout, places: list[NodePlace]) -> None:
     from kalda.cli.local.stopping import Stopped, stop
 
     def report(done: Stopped) -> None:
@@ -323,7 +323,7 @@ _TIMEOUT_MS = 5_000
 _FIRST_IDS = range(1_000, 100_000, 100)
 
 
-class Found(NamedTuple):
+class FoundCluster(NamedTuple):
     """A running cluster; `node_ids` are those of its live nodes."""
 
     cluster_id: str
@@ -335,7 +335,7 @@ class Found(NamedTuple):
         return random.choice(free)
 
 
-def ask_controllers(servers: str) -> Found:
+def ask_controllers(servers: str) -> FoundCluster:
     """The cluster of the first controller that answers. Raises `LayoutError`; `ValueError` for a malformed address."""
     reasons: list[str] = []
     for host, port in parse_bootstrap(servers):
@@ -346,7 +346,7 @@ def ask_controllers(servers: str) -> Found:
     raise LayoutError(f"no controller answers at {servers}: {'; '.join(reasons)}")
 
 
-def _ask_controller(host: str, port: int) -> Found:
+def _ask_controller(host: str, port: int) -> FoundCluster:
     with OneNode(host, port, timeout_ms=_TIMEOUT_MS, connect_timeout_ms=_TIMEOUT_MS) as controller:
         answer = controller.request(DescribeClusterRequest(endpoint_type=EndpointType.CONTROLLERS))
     if answer.error_code:
@@ -355,7 +355,7 @@ def _ask_controller(host: str, port: int) -> Found:
     node_ids = frozenset(node.broker_id for node in answer.brokers)
     if leader is not None:
         node_ids |= _replicas(leader.host, leader.port)
-    return Found(answer.cluster_id, node_ids)
+    return FoundCluster(answer.cluster_id, node_ids)
 
 
 def _replicas(host: str, port: int) -> frozenset[int]:

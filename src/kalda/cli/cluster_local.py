@@ -20,7 +20,7 @@ from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
-    from kalda.cli.local.layout import Layout, Place
+    from kalda.cli.local.layout import ClusterLayout, NodePlace
     from kalda.cli.local.overview import ClusterView
 
 DIRECTORY_VARIABLE = "KALDA_CLUSTER_DIR"
@@ -80,7 +80,7 @@ def failing() -> Iterator[None]:
         raise Failure(error.message) from error
 
 
-def _load(directory: Path) -> Layout:
+def _load(directory: Path) -> ClusterLayout:
     from kalda.cli.local.layout import FILE, check_directory, load
 
     directory = check_directory(directory)
@@ -90,7 +90,7 @@ def _load(directory: Path) -> Layout:
     return layout
 
 
-def _chosen(layout: Layout, node_ids: tuple[int, ...]) -> list[Place]:
+def _chosen(layout: ClusterLayout, node_ids: tuple[int, ...]) -> list[NodePlace]:
     return [layout.place(node_id) for node_id in node_ids] or list(layout.nodes)
 
 
@@ -173,7 +173,7 @@ def status_command(directory: Path, as_json: bool) -> None:
     sys.exit(0 if view.all_serve else 1)
 
 
-def _status_json(layout: Layout, view: ClusterView) -> dict[str, object]:
+def _status_json(layout: ClusterLayout, view: ClusterView) -> dict[str, object]:
     return {
         "cluster_id": layout.cluster_id,
         "directory": str(layout.directory),
@@ -200,7 +200,7 @@ def _status_json(layout: Layout, view: ClusterView) -> dict[str, object]:
     }
 
 
-def _print_status(layout: Layout, view: ClusterView) -> None:
+def _print_status(layout: ClusterLayout, view: ClusterView) -> None:
     brokers = "unknown" if view.brokers is None else view.brokers
     click.echo(f"Cluster:            {layout.cluster_id}, brokers in service: {brokers}")
     click.echo(f"Bootstrap servers:  {layout.bootstrap_servers}")
@@ -249,14 +249,14 @@ def logs_command(directory: Path, node_ids: tuple[int, ...], follow: bool, lines
       kalda cluster logs --follow | grep -v INFO
     """
     with failing():
-        from kalda.cli.local.log_lines import Follower, merged_tail
+        from kalda.cli.local.log_lines import LogFollower, merged_tail
         from kalda.cli.local.starting import process_of
 
         layout = _load(directory)
         places = _chosen(layout, node_ids)
     logs = {place.node_id: process_of(layout, place).log for place in places}
     show = line_printer(layout, named=len(logs) > 1)
-    follower = Follower(logs)
+    follower = LogFollower(logs)
     for line in merged_tail(logs, lines):
         show(line)
     if follow:
@@ -266,7 +266,7 @@ def logs_command(directory: Path, node_ids: tuple[int, ...], follow: bool, lines
                     show(line)
 
 
-def line_printer(layout: Layout, *, named: bool = True) -> Callable[[Any], None]:
+def line_printer(layout: ClusterLayout, *, named: bool = True) -> Callable[[Any], None]:
     """A function that prints a line; with `named`, after its node's id, in the node's colour on a terminal."""
     width = max(len(str(place.node_id)) for place in layout.nodes)
     colours = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import Progress as ProgressLine
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.output import ProgressLine, print_json, print_table
 from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
 
 if TYPE_CHECKING:
-    from kalda.pipeline.load import Loaded
-    from kalda.pipeline.running import Progress
-    from kalda.pipeline.status import Status
+    from kalda.pipeline.load import LoadResult
+    from kalda.pipeline.running import QueryProgress
+    from kalda.pipeline.status import PipelineStatus
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -102,7 +101,7 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _end_of(done: Iterable[Progress]) -> None:
+def _end_of(done: Iterable[QueryProgress]) -> None:
     """End the command as other interrupted ones do, where a signal has ended a query that was to reach its end."""
     signals = [progress.stopped_by for progress in done if progress.stopped_by is not None]
     if signals:
@@ -110,7 +109,7 @@ def _end_of(done: Iterable[Progress]) -> None:
         sys.exit(128 + signals[0])
 
 
-def _progress_line(current: dict[str, Progress]) -> ProgressLine:
+def _progress_line(current: dict[str, QueryProgress]) -> ProgressLine:
     def describe(seconds: float) -> str:
         parts = []
         for name, each in current.items():
@@ -175,10 +174,10 @@ def load_command(
     known = lake.settings() or {}
     needs = (known.get("format", file_format), known.get("value", wanted.value))
     spark = make_session(f"load {target}", needs, settings, in_background=in_background)
-    current: dict[str, Progress] = {}
+    current: dict[str, QueryProgress] = {}
     line = _progress_line(current)
 
-    def show(progress: Progress) -> None:
+    def show(progress: QueryProgress) -> None:
         current[lake.path.name] = progress
         line.step()
 
@@ -197,7 +196,7 @@ def load_command(
         _end_of([progress])
 
 
-def _print_load(done: Loaded, rows: list[dict[str, Any]]) -> None:
+def _print_load(done: LoadResult, rows: list[dict[str, Any]]) -> None:
     progress = done.progress
     columns = ("topic", "table", "partition", "first", "last", "rows")
     print_table(columns, [[row[name] for name in columns] for row in rows])
@@ -222,10 +221,10 @@ def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: 
 
     with _failures(), alone(project := read_project(file), names):
         spark = make_session(project.name, project.needs, parse_pairs("--spark", spark_pairs))
-        current: dict[str, Progress] = {}
+        current: dict[str, QueryProgress] = {}
         line = _progress_line(current)
 
-        def show(progress: Mapping[str, Progress]) -> None:
+        def show(progress: Mapping[str, QueryProgress]) -> None:
             current.update(progress)
             line.step()
 
@@ -331,7 +330,7 @@ def status_command(
             click.echo(f"{chart} is written")
 
 
-def _row(status: Status) -> list[object]:
+def _row(status: PipelineStatus) -> list[object]:
     last = status.batches[-1] if status.batches else None
     moment = "–" if last is None else f"{datetime.fromtimestamp(last.planned_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
     return [

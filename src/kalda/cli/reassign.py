@@ -20,11 +20,11 @@ from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.cli.reassignment.documents import Target
-    from kalda.cli.reassignment.planner import Broker
+    from kalda.cli.reassignment.documents import ReplicaTarget
+    from kalda.cli.reassignment.planner import ReplicaBroker
     from kalda.clientcore.connections.cluster_values import Partition
 
-Targets = Mapping[TopicPartition, "Target"]
+Targets = Mapping[TopicPartition, "ReplicaTarget"]
 
 
 @click.group()
@@ -143,8 +143,8 @@ def _ids(option: str, text: str) -> set[int]:
     return set(map(int, words))
 
 
-def _brokers(admin: CommandAdmin, included: str | None, excluded: str | None) -> list[Broker]:
-    from kalda.cli.reassignment.planner import Broker
+def _brokers(admin: CommandAdmin, included: str | None, excluded: str | None) -> list[ReplicaBroker]:
+    from kalda.cli.reassignment.planner import ReplicaBroker
 
     if included is not None and excluded is not None:
         raise click.UsageError("--brokers and --without-brokers exclude each other: give one of them")
@@ -162,7 +162,7 @@ def _brokers(admin: CommandAdmin, included: str | None, excluded: str | None) ->
         ids -= _ids("--without-brokers", excluded)
         if not ids:
             raise Failure(f"--without-brokers {excluded}: no broker remains; name fewer")
-    return [Broker(node_id, alive[node_id].rack) for node_id in sorted(ids)]
+    return [ReplicaBroker(node_id, alive[node_id].rack) for node_id in sorted(ids)]
 
 
 def _counts(lists: Iterator[tuple[int, ...]] | Collection[tuple[int, ...]]) -> dict[int, int]:
@@ -459,7 +459,7 @@ def cancel_command(
     over = {at for at, e in results.items() if e is None or e.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
     failed: dict[TopicPartition, ApiError] = {at: e for at, e in results.items() if e is not None and at not in over}
     if not preserve_throttles and not failed:
-        targets = planned or {at: documents.Target(each.replicas, ()) for at, each in ongoing.items()}
+        targets = planned or {at: documents.ReplicaTarget(each.replicas, ()) for at, each in ongoing.items()}
         _unthrottle(admin, targets)
     if as_json:
         print_json({"cancelled": _names(over), "failed": _names(failed)})

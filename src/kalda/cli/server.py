@@ -60,7 +60,7 @@ class UsageError(Exception):
     """The command line is wrong; the message is for the user."""
 
 
-class Options:
+class ServerOptions:
     """The parsed command line."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     try:
-        options = Options(arguments)
+        options = ServerOptions(arguments)
     except UsageError as error:
         sys.stderr.write(f"kalda server: {error}\n\n{USAGE}")
         return 2
@@ -140,7 +140,7 @@ def run(arguments: list[str]) -> int:
         return runner.run(_serve(options))
 
 
-def _read_config(options: Options) -> ServerConfig:
+def _read_config(options: ServerOptions) -> ServerConfig:
     from kalda.base.configs.server import ServerConfig
     from kalda.broker.process.config_providers import read_properties
 
@@ -193,7 +193,7 @@ def _notify(state: str) -> None:
         notify(state)
 
 
-async def _serve(options: Options) -> int:
+async def _serve(options: ServerOptions) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.process.node import Node, StartError
     from kalda.broker.process.shell import Host

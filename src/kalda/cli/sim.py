@@ -21,7 +21,7 @@ from kalda.cli.common.failures import Failure
 from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
-from kalda.sim.scenario import LOADS, Plan, Verdict, simulate
+from kalda.sim.scenario import LOADS, SimPlan, SimVerdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
 from kalda.sim.transaction_storm import simulate_transactions
 
@@ -182,8 +182,8 @@ def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, dura
         sys.exit(1)
 
 
-def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> Verdict:
-    return simulate(Plan(seed, nodes, kinds, duration_s, loads))
+def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> SimVerdict:
+    return simulate(SimPlan(seed, nodes, kinds, duration_s, loads))
 
 
 def _rate(seeds: int, began: float) -> str:
@@ -286,7 +286,7 @@ def _transactions(plan: str, seed: int) -> str:
 def replay_command(seed: int, nodes: int, kinds: str, loads: str, duration_s: float, quiet: bool) -> None:
     """Print what happens in a seed, one event a line: virtual seconds, node, event. Exits with 1 if an invariant is
     violated."""
-    plan = Plan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
+    plan = SimPlan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
     verdict = simulate(plan, _print_line, verbose=not quiet)
     click.echo(_summary(verdict))
     if not verdict.passed:
@@ -302,6 +302,6 @@ def _print_line(line: str) -> None:
         os._exit(1)
 
 
-def _summary(verdict: Verdict) -> str:
+def _summary(verdict: SimVerdict) -> str:
     counts = f"{verdict.virtual_s:.1f} virtual seconds, {verdict.acked} records acknowledged, {verdict.seen} read"
     return f"{counts}; all invariants held" if verdict.passed else f"{counts}\nviolated: {verdict.violation}"

@@ -20,7 +20,7 @@ from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, f
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MINIMUM, from_level
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.storage.checkpoints import META_PROPERTIES_FILE
 
 _RELEASES = f"The minimum is {MINIMUM}; the default is {LATEST_PRODUCTION}."
@@ -55,13 +55,13 @@ def _read_config(config_file: str) -> ServerConfig:
         _fail(f"Cannot read {error}")
 
 
-def _controller_endpoint(config: ServerConfig) -> Endpoint:
+def _controller_endpoint(config: ServerConfig) -> VoterEndpoint:
     """The address of this node's controller for the other voters. A listener on all interfaces is `localhost`."""
     name = config.controller_listener_names[0]
     if not config.is_controller:
-        return Endpoint(name, "", 0)
+        return VoterEndpoint(name, "", 0)
     advertised = config.advertised_controller_listeners[0]
-    return Endpoint(name, "localhost" if advertised.host in _ANY_HOST else advertised.host, advertised.port)
+    return VoterEndpoint(name, "localhost" if advertised.host in _ANY_HOST else advertised.host, advertised.port)
 
 
 @click.group()

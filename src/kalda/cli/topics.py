@@ -310,7 +310,7 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
       kalda topics offsets orders
       kalda topics offsets orders --at -1h
     """
-    from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
+    from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 
     partitions = [partition for name in dict.fromkeys(names) for partition in admin.partitions(name)]
     if place is not None:
@@ -318,8 +318,8 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
         columns: tuple[str, ...] = ("topic", "partition", "offset")
         rows: list[tuple[object, ...]] = [(*partition, found[partition]) for partition in partitions]
     else:
-        first = offsets_of(admin, partitions, Place(Kind.BEGINNING))
-        ends = offsets_of(admin, partitions, Place(Kind.END))
+        first = offsets_of(admin, partitions, ReadPlace(PlaceKind.BEGINNING))
+        ends = offsets_of(admin, partitions, ReadPlace(PlaceKind.END))
         columns = ("topic", "partition", "beginning", "end", "offsets")
         rows = [(*each, first[each], ends[each], ends[each] - first[each]) for each in partitions]
     if as_json:
@@ -349,12 +349,12 @@ def delete_records_command(
       kalda topics delete-records orders --before -7d
       kalda topics delete-records orders --partition 0 --before 42 --execute
     """
-    from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
+    from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 
     known = admin.partitions(name)
     chosen = [TopicPartition(name, partition) for partition in partitions] or known
     admin.wait_for_leaders(chosen)
-    first = offsets_of(admin, chosen, Place(Kind.BEGINNING))
+    first = offsets_of(admin, chosen, ReadPlace(PlaceKind.BEGINNING))
     before = offsets_of(admin, chosen, parse_place("--before", place, time.time_ns() // 1_000_000))
     if execute:
         starts = admin.delete_records(before).check().succeeded

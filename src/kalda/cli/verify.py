@@ -12,12 +12,12 @@ import click
 
 from kalda.base.errors import ApiError
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import Progress, print_json, print_table
+from kalda.cli.common.output import ProgressLine, print_json, print_table
 from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, MAX_INT16, MAX_INT32
 from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
-    from kalda.cli.verification.run import Plan
+    from kalda.cli.verification.run import VerificationPlan
     from kalda.verify.judge import Verdict
 
 ANOMALY = 1
@@ -104,14 +104,14 @@ def verify(
       kalda verify --faults './kill-and-restart-a-node' --history run.jsonl
       kalda verify --judge run.jsonl --format json
     """
-    from kalda.cli.verification.run import Plan
+    from kalda.cli.verification.run import VerificationPlan
 
     if judge_path is not None:
         verdict = _judge_file(judge_path)
         _print(verdict, layout, None)
     else:
         seed = secrets.randbelow(1 << 32) if seed is None else seed
-        plan = Plan(
+        plan = VerificationPlan(
             bootstrap_server,
             f"verify-{secrets.token_hex(3)}",
             seed,
@@ -156,7 +156,7 @@ def _replicas(bootstrap_server: str) -> int:
         raise CannotRun(error.message or str(error)) from error
 
 
-def _run(plan: Plan, history_path: str | None) -> Verdict:
+def _run(plan: VerificationPlan, history_path: str | None) -> Verdict:
     from kalda.cli.verification.run import run
     from kalda.verify.history_file import read_history
     from kalda.verify.judge import judge
@@ -164,7 +164,7 @@ def _run(plan: Plan, history_path: str | None) -> Verdict:
     if history_path is not None:
         _write(history_path, [], "a")  # a path that cannot be written must not cost the run
     doing = ""
-    progress = Progress(lambda seconds: doing)
+    progress = ProgressLine(lambda seconds: doing)
 
     def report(what: str) -> None:
         nonlocal doing

@@ -21,7 +21,7 @@ from kalda.metadata.acl_filters import (
     PERMISSION_ANY,
     PERMISSION_DENY,
     WILDCARD,
-    AclFilter,
+    AclEntryFilter,
     filter_matcher,
 )
 from kalda.metadata.acls import StandardAcl
@@ -171,7 +171,7 @@ class AclMatcher:
         self._by_principal: dict[str, list[Entry]] = {}
         self._compared = 0
 
-    def matching(self, entry_filter: AclFilter) -> Steps[list[Entry]]:
+    def matching(self, entry_filter: AclEntryFilter) -> Steps[list[Entry]]:
         """The entries that a filter matches. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
         matches = filter_matcher(entry_filter)
         self._filters += 1
@@ -199,7 +199,7 @@ class AclMatcher:
                 yield
         self._prefix_sizes = sorted(sizes)
 
-    def _candidates(self, entry_filter: AclFilter) -> list[Sequence[Entry]]:
+    def _candidates(self, entry_filter: AclEntryFilter) -> list[Sequence[Entry]]:
         """Lists of entries of which no other can match."""
         name, principal = entry_filter.resource_name_filter, entry_filter.principal_filter
         if self._filters == 1 or (name is None and principal is None):

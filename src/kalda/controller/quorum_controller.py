@@ -62,7 +62,7 @@ from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaul
 from kalda.metadata.configs import ConfigResource
 from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, VersionRange, supported_ranges
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot
+from kalda.metadata.manifest import CommittedSnapshot, ReplayedBatch
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.admin import (
@@ -309,7 +309,7 @@ class QuorumController:
 
     # Called by the quorum
 
-    def on_commit(self, batches: Sequence[CommittedBatch]) -> None:
+    def on_commit(self, batches: Sequence[ReplayedBatch]) -> None:
         """The active controller has applied its batches when it wrote them; a standby applies them now."""
         runtime, applied = self.runtime, 0
         while runtime.active and applied < len(batches):  # an answer's callback may end the leadership

@@ -10,7 +10,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.answers import check_batch_size
 from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.scram import ScramCredential, ScramKey, ScramMechanism
+from kalda.metadata.scram import ScramKey, ScramMechanism, StoredScramCredential
 from kalda.protocol.messages.metadata_records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
 from kalda.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
@@ -32,7 +32,7 @@ class ScramControl:
     """Credentials by mechanism and user."""
 
     def __init__(self, registry: SnapshotRegistry) -> None:
-        self.credentials: TimelineDict[ScramKey, ScramCredential] = TimelineDict(registry)
+        self.credentials: TimelineDict[ScramKey, StoredScramCredential] = TimelineDict(registry)
 
     def alter(
         self, request: AlterUserScramCredentialsRequest, metadata_version: MetadataVersion
@@ -81,7 +81,7 @@ class ScramControl:
             record.name,
             ScramMechanism(record.mechanism).name,
         )
-        self.credentials[key] = ScramCredential(
+        self.credentials[key] = StoredScramCredential(
             bytes(record.salt), bytes(record.stored_key), bytes(record.server_key), record.iterations
         )
 

@@ -93,7 +93,7 @@ class _PartitionLog:
         return self._log.append_marker(self._index, end, self._wall_ms())
 
 
-class PartitionState(Enum):
+class LoadState(Enum):
     """How far the load of a led partition is."""
 
     LOADING = "loading"
@@ -108,7 +108,7 @@ class _Led(Generic[S]):
 
     def __init__(self, leader_epoch: int, retry: TimerTask) -> None:
         self.leader_epoch = leader_epoch
-        self.state = PartitionState.LOADING
+        self.state = LoadState.LOADING
         self.failures = 0
         """Loads that have failed since this node was elected."""
         self.load_began_ms = 0
@@ -195,7 +195,7 @@ class CoordinatorRuntime(Generic[S]):
             led.shard = self._make_shard(partition, self)
             return led.shard
 
-        led.state = PartitionState.LOADING
+        led.state = LoadState.LOADING
         led.load_began_ms = self._now_ms
         led.partition = CoordinatorPartition(
             index,
@@ -212,7 +212,7 @@ class CoordinatorRuntime(Generic[S]):
         if failure is not None:
             self._give_up(led, f"load failed: {failure}")
             return
-        led.state = PartitionState.ACTIVE
+        led.state = LoadState.ACTIVE
         try:
             led.partition.activate()
         except Exception as error:
@@ -231,7 +231,7 @@ class CoordinatorRuntime(Generic[S]):
         """Serve the partition no more until it has been loaded again, after a pause."""
         delay_ms = min(_FIRST_RETRY_MS << min(led.failures, _MAX_DOUBLINGS), _LAST_RETRY_MS)
         led.failures += 1
-        led.state = PartitionState.FAILED
+        led.state = LoadState.FAILED
         self.timers.arm(led.retry, self._now_ms + delay_ms)
         log.error(
             "%s-%d: next attempt to load it in %d ms: %s",
@@ -262,9 +262,9 @@ class CoordinatorRuntime(Generic[S]):
 
     def _serving(self, index: int) -> _Led[S]:
         led = self._led.get(index)
-        if led is None or led.state is PartitionState.FAILED:
+        if led is None or led.state is LoadState.FAILED:
             raise ApiError(ErrorCode.NOT_COORDINATOR)
-        if led.state is PartitionState.LOADING:
+        if led.state is LoadState.LOADING:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return led
 
@@ -283,16 +283,16 @@ class CoordinatorRuntime(Generic[S]):
 
     def active_shards(self) -> Iterator[S]:
         """Those that serve, in the order of their election."""
-        return (led.shard for led in self._led.values() if led.state is PartitionState.ACTIVE)
+        return (led.shard for led in self._led.values() if led.state is LoadState.ACTIVE)
 
-    def count(self, state: PartitionState) -> int:
+    def count(self, state: LoadState) -> int:
         """How many of the partitions that this node leads are in that state."""
         return sum(led.state is state for led in self._led.values())
 
     @property
     def is_loading(self) -> bool:
         """Whether a partition is being loaded, so that what all partitions hold cannot be listed."""
-        return any(led.state is PartitionState.LOADING for led in self._led.values())
+        return any(led.state is LoadState.LOADING for led in self._led.values())
 
     # -- time ----------------------------------------------------------------------------------------------------
 

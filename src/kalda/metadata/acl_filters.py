@@ -14,7 +14,7 @@ PERMISSION_ANY, PERMISSION_DENY, PERMISSION_ALLOW = 1, 2, 3
 WILDCARD = "*"
 
 
-class AclFilter(Protocol):
+class AclEntryFilter(Protocol):
     """The fields of a filter. None matches every value."""
 
     resource_type_filter: int
@@ -26,7 +26,7 @@ class AclFilter(Protocol):
     permission_type: int
 
 
-def filter_matcher(entry_filter: AclFilter) -> Callable[[StandardAcl], bool]:
+def filter_matcher(entry_filter: AclEntryFilter) -> Callable[[StandardAcl], bool]:
     """A predicate over entries. Raises `ApiError` INVALID_REQUEST for a filter with unknown parts."""
     if entry_filter.resource_type_filter not in range(
         AclResourceType.ANY, AclResourceType.USER + 1

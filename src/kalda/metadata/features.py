@@ -48,7 +48,7 @@ class FeatureLevel(NamedTuple):
     depends_on: tuple[tuple[str, int], ...] = ()
 
 
-class Feature(NamedTuple):
+class SupportedFeature(NamedTuple):
     """A feature and its levels, from 0 upwards. All are production levels."""
 
     name: str
@@ -73,21 +73,21 @@ class Feature(NamedTuple):
 V = MetadataVersion
 _OFF = FeatureLevel(0, MINIMUM)
 
-FEATURES: Mapping[str, Feature] = {
+FEATURES: Mapping[str, SupportedFeature] = {
     feature.name: feature
     for feature in (
-        Feature(KRAFT_VERSION, (_OFF, FeatureLevel(1, V.IBP_3_9_IV0))),  # reconfigurable voters
-        Feature(
+        SupportedFeature(KRAFT_VERSION, (_OFF, FeatureLevel(1, V.IBP_3_9_IV0))),  # reconfigurable voters
+        SupportedFeature(
             TRANSACTION_VERSION,
             (_OFF, FeatureLevel(1, V.IBP_4_0_IV2), FeatureLevel(2, V.IBP_4_0_IV2)),  # flexible log values; epoch bumps
         ),
-        Feature(GROUP_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_0_IV0))),
-        Feature(
+        SupportedFeature(GROUP_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_0_IV0))),
+        SupportedFeature(
             ELIGIBLE_LEADER_REPLICAS_VERSION,
             (_OFF, FeatureLevel(1, V.IBP_4_1_IV0, ((METADATA_VERSION, V.IBP_4_0_IV1.value),))),
         ),
-        Feature(SHARE_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV0))),
-        Feature(STREAMS_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV1))),
+        SupportedFeature(SHARE_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV0))),
+        SupportedFeature(STREAMS_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV1))),
     )
 }
 
@@ -101,7 +101,7 @@ NOT_SERVED: Mapping[str, str] = {
 Apache Kafka may serve it there; it does not finalize one itself, and does not announce them to clients."""
 
 
-def feature_by_name(name: str) -> Feature:
+def feature_by_name(name: str) -> SupportedFeature:
     """Raises `ValueError` for an unknown name; metadata.version is not among these."""
     feature = FEATURES.get(name)
     if feature is None:

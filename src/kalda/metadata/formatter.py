@@ -42,7 +42,7 @@ from kalda.metadata.metadata_version import (
 from kalda.metadata.redaction import REDACTED, secret_fields
 from kalda.metadata.scram_arguments import parse_scram_arguments
 from kalda.protocol.record_framing import VersionedRecord
-from kalda.raft.values import Endpoint, ReplicaKey
+from kalda.raft.values import ReplicaKey, VoterEndpoint
 from kalda.raft.voters import Voter, VoterSet
 from kalda.storage.checkpoints import replace_file
 
@@ -75,7 +75,7 @@ class FormatRequest:
     log_dirs: Sequence[str]
     metadata_log_dir: str
     is_controller: bool
-    controller_endpoint: Endpoint
+    controller_endpoint: VoterEndpoint
     has_static_voters: bool = False
     quorum: QuorumChoice = QuorumChoice.UNSPECIFIED
     initial_controllers: str = ""
@@ -180,7 +180,7 @@ def _check_identity(request: FormatRequest) -> None:
         raise ValueError("You must specify at least one directory to format")
 
 
-def _voter(key: ReplicaKey, endpoint: Endpoint) -> Voter:
+def _voter(key: ReplicaKey, endpoint: VoterEndpoint) -> Voter:
     return Voter(key, (endpoint,), 0, FEATURES[KRAFT_VERSION].latest)
 
 
@@ -230,7 +230,7 @@ def _parse_voter(entry: str, listener_name: str) -> Voter:
         raise wrong("Failed to parse directory ID") from None
     if is_reserved(directory_id):
         raise wrong("Reserved directory ID")
-    return _voter(ReplicaKey(int(node), directory_id), Endpoint(listener_name, host, int(port)))
+    return _voter(ReplicaKey(int(node), directory_id), VoterEndpoint(listener_name, host, int(port)))
 
 
 def effective_levels(request: FormatRequest) -> dict[str, int]:

@@ -24,7 +24,7 @@ from enum import Enum, auto
 from kalda.base.background import ITEMS_A_STEP
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
-from kalda.metadata.manifest import CommittedBatch, CommittedSnapshot, Manifest, Publisher
+from kalda.metadata.manifest import CommittedSnapshot, Manifest, Publisher, ReplayedBatch
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
@@ -47,7 +47,7 @@ def raise_fault(message: str, error: Exception) -> None:
     raise RuntimeError(message) from error
 
 
-class TransactionState(Enum):
+class LoadedTransaction(Enum):
     """The state after the last loaded record. ENDED and ABORTED last until the next record."""
 
     NONE = auto()
@@ -58,7 +58,7 @@ class TransactionState(Enum):
 
     @property
     def is_open(self) -> bool:
-        return self in (TransactionState.STARTED, TransactionState.CONTINUED)
+        return self in (LoadedTransaction.STARTED, LoadedTransaction.CONTINUED)
 
 
 _TRANSACTION_RECORDS: frozenset[type[Struct]] = frozenset(
@@ -84,7 +84,7 @@ class BatchLoader:
         self.delta = MetadataDelta(image)
         self.num_records = 0
         """records loaded since `image`; those of aborted transactions count too"""
-        self.transaction = TransactionState.NONE
+        self.transaction = LoadedTransaction.NONE
         self.has_loaded_record = not image.is_empty
         """whether any record, control records aside, was ever loaded"""
         self._end = image.provenance
@@ -94,8 +94,8 @@ class BatchLoader:
         self._num_bytes = 0
         """bytes of these batches"""
 
-    def load(self, batch: CommittedBatch) -> None:
-        replay, none = self.delta.replay, TransactionState.NONE
+    def load(self, batch: ReplayedBatch) -> None:
+        replay, none = self.delta.replay, LoadedTransaction.NONE
         self.num_records += len(batch.records)
         for index, (record, _) in enumerate(batch.records):
             if self.transaction is none and type(record) not in _TRANSACTION_RECORDS:
@@ -126,7 +126,7 @@ class BatchLoader:
         """After the last batch of a commit: make an image of all loaded records, unless a transaction is open."""
         if self._num_batches == 0 or self.transaction.is_open:
             return
-        if self.transaction is TransactionState.ABORTED:
+        if self.transaction is LoadedTransaction.ABORTED:
             log.debug("publishing an empty delta up to %s: a metadata transaction was aborted", self._end)
         self._make_image(self.delta)
 
@@ -135,21 +135,21 @@ class BatchLoader:
         if isinstance(record, BeginTransactionRecord):
             if state.is_open:
                 raise ValueError("a metadata transaction begins inside another")
-            self.transaction = TransactionState.STARTED
+            self.transaction = LoadedTransaction.STARTED
         elif isinstance(record, EndTransactionRecord):
             if not state.is_open:
                 raise ValueError("a metadata transaction ends, but none has begun")
-            self.transaction = TransactionState.ENDED
+            self.transaction = LoadedTransaction.ENDED
         elif isinstance(record, AbortTransactionRecord):
             if not state.is_open:
                 raise ValueError("a metadata transaction is aborted, but none has begun")
-            self.transaction = TransactionState.ABORTED
+            self.transaction = LoadedTransaction.ABORTED
             self.delta = MetadataDelta(self.image)
         else:
-            self.transaction = TransactionState.CONTINUED if state.is_open else TransactionState.NONE
+            self.transaction = LoadedTransaction.CONTINUED if state.is_open else LoadedTransaction.NONE
             self.delta.replay(record)
 
-    def _mark_end(self, batch: CommittedBatch, offset: int, *, aligned: bool) -> None:
+    def _mark_end(self, batch: ReplayedBatch, offset: int, *, aligned: bool) -> None:
         self._end = Provenance(offset, batch.epoch, batch.append_timestamp_ms, aligned)
 
     def _make_image(self, delta: MetadataDelta) -> None:
@@ -193,7 +193,7 @@ class MetadataLoader:
         """Whether a publisher waits to be installed."""
         return bool(self._waiting)
 
-    def on_commit(self, batches: Sequence[CommittedBatch]) -> None:
+    def on_commit(self, batches: Sequence[ReplayedBatch]) -> None:
         """Batches below the high watermark, in order, each once."""
         for batch in batches:
             self._batches.load(batch)

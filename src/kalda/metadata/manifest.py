@@ -13,7 +13,7 @@ from kalda.metadata.image import MetadataImage, Provenance
 from kalda.protocol.record_framing import VersionedRecord
 
 
-class CommittedBatch(Protocol):
+class ReplayedBatch(Protocol):
     """One batch of the log below the high watermark. A control batch has no records."""
 
     @property

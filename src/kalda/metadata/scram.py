@@ -35,7 +35,7 @@ class ScramMechanism(IntEnum):
         return 16384
 
 
-class ScramCredential(NamedTuple):
+class StoredScramCredential(NamedTuple):
     """What a server stores of a password (RFC 5802): it reveals neither the password nor the client's key."""
 
     salt: bytes
@@ -51,13 +51,13 @@ ScramKey = tuple[int, str]
 class ScramImage(NamedTuple):
     """Credential by mechanism and user."""
 
-    credentials: Mapping[ScramKey, ScramCredential]
+    credentials: Mapping[ScramKey, StoredScramCredential]
 
     @property
     def is_empty(self) -> bool:
         return not self.credentials
 
-    def get(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+    def get(self, mechanism: ScramMechanism, user: str) -> StoredScramCredential | None:
         return self.credentials.get((mechanism.value, user))
 
     def mechanisms_of(self, user: str) -> list[ScramMechanism]:
@@ -96,7 +96,7 @@ class ScramDelta:
 
     def __init__(self, image: ScramImage) -> None:
         self.image = image
-        self.changes: dict[ScramKey, ScramCredential | None] = {}
+        self.changes: dict[ScramKey, StoredScramCredential | None] = {}
 
     @classmethod
     def of_whole(cls, image: ScramImage) -> ScramDelta:
@@ -106,7 +106,7 @@ class ScramDelta:
         return delta
 
     def replay(self, record: UserScramCredentialRecord) -> None:
-        self.changes[record.mechanism, record.name] = ScramCredential(
+        self.changes[record.mechanism, record.name] = StoredScramCredential(
             bytes(record.salt), bytes(record.stored_key), bytes(record.server_key), record.iterations
         )
 

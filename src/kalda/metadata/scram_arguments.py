@@ -12,7 +12,7 @@ import hmac
 from base64 import b64decode
 from collections.abc import Callable, Iterable
 
-from kalda.metadata.scram import ScramCredential, ScramMechanism
+from kalda.metadata.scram import ScramMechanism, StoredScramCredential
 from kalda.protocol.messages.metadata_records import UserScramCredentialRecord
 
 DEFAULT_ITERATIONS = 4096
@@ -26,11 +26,11 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
     return hashlib.pbkdf2_hmac(mechanism.digest, password.encode("utf-8"), salt, iterations)
 
 
-def credential(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
+def credential(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> StoredScramCredential:
     """The credential that a server stores for a salted password (RFC 5802)."""
     client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
     stored_key = hashlib.new(mechanism.digest, client_key).digest()
-    return ScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.digest), iterations)
+    return StoredScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.digest), iterations)
 
 
 def parse_scram_arguments(arguments: Iterable[str], entropy: Callable[[int], bytes]) -> list[UserScramCredentialRecord]:

@@ -24,7 +24,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from kalda.security.mechanisms import Lookup, Negotiate, Outcome, SaslFailed, Step
+from kalda.security.mechanisms import LoginOutcome, Lookup, Negotiate, SaslFailed, Step
 
 _NO_LAYER = 1
 """The bit of the security layer that protects nothing."""
@@ -127,7 +127,7 @@ class GssapiServer:
             chosen = bytes(self._context.unwrap(token).message)
             if len(chosen) < 4 or chosen[0] != _NO_LAYER:
                 raise SaslFailed("the client has chosen a security layer that was not offered")
-            return Outcome(str(self._context.initiator_name), None)
+            return LoginOutcome(str(self._context.initiator_name), None)
         except gssapi.exceptions.GSSError as error:
             raise SaslFailed(f"GSSAPI: {_text_of(error)}") from error
         except ValueError as error:

@@ -18,7 +18,7 @@ COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#b
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """Values at moments (seconds since 1970)."""
 
     name: str
@@ -32,7 +32,7 @@ class Panel:
 
     title: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     stacked: bool = False
 
 

@@ -16,7 +16,7 @@ _END_OF_TIMES_MS: Final = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CheckpointBatch:
     """One batch: when it was planned, and where each of the query's sources ends in it."""
 
     number: int
@@ -41,7 +41,7 @@ class Checkpoint:
             return None
         return found
 
-    def batches(self, last: int = 20) -> list[Batch]:
+    def batches(self, last: int = 20) -> list[CheckpointBatch]:
         """The last batches, oldest first."""
         return [batch for number in self._numbers("offsets")[-last:] if (batch := self._batch(number)) is not None]
 
@@ -65,7 +65,7 @@ class Checkpoint:
             return []
         return sorted(int(name) for name in names if _is_number(name))
 
-    def _batch(self, number: int) -> Batch | None:
+    def _batch(self, number: int) -> CheckpointBatch | None:
         file = self.path / "offsets" / str(number)
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
@@ -81,7 +81,7 @@ class Checkpoint:
             committed: int | None = int((self.path / "commits" / str(number)).stat().st_mtime * 1000)
         except OSError:
             committed = None
-        return Batch(number, milliseconds(described.get("batchTimestampMs")), committed, ends)
+        return CheckpointBatch(number, milliseconds(described.get("batchTimestampMs")), committed, ends)
 
 
 def _is_number(text: str) -> bool:

@@ -19,9 +19,9 @@ from kalda.pipeline.files import locked
 from kalda.pipeline.lake import SINK_LOG
 from kalda.pipeline.load import ISOLATION, SOURCE, STARTS, TIMES, starting_options
 from kalda.pipeline.project import Derived, Project, TopicSource
-from kalda.pipeline.running import POLL_S, Progress, as_dict, stop_signals
+from kalda.pipeline.running import POLL_S, QueryProgress, as_dict, stop_signals
 from kalda.pipeline.session import PipelineError, batch_limit, first_line, refuse_options
-from kalda.pipeline.topics import Topics
+from kalda.pipeline.topics import TopicQuestions
 from kalda.pipeline.values import with_values
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _stream(spark: SparkSession, project: Project, source: TopicSource, once: bo
     all of these, and what is wrong in `reason`."""
     refuse_options(project.source_options, _OWN_OPTIONS)
     options = {ISOLATION: "read_committed", **TIMES, **project.source_options, "subscribe": source.topic}
-    with Topics(options) as topics:
+    with TopicQuestions(options) as topics:
         options |= starting_options(source.since, topics, (source.topic,))
     if source.rows_a_batch is not None:
         options |= batch_limit(source.rows_a_batch, to_the_end=once)
@@ -198,10 +198,10 @@ def _column(name: str) -> Column:
 
 
 def run_all(
-    queries: Mapping[str, StreamingQuery], on_progress: Callable[[Mapping[str, Progress]], None] = lambda _: None
-) -> dict[str, Progress]:
+    queries: Mapping[str, StreamingQuery], on_progress: Callable[[Mapping[str, QueryProgress]], None] = lambda _: None
+) -> dict[str, QueryProgress]:
     """Wait for the queries' end, or a signal. Where one fails, the others are stopped. Raises `PipelineError`."""
-    progress = {name: Progress() for name in queries}
+    progress = {name: QueryProgress() for name in queries}
     began = time.monotonic()
     with stop_signals() as stopped:
         while True:

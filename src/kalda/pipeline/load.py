@@ -28,7 +28,7 @@ from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.files import OWN, replace_text, sync
 from kalda.pipeline.lake import COMPACTING, EVENTS, PARTITIONED_BY, QUARANTINE, RECORDS, Lake, SinkFile
 from kalda.pipeline.registry import subject_of
-from kalda.pipeline.running import Progress, run
+from kalda.pipeline.running import QueryProgress, run
 from kalda.pipeline.session import (
     PipelineError,
     batch_limit,
@@ -37,7 +37,7 @@ from kalda.pipeline.session import (
     first_line,
     refuse_options,
 )
-from kalda.pipeline.topics import Topics
+from kalda.pipeline.topics import TopicQuestions
 from kalda.pipeline.values import INFER, SAMPLE_RECORDS, ValueFormat, infer_schema, with_values
 from kalda.protocol.messages.fetch import OffsetSpec
 
@@ -182,10 +182,10 @@ class LoadSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
     """What one load has done."""
 
-    progress: Progress
+    progress: QueryProgress
     removed: int
     """Files of an earlier load that it had not committed, or that its compaction had replaced."""
     compacted: Compacted
@@ -195,8 +195,8 @@ def load(
     spark: SparkSession,
     lake: Lake,
     settings: LoadSettings,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Loaded:
+    on_progress: Callable[[QueryProgress], None] = lambda _: None,
+) -> LoadResult:
     """Load until the topics' ends of now, `settings.until`, or with `follow` until stopped. Raises `PipelineError`."""
     refuse_options(settings.options, _OWN_OPTIONS)
     check_settings_of_lakes(spark)
@@ -208,7 +208,7 @@ def load(
         is_files = settings.format == "parquet"
         removed = lake.remove_uncommitted() if is_files else 0
         continues_batch = Checkpoint(lake.checkpoint).has_planned_batch()
-        progress = Progress()
+        progress = QueryProgress()
 
         def run_query() -> None:
             query = _start(spark, lake, settings, until)
@@ -221,7 +221,7 @@ def load(
         compacted = Compacted()
         if is_files and settings.compacts:
             compacted = compact(spark, lake, settings.target_bytes)
-        return Loaded(progress, removed, compacted)
+        return LoadResult(progress, removed, compacted)
 
 
 def _with_isolation(lake: Lake, settings: LoadSettings) -> LoadSettings:
@@ -245,7 +245,7 @@ def _agree(
         if settings.registry is not None and settings.schema is None:
             value_format_of(settings)  # refuses what is not possible with a registry
             settings = _replace(settings, schema=subject_of(settings.registry, settings.topics[0]).newest)
-        with Topics(settings.options) as topics:
+        with TopicQuestions(settings.options) as topics:
             topics.partitions(settings.topics)  # refuses a topic that does not exist, before the lake is begun
             until = _until(topics, settings)
             since = starting_options(settings.since, topics, settings.topics)
@@ -290,7 +290,7 @@ def _replace(settings: LoadSettings, **changes: Any) -> LoadSettings:
 
 def _sample(spark: SparkSession, settings: LoadSettings) -> DataFrame:
     """Some records of each partition, to infer a schema from."""
-    with Topics(settings.options) as topics:
+    with TopicQuestions(settings.options) as topics:
         ends = topics.ends(settings.topics)
     upto = {partition: min(each.end, each.start + SAMPLE_RECORDS) for partition, each in ends.items()}
     reader = spark.read.format(SOURCE).options(**(TIMES | dict(settings.options)))
@@ -411,7 +411,7 @@ def _iceberg_table(spark: SparkSession, lake: Lake, rows: DataFrame) -> str:
     return name
 
 
-def _has_reached(progress: Progress, until: Mapping[TopicPartition, int] | None) -> bool:
+def _has_reached(progress: QueryProgress, until: Mapping[TopicPartition, int] | None) -> bool:
     return until is not None and all(progress.ends.get(partition, 0) >= end for partition, end in until.items())
 
 
@@ -425,7 +425,7 @@ def _complete(lake: Lake, until: Mapping[TopicPartition, int] | None) -> None:
 # -- bounds
 
 
-def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict[str, str]:
+def starting_options(since: str, topics: TopicQuestions, names: tuple[str, ...]) -> dict[str, str]:
     """The source's options for the start. Raises `PipelineError`."""
     if since in ("earliest", "latest"):
         return {"startingOffsets": since}
@@ -439,7 +439,7 @@ def starting_options(since: str, topics: Topics, names: tuple[str, ...]) -> dict
     return {"startingTimestamp": str(milliseconds), "startingOffsetsByTimestampStrategy": "latest"}
 
 
-def _every_partition(text: str, topics: Topics, names: tuple[str, ...]) -> str:
+def _every_partition(text: str, topics: TopicQuestions, names: tuple[str, ...]) -> str:
     """Offsets as JSON, with the earliest of each partition that they do not name."""
     given, partitions = _offsets(text), topics.partitions(names)
     _refuse_others(given, partitions)
@@ -460,7 +460,7 @@ def _offsets(text: str) -> dict[TopicPartition, int]:
     return from_json(parsed)
 
 
-def _until(topics: Topics, settings: LoadSettings) -> dict[TopicPartition, int] | None:
+def _until(topics: TopicQuestions, settings: LoadSettings) -> dict[TopicPartition, int] | None:
     if settings.until is None:
         return None
     ends = topics.ends(settings.topics)

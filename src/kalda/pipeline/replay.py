@@ -25,7 +25,7 @@ from kalda.client.admin.admin_client import Admin
 from kalda.client.transport.config_files import keys_of
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.pipeline.session import PipelineError
-from kalda.pipeline.topics import Topics
+from kalda.pipeline.topics import TopicQuestions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ def replay(rows: DataFrame, settings: ReplaySettings) -> Replayed:
     missing = [name for name in ("value", *settings.order_by) if name not in rows.columns]
     if missing:
         raise PipelineError(f"the table has no column {', '.join(missing)}; it has {', '.join(rows.columns)}")
-    with Topics(settings.options) as topics:
+    with TopicQuestions(settings.options) as topics:
         count = len(topics.partitions([settings.topic]))
     _refuse_another_layout(settings, config, count)
     rows = _encodable(rows)

@@ -24,7 +24,7 @@ _RATE_BATCHES: Final = 5
 
 
 @dataclass(slots=True)
-class Progress:
+class QueryProgress:
     """What a query has done since its start."""
 
     rows: int = 0
@@ -75,13 +75,13 @@ class Progress:
 
 def run(
     query: StreamingQuery,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    is_done: Callable[[Progress], bool] = lambda _: False,
-    progress: Progress | None = None,
-) -> Progress:
+    on_progress: Callable[[QueryProgress], None] = lambda _: None,
+    is_done: Callable[[QueryProgress], bool] = lambda _: False,
+    progress: QueryProgress | None = None,
+) -> QueryProgress:
     """Wait for the query's end; `is_done` may end it sooner. `progress` is that of a query before, which this one
     continues. Raises `PipelineError` where it fails."""
-    progress = Progress() if progress is None else progress
+    progress = QueryProgress() if progress is None else progress
     began = time.monotonic() - progress.seconds
     with stop_signals() as stopped:
         while True:

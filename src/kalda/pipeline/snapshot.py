@@ -29,7 +29,7 @@ from kalda.base.ids import TopicPartition
 from kalda.pipeline.files import OWN, check_directory, locked, read_state, replace_text
 from kalda.pipeline.load import ISOLATION, SOURCE, STARTS, TIMES, from_json, to_json
 from kalda.pipeline.session import PipelineError, refuse_options
-from kalda.pipeline.topics import Ends, Topics
+from kalda.pipeline.topics import Ends, TopicQuestions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +133,7 @@ def _take(spark: SparkSession, table: SnapshotTable, topic: str, options: Mappin
             raise PipelineError(f"{table.path} is a snapshot of topic {state['topic']}, not {topic}")
         table.point_to(state["version"])
     options = {**TIMES, **options, ISOLATION: "read_committed"}
-    with Topics(options) as topics:
+    with TopicQuestions(options) as topics:
         topic_id, ends = topics.topic_id(topic), topics.ends([topic])
         retention = topics.config(topic, "delete.retention.ms")
     done = {} if state is None else from_json(state["offsets"])

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kalda.base.ids import TopicPartition
-from kalda.pipeline.chart import Line, Panel
-from kalda.pipeline.checkpoints import Batch, Checkpoint, milliseconds
+from kalda.pipeline.chart import ChartLine, Panel
+from kalda.pipeline.checkpoints import Checkpoint, CheckpointBatch, milliseconds
 from kalda.pipeline.lake import Lake
 from kalda.pipeline.load import from_json
 from kalda.pipeline.project import read_project
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.snapshot import SnapshotTable
-from kalda.pipeline.topics import Topics
+from kalda.pipeline.topics import TopicQuestions
 
 RECENT_S = 60.0
 _SHOWN = 50
@@ -38,7 +38,7 @@ class BatchStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class PipelineStatus:
     """One pipeline."""
 
     name: str
@@ -58,7 +58,7 @@ class Status:
         return self.batches[-1].planned_ms if self.batches else None
 
 
-def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> list[Status]:
+def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> list[PipelineStatus]:
     """The pipelines at a path: a lake, a snapshot's table, a project file, or a checkpoint. `options` are those of the
     source where the pipeline does not name its cluster. Raises `PipelineError`."""
     if path.suffix == ".toml":
@@ -75,19 +75,23 @@ def statuses(path: Path, options: Mapping[str, str], *, asks: bool = True) -> li
     if (taken := table.state()) is not None:
         done = from_json(taken["offsets"])
         batch = BatchStatus(taken["version"], milliseconds(taken["read_ms"]), 0, None)
-        return [Status(path.name, "snapshot", "stopped", done, _lag(done, options, asks), (batch,), str(path), options)]
+        return [
+            PipelineStatus(
+                path.name, "snapshot", "stopped", done, _lag(done, options, asks), (batch,), str(path), options
+            )
+        ]
     if (path / "offsets").is_dir():
         return [_of_checkpoint(path.name, "query", path, options, asks)]
     raise PipelineError(f"{path}: neither a lake, a snapshot, a checkpoint nor a project file (.toml)")
 
 
-def _with(status: Status, state: str, place: str) -> Status:
+def _with(status: PipelineStatus, state: str, place: str) -> PipelineStatus:
     from dataclasses import replace
 
     return replace(status, state=state, place=place)
 
 
-def _of_checkpoint(name: str, kind: str, path: Path, options: Mapping[str, str], asks: bool) -> Status:
+def _of_checkpoint(name: str, kind: str, path: Path, options: Mapping[str, str], asks: bool) -> PipelineStatus:
     checkpoint = Checkpoint(path)
     batches = checkpoint.batches(_SHOWN + 1)
     done = checkpoint.committed()
@@ -96,10 +100,10 @@ def _of_checkpoint(name: str, kind: str, path: Path, options: Mapping[str, str],
     state = "never started" if not batches else "stopped"
     if batches and time.time() - newest / 1000 < RECENT_S:
         state = "running" if batches[-1].committed_ms is None else "active in the last minute"
-    return Status(name, kind, state, done, _lag(done, options, asks), rows, str(path), options)
+    return PipelineStatus(name, kind, state, done, _lag(done, options, asks), rows, str(path), options)
 
 
-def _batch(before: Batch | None, batch: Batch) -> BatchStatus:
+def _batch(before: CheckpointBatch | None, batch: CheckpointBatch) -> BatchStatus:
     earlier = before.ends if before is not None else ()
     records = 0
     for number, ends in enumerate(batch.ends):
@@ -112,7 +116,7 @@ def _batch(before: Batch | None, batch: Batch) -> BatchStatus:
 def _lag(done: Mapping[TopicPartition, int], options: Mapping[str, str], asks: bool) -> int | None:
     if not asks or not done or not options.get("kafka.bootstrap.servers"):
         return None
-    with Topics({"kafka.default.api.timeout.ms": _TIMEOUT_MS, **options}) as topics:
+    with TopicQuestions({"kafka.default.api.timeout.ms": _TIMEOUT_MS, **options}) as topics:
         ends = topics.ends({partition.topic for partition in done})
     return sum(max(0, each.end - max(done.get(partition, 0), each.start)) for partition, each in ends.items())
 
@@ -128,7 +132,7 @@ def _is_locked(lake: Lake) -> bool:
     return False
 
 
-def panels(found: list[Status]) -> list[Panel]:
+def panels(found: list[PipelineStatus]) -> list[Panel]:
     """What a chart of these pipelines shows: records of each batch, and how long each took."""
     records, times = [], []
     for status in found:
@@ -136,6 +140,6 @@ def panels(found: list[Status]) -> list[Panel]:
         if not ended:
             continue
         moments = [batch.planned_ms / 1000 for batch in ended]
-        records.append(Line(status.name, moments, [float(batch.records) for batch in ended]))
-        times.append(Line(status.name, moments, [batch.seconds or 0.0 for batch in ended]))
+        records.append(ChartLine(status.name, moments, [float(batch.records) for batch in ended]))
+        times.append(ChartLine(status.name, moments, [batch.seconds or 0.0 for batch in ended]))
     return [Panel("records a batch", "records", records), Panel("time a batch", "seconds", times)]

@@ -26,7 +26,7 @@ class Ends:
     end: int
 
 
-class Topics:
+class TopicQuestions:
     """Questions about topics of one cluster; a context manager that closes the connections."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class Topics:
         except ApiError as error:
             raise PipelineError(error.message) from error
 
-    def __enter__(self) -> Topics:
+    def __enter__(self) -> TopicQuestions:
         return self
 
     def __exit__(self, *_: object) -> None:

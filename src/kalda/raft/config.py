@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kalda.raft.values import Endpoint, ReplicaKey
+from kalda.raft.values import ReplicaKey, VoterEndpoint
 
 
 class RaftConfig(NamedTuple):
@@ -15,7 +15,7 @@ class RaftConfig(NamedTuple):
     """None where it is not checked."""
     listener: str = "CONTROLLER"
     """The controller listener by which replicas reach one another."""
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[VoterEndpoint, ...] = ()
     """The replica's own controller listeners, as it advertises them; none for an observer."""
     bootstrap_servers: tuple[tuple[str, int], ...] = ()
     """Where to find the leader while none is known; without them, at the voters' endpoints."""

@@ -17,7 +17,7 @@ class Tick(NamedTuple):
     """The machine's `deadline` has passed."""
 
 
-class Append(NamedTuple):
+class AppendRecords(NamedTuple):
     """Append `records_count` records of the leader's state machine as one batch."""
 
     epoch: int
@@ -100,7 +100,7 @@ class Shutdown(NamedTuple):
 Event: TypeAlias = (
     Start
     | Tick
-    | Append
+    | AppendRecords
     | Flushed
     | CallReceived
     | ReplyReceived

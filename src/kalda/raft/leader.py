@@ -22,7 +22,7 @@ OBSERVER_SESSION_MS = 300_000
 MAX_OBSERVERS = 10_000
 
 
-class Progress:
+class FetchProgress:
     """How far one replica has fetched, and when. Times are the machine's clock; -1 before the first fetch."""
 
     __slots__ = ("end_offset", "has_acknowledged", "key", "last_caught_up_ms", "last_fetch_ms", "leader_end_offset")
@@ -108,9 +108,9 @@ class LeaderRole:
         """The offset of the LeaderChangeMessage with which this epoch begins."""
         self.high_watermark: int | None = None
         """None until a record of this epoch is committed; above `epoch_start_offset` then."""
-        self.voters: dict[int, Progress] = {}
+        self.voters: dict[int, FetchProgress] = {}
         """The voter set that is in force, the leader among them unless it has removed itself."""
-        self.observers: dict[ReplicaKey, Progress] = {}
+        self.observers: dict[ReplicaKey, FetchProgress] = {}
         """Other replicas that have fetched within `OBSERVER_SESSION_MS`; disjoint from `voters`."""
         self.parked_fetches: list[ParkedFetch] = []
         self.fetched_voters: dict[int, None] = {}
@@ -134,20 +134,20 @@ class LeaderRole:
             key = local if voter.key.id == local.id else voter.key
             progress = old.get(key.id) or self.observers.pop(key, None)
             if progress is None:
-                progress = Progress(key, has_acknowledged=key.id == local.id)
+                progress = FetchProgress(key, has_acknowledged=key.id == local.id)
             progress.key = key
             self.voters[key.id] = progress
         for node_id, progress in old.items():
             if node_id not in self.voters and node_id != local.id:
                 self.observers[progress.key] = progress
 
-    def progress_of(self, key: ReplicaKey, voters: VoterSet) -> Progress | None:
+    def progress_of(self, key: ReplicaKey, voters: VoterSet) -> FetchProgress | None:
         """None where there are `MAX_OBSERVERS` already."""
         if voters.is_voter(key):
             return self.voters.get(key.id)
         progress = self.observers.get(key)
         if progress is None and len(self.observers) < MAX_OBSERVERS:
-            progress = self.observers[key] = Progress(key)
+            progress = self.observers[key] = FetchProgress(key)
         return progress
 
     def on_voter_fetch(self, key: ReplicaKey, majority: int, now: int, check_quorum_timeout_ms: int) -> None:

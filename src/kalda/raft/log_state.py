@@ -40,7 +40,7 @@ class SnapshotRequired:
 FetchValidation: TypeAlias = Valid | Diverging | SnapshotRequired
 
 
-class LogState:
+class RaftLogState:
     __slots__ = ("end_offset", "epochs", "flushed_offset", "snapshots", "start_offset")
 
     def __init__(

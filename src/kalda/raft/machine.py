@@ -17,7 +17,7 @@ from kalda.raft import effects as fx
 from kalda.raft import elections, events, reconfiguration, replication, rpc, snapshot_transfer
 from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.replica import MAX_REPLIED_EPOCH, Replica
 from kalda.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
@@ -40,7 +40,7 @@ class RaftMachine(Replica):
     def __init__(
         self,
         config: RaftConfig,
-        log: LogState,
+        log: RaftLogState,
         history: VoterHistory,
         election: ElectionState,
         random_below: Callable[[int], int],
@@ -72,7 +72,7 @@ class RaftMachine(Replica):
         match event:
             case events.Tick():
                 pass
-            case events.Append(epoch, count, payload):
+            case events.AppendRecords(epoch, count, payload):
                 replication.append(self, epoch, count, payload)
             case events.Flushed(offset, generation):
                 replication.on_flushed(self, offset, generation, now)

@@ -15,7 +15,7 @@ from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME, TopicPartitio
 from kalda.protocol.messages.control_records import KRaftVersionRecord, VotersRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.batches import MAX_BATCH_BYTES, CommittedBatch, decode_all, iter_whole
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.quorum_state import (
     FILE_NAME,
     MAX_FILE_BYTES,
@@ -142,8 +142,8 @@ class MetadataLog:
     def latest_snapshot(self) -> OffsetAndEpoch | None:
         return self.snapshots[-1] if self.snapshots else None
 
-    def state(self) -> LogState:
-        return LogState(
+    def state(self) -> RaftLogState:
+        return RaftLogState(
             start_offset=self.log.log_start_offset,
             end_offset=self.log.log_end_offset,
             epochs=list(self.log.leader_epochs.entries),

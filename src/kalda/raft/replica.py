@@ -27,11 +27,11 @@ from kalda.raft import effects as fx
 from kalda.raft import rpc
 from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Ballot, Candidate, Follower, Prospective, Resigned, Role, Unattached
 from kalda.raft.rpc import Call
-from kalda.raft.values import MAX_EPOCH, Destination, Endpoint, ReplicaKey
+from kalda.raft.values import MAX_EPOCH, Destination, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
 
 # Calls under way: at most one for each destination, and the back-off after one that failed.
@@ -116,7 +116,7 @@ class Replica:
     def __init__(
         self,
         config: RaftConfig,
-        log: LogState,
+        log: RaftLogState,
         history: VoterHistory,
         election: ElectionState,
         random_below: Callable[[int], int],
@@ -181,7 +181,7 @@ class Replica:
         others = (self.voters.destination(i, self.config.listener) for i in self.voters.ids if i != self.local.id)
         return tuple(destination for destination in others if destination is not None)
 
-    def destination_of(self, node_id: int, endpoints: tuple[Endpoint, ...]) -> Destination | None:
+    def destination_of(self, node_id: int, endpoints: tuple[VoterEndpoint, ...]) -> Destination | None:
         return Voter(ReplicaKey(node_id), endpoints).destination(self.config.listener)
 
     def random_election_timeout_ms(self) -> int:
@@ -243,7 +243,7 @@ class Replica:
 
     def reply_header(self, error: ErrorCode = ErrorCode.NONE) -> rpc.ReplyHeader:
         role = self.role
-        endpoints: tuple[Endpoint, ...] = ()
+        endpoints: tuple[VoterEndpoint, ...] = ()
         if isinstance(role, LeaderRole):
             endpoints = self.config.endpoints
         elif isinstance(role, Follower | Prospective):
@@ -290,7 +290,7 @@ class Replica:
 
     # Transitions.
 
-    def maybe_follow(self, leader_id: int | None, epoch: int, endpoints: tuple[Endpoint, ...], now: int) -> None:
+    def maybe_follow(self, leader_id: int | None, epoch: int, endpoints: tuple[VoterEndpoint, ...], now: int) -> None:
         """A call or a reply names the leader of `epoch`, or none. A newer epoch is adopted in any case; in the present
         epoch the leader is adopted where none is known, and its endpoints where they have changed."""
         role = self.role
@@ -320,7 +320,7 @@ class Replica:
         self._set_role(Unattached(epoch, leader_id, voted, now + self.random_election_timeout_ms()))
 
     def become_follower(
-        self, epoch: int, leader_id: int, endpoints: tuple[Endpoint, ...], leader: Destination, now: int
+        self, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...], leader: Destination, now: int
     ) -> None:
         voted = self.role.voted if self.role.epoch == epoch else None
         deadline = now + self.config.fetch_timeout_ms

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kalda.raft.leader import LeaderRole
-from kalda.raft.values import Destination, Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import Destination, OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
 
 class Ballot:
@@ -79,7 +79,7 @@ class Prospective:
         self,
         epoch: int,
         leader_id: int | None,
-        leader_endpoints: tuple[Endpoint, ...],
+        leader_endpoints: tuple[VoterEndpoint, ...],
         voted: ReplicaKey | None,
         ballot: Ballot,
         deadline: int,
@@ -134,7 +134,7 @@ class Follower:
         self,
         epoch: int,
         leader_id: int,
-        leader_endpoints: tuple[Endpoint, ...],
+        leader_endpoints: tuple[VoterEndpoint, ...],
         leader: Destination,
         voted: ReplicaKey | None,
         deadline: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from kalda.base.errors import ErrorCode
-from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
 
 class ReplyHeader(NamedTuple):
@@ -18,7 +18,7 @@ class ReplyHeader(NamedTuple):
     error: ErrorCode
     epoch: int
     leader_id: int | None = None
-    leader_endpoints: tuple[Endpoint, ...] = ()
+    leader_endpoints: tuple[VoterEndpoint, ...] = ()
 
 
 class VoteCall(NamedTuple):
@@ -42,7 +42,7 @@ class BeginEpochCall(NamedTuple):
     epoch: int
     leader_id: int
     voter: ReplicaKey | None
-    leader_endpoints: tuple[Endpoint, ...] = ()
+    leader_endpoints: tuple[VoterEndpoint, ...] = ()
 
 
 class BeginEpochReply(NamedTuple):
@@ -56,7 +56,7 @@ class EndEpochCall(NamedTuple):
     epoch: int
     leader_id: int
     successors: tuple[ReplicaKey, ...] = ()
-    leader_endpoints: tuple[Endpoint, ...] = ()
+    leader_endpoints: tuple[VoterEndpoint, ...] = ()
 
 
 class EndEpochReply(NamedTuple):
@@ -127,7 +127,7 @@ class SnapshotReply(NamedTuple):
 class AddVoterCall(NamedTuple):
     cluster_id: str | None
     voter: ReplicaKey
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[VoterEndpoint, ...]
     timeout_ms: int = 30_000
     ack_when_committed: bool = True
 
@@ -141,7 +141,7 @@ class UpdateVoterCall(NamedTuple):
     cluster_id: str | None
     epoch: int
     voter: ReplicaKey
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[VoterEndpoint, ...]
     min_kraft_version: int = 0
     max_kraft_version: int = 1
 
@@ -169,7 +169,7 @@ class DescribeReply(NamedTuple):
     high_watermark: int = -1
     voters: tuple[ReplicaProgress, ...] = ()
     observers: tuple[ReplicaProgress, ...] = ()
-    nodes: tuple[tuple[int, tuple[Endpoint, ...]], ...] = ()
+    nodes: tuple[tuple[int, tuple[VoterEndpoint, ...]], ...] = ()
 
 
 Call: TypeAlias = (

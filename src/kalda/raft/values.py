@@ -38,7 +38,7 @@ MAX_OFFSET = 1 << 62
 """The highest offset at which a fetched snapshot may end: the log that continues it has room for as many records."""
 
 
-class Endpoint(NamedTuple):
+class VoterEndpoint(NamedTuple):
     """A named listener of a node."""
 
     name: str

@@ -18,12 +18,12 @@ from kalda.protocol.messages.control_records import (
     VotersRecordKRaftVersionFeature,
     VotersRecordVoter,
 )
-from kalda.raft.values import Destination, Endpoint, ReplicaKey
+from kalda.raft.values import Destination, ReplicaKey, VoterEndpoint
 
 
 class Voter(NamedTuple):
     key: ReplicaKey
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[VoterEndpoint, ...] = ()
     min_kraft_version: int = 0
     max_kraft_version: int = 0
 
@@ -58,7 +58,7 @@ class VoterSet:
     @classmethod
     def static(cls, listener: str, voters: Iterable[tuple[int, str, int]]) -> VoterSet:
         """The voters of `controller.quorum.voters` as (id, host, port), without directory ids."""
-        return cls(Voter(ReplicaKey(node_id), (Endpoint(listener, host, port),)) for node_id, host, port in voters)
+        return cls(Voter(ReplicaKey(node_id), (VoterEndpoint(listener, host, port),)) for node_id, host, port in voters)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class VoterSet:
         return cls(
             Voter(
                 ReplicaKey(v.voter_id, v.voter_directory_id),
-                tuple(Endpoint(e.name, e.host, e.port) for e in v.endpoints),
+                tuple(VoterEndpoint(e.name, e.host, e.port) for e in v.endpoints),
                 v.kraft_version_feature.min_supported_version,
                 v.kraft_version_feature.max_supported_version,
             )

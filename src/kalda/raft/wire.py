@@ -17,7 +17,7 @@ from kalda.protocol.messages import quorum as q
 from kalda.protocol.notation import Request, Response
 from kalda.raft import rpc
 from kalda.raft.batches import MAX_BATCH_BYTES, inspect_fetched
-from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
 MAX_INT64 = (1 << 63) - 1
 MAX_ENDPOINTS = 100
@@ -46,8 +46,8 @@ def _only_partition(topics: Any) -> Any:
     return partition
 
 
-def _endpoints(listed: Any) -> tuple[Endpoint, ...]:
-    return tuple(Endpoint(e.name, e.host, e.port) for e in listed[:MAX_ENDPOINTS])
+def _endpoints(listed: Any) -> tuple[VoterEndpoint, ...]:
+    return tuple(VoterEndpoint(e.name, e.host, e.port) for e in listed[:MAX_ENDPOINTS])
 
 
 def _key(node_id: int, directory_id: bytes) -> ReplicaKey:
@@ -344,7 +344,7 @@ def response_of(
             return _voter_response(request, error, message, leader, epoch, address)
 
 
-def _with_leader(response: Any, node: Any, leader: int, address: Endpoint | None, has_endpoints: bool) -> Response:
+def _with_leader(response: Any, node: Any, leader: int, address: VoterEndpoint | None, has_endpoints: bool) -> Response:
     if has_endpoints and leader >= 0 and address is not None:
         response.node_endpoints = [node(node_id=leader, host=address.host, port=address.port)]
     assert isinstance(response, Response)
@@ -373,7 +373,7 @@ def _fetch_partition(
 
 
 def _voter_response(
-    request: Request, error: int, message: str, leader: int, epoch: int, address: Endpoint | None
+    request: Request, error: int, message: str, leader: int, epoch: int, address: VoterEndpoint | None
 ) -> Response:
     text = message if error else None
     if isinstance(request, q.AddRaftVoterRequest):
@@ -460,7 +460,9 @@ def failed_reply(call: rpc.Call, error: ErrorCode) -> rpc.Reply:
 def _header(error: int, leader_id: int, epoch: int, response: Any, listener: str) -> rpc.ReplyHeader:
     leader = None if leader_id < 0 else leader_id
     endpoints = tuple(
-        Endpoint(listener, node.host, node.port) for node in response.node_endpoints[:1] if node.node_id == leader_id
+        VoterEndpoint(listener, node.host, node.port)
+        for node in response.node_endpoints[:1]
+        if node.node_id == leader_id
     )
     return rpc.ReplyHeader(ErrorCode(error), epoch, leader, endpoints)
 

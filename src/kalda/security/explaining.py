@@ -6,7 +6,7 @@ from typing import Any
 
 from kalda.metadata.acl_filters import PERMISSION_ALLOW
 from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.security.standard_authorizer import Examined, Rule, StandardAuthorizer
+from kalda.security.standard_authorizer import AccessRule, Examined, StandardAuthorizer
 
 _MAX_SHOWN = 1_000
 """Entries of one explanation."""
@@ -37,7 +37,7 @@ def explain(
         "entries": len(authorizer.index),
         "patterns": [],
     }
-    if decision.rule is Rule.SUPER_USER:
+    if decision.rule is AccessRule.SUPER_USER:
         return found
     left = _MAX_SHOWN
     for pattern_name, pattern_type, count, entries in authorizer.examined(principal, host, operation, resource, name):

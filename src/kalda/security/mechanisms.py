@@ -1,8 +1,8 @@
 """What a SASL mechanism is, on both sides, and the mechanism PLAIN (RFC 4616).
 
-A server's mechanism gets the bytes of a client one token at a time. It returns the next challenge; an `Outcome` when
-the client is authenticated; or a `Lookup`, where the answer to a question has to be found first: the caller answers it
-by `Lookup.then`, which continues the exchange. Nothing here waits.
+A server's mechanism gets the bytes of a client one token at a time. It returns the next challenge; a `LoginOutcome`
+when the client is authenticated; or a `Lookup`, where the answer to a question has to be found first: the caller
+answers it by `Lookup.then`, which continues the exchange. Nothing here waits.
 
 A failure is a `SaslFailed`. Its text is Kafka's, is sent to the client where `is_for_client`, and never contains a
 password, a token or a key.
@@ -28,7 +28,7 @@ class SaslFailed(Portable, Exception):
         """Whether the client gets this text. Otherwise it is only logged, and the client gets a general one."""
 
 
-class Outcome(NamedTuple):
+class LoginOutcome(NamedTuple):
     """The end of a successful exchange."""
 
     authorization_id: str
@@ -88,7 +88,7 @@ class Lookup:
     """Raises `SaslFailed`."""
 
 
-Step: TypeAlias = bytes | Outcome | Lookup
+Step: TypeAlias = bytes | LoginOutcome | Lookup
 
 
 class ServerMechanism(Protocol):
@@ -133,7 +133,7 @@ class PlainServer:
                 raise SaslFailed(
                     "Authentication failed: Client requested an authorization id that is different from username", True
                 )
-            return Outcome(user)
+            return LoginOutcome(user)
 
         return Lookup(CheckPassword(user, password), then)
 

@@ -12,7 +12,7 @@ import json
 import re
 from typing import NamedTuple
 
-from kalda.security.mechanisms import CheckToken, Lookup, Outcome, SaslFailed, Step
+from kalda.security.mechanisms import CheckToken, LoginOutcome, Lookup, SaslFailed, Step
 
 _SEPARATOR = "\x01"
 _NAME = re.compile(r"[A-Za-z]+")
@@ -68,7 +68,7 @@ class OAuthBearerServer:
                     f"different from the token's principal name ({checked.principal_name})",
                     True,
                 )
-            return Outcome(checked.principal_name, b"", checked.expires_at_ms, extensions)
+            return LoginOutcome(checked.principal_name, b"", checked.expires_at_ms, extensions)
 
         return Lookup(CheckToken(bearer, extensions), then)
 

@@ -20,8 +20,8 @@ import hmac
 import re
 from typing import NamedTuple
 
-from kalda.metadata.scram import ScramCredential, ScramMechanism
-from kalda.security.mechanisms import FindScram, Lookup, Outcome, SaslFailed, Step
+from kalda.metadata.scram import ScramMechanism, StoredScramCredential
+from kalda.security.mechanisms import FindScram, LoginOutcome, Lookup, SaslFailed, Step
 
 MECHANISMS = {mechanism.mechanism_name: mechanism for mechanism in ScramMechanism}
 NONCE_BYTES = 20
@@ -48,7 +48,7 @@ _SERVER_FINAL = re.compile(rf"(?:e=(?P<error>[^,]+)|v=(?P<signature>{_BASE64})){
 class ScramSecret(NamedTuple):
     """What a server needs to authenticate a user, or the bearer of a delegation token."""
 
-    credential: ScramCredential
+    credential: StoredScramCredential
     owner: str | None = None
     """The name of the token's owner; None for a user's own credential."""
     expires_at_ms: int | None = None
@@ -63,12 +63,12 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
     return hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
 
 
-def credential_of(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> ScramCredential:
+def credential_of(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> StoredScramCredential:
     """What a server stores of a password."""
     salted = salted_password(mechanism, password, salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
     stored_key = hashlib.new(mechanism.digest, client_key).digest()
-    return ScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.digest), iterations)
+    return StoredScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", mechanism.digest), iterations)
 
 
 def _xor(one: bytes, other: bytes) -> bytes:
@@ -151,7 +151,7 @@ class ScramServer:
 
         return Lookup(FindScram(self._mechanism.mechanism_name, user, is_token), then)
 
-    def _on_final(self, token: bytes) -> Outcome:
+    def _on_final(self, token: bytes) -> LoginOutcome:
         secret, digest = self._secret, self._mechanism.digest
         if secret is None:
             raise SaslFailed("a SCRAM message came before the one before it was answered")
@@ -170,7 +170,7 @@ class ScramServer:
             raise SaslFailed("Invalid client credentials")
         answer = b"v=" + base64.b64encode(hmac.digest(credential.server_key, signed, digest))
         owner = secret.owner if secret.owner is not None else self._user
-        return Outcome(owner, answer, secret.expires_at_ms, is_by_token=secret.owner is not None)
+        return LoginOutcome(owner, answer, secret.expires_at_ms, is_by_token=secret.owner is not None)
 
 
 class ScramClient:

@@ -6,9 +6,9 @@
     COMPLETE, FAILED
 
 `on_frame` returns what to do: pass the frame on, answer it, or find the answer to a question of the mechanism and call
-`Ask.then` with it. An answer may end the login. A request that the state does not allow ends it, as in Kafka. The same
-machine serves the first login and each re-authentication (KIP-368), which may change neither the mechanism nor the
-principal.
+`LoginQuestion.then` with it. An answer may end the login. A request that the state does not allow ends it, as in
+Kafka. The same machine serves the first login and each re-authentication (KIP-368), which may change neither the
+mechanism nor the principal.
 
 Bounds: a frame is bounded by its caller; an exchange has at most `MAX_TOKENS` tokens, and ApiVersions is passed on at
 most `MAX_API_VERSIONS` times in versions that are not supported. No text contains anything that the client has
@@ -29,7 +29,7 @@ from kalda.protocol.framing import RequestHeader, decode_request_header, encode_
 from kalda.protocol.messages.metadata import ApiVersionsResponse
 from kalda.protocol.messages.security import SaslAuthenticateResponse, SaslHandshakeResponse
 from kalda.protocol.notation import Buffer
-from kalda.security.mechanisms import Lookup, Outcome, Question, SaslFailed, ServerMechanism, Step
+from kalda.security.mechanisms import LoginOutcome, Lookup, Question, SaslFailed, ServerMechanism, Step
 
 MAX_TOKENS = 10
 MAX_API_VERSIONS = 5
@@ -39,7 +39,7 @@ class Authenticated(NamedTuple):
     """The login is complete."""
 
     mechanism: str
-    outcome: Outcome
+    outcome: LoginOutcome
     principal: str
     session_lifetime_ms: int
     """0: the session does not end."""
@@ -56,7 +56,7 @@ class PassOn(NamedTuple):
     """The listener's own handler answers this frame."""
 
 
-class Answer(NamedTuple):
+class LoginAnswer(NamedTuple):
     """Send these buffers; without one, nothing."""
 
     buffers: list[Buffer]
@@ -65,14 +65,14 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoginQuestion:
     """Find the answer to `question`, and call `then` with it."""
 
     question: Question
     then: Callable[[Any], Reaction]
 
 
-Reaction: TypeAlias = PassOn | Answer | Ask
+Reaction: TypeAlias = PassOn | LoginAnswer | LoginQuestion
 
 
 class State(Enum):
@@ -90,7 +90,7 @@ class LoginRules(NamedTuple):
 
     mechanisms: Mapping[str, Callable[[], ServerMechanism]]
     """Those that are enabled, in order, each with what begins an exchange."""
-    principal_of: Callable[[str, Outcome], str]
+    principal_of: Callable[[str, LoginOutcome], str]
     """The principal of a mechanism's outcome. Raises `ValueError` where there is none."""
     max_reauth_ms: Callable[[str], int]
     """`connections.max.reauth.ms` of a mechanism; 0: a session does not end."""
@@ -153,11 +153,11 @@ class ServerLogin:
                     f"SASL mechanism '{mechanism}' requested by client is not supported for re-authentication of "
                     f"mechanism '{before.mechanism}'"
                 )
-            return Answer(encode_response(correlation_id, response, version), Failed(why))
+            return LoginAnswer(encode_response(correlation_id, response, version), Failed(why))
         self.mechanism = mechanism
         self._exchange = self._rules.mechanisms[mechanism]()
         self.state = State.TOKENS if version == 0 else State.AUTHENTICATE
-        return Answer(encode_response(correlation_id, SaslHandshakeResponse(mechanisms=enabled), version))
+        return LoginAnswer(encode_response(correlation_id, SaslHandshakeResponse(mechanisms=enabled), version))
 
     def _on_authenticate_frame(self, header: RequestHeader, frame: Buffer) -> Reaction:
         if header.api_key != ApiKey.SASL_AUTHENTICATE:
@@ -189,14 +189,14 @@ class ServerLogin:
             done = step()
             if isinstance(done, Lookup):
                 then = done.then
-                return Ask(done.question, lambda answer: self._guarded(lambda: then(answer), header))
-            if isinstance(done, Outcome):
+                return LoginQuestion(done.question, lambda answer: self._guarded(lambda: then(answer), header))
+            if isinstance(done, LoginOutcome):
                 return self._complete(done, header)
         except SaslFailed as error:
             return self._refuse(error, header)
-        return Answer(_token_answer(done, header))
+        return LoginAnswer(_token_answer(done, header))
 
-    def _complete(self, outcome: Outcome, header: RequestHeader | None) -> Answer:
+    def _complete(self, outcome: LoginOutcome, header: RequestHeader | None) -> LoginAnswer:
         rules, before = self._rules, self._before
         try:
             principal = rules.principal_of(self.mechanism, outcome)
@@ -215,9 +215,9 @@ class ServerLogin:
             raise SaslFailed("what the client has presented has expired", True)
         self.state = State.COMPLETE
         end = Authenticated(self.mechanism, outcome, principal, lifetime_ms)
-        return Answer(_token_answer(outcome.token, header, lifetime_ms), end)
+        return LoginAnswer(_token_answer(outcome.token, header, lifetime_ms), end)
 
-    def _refuse(self, error: SaslFailed, header: RequestHeader | None) -> Answer:
+    def _refuse(self, error: SaslFailed, header: RequestHeader | None) -> LoginAnswer:
         self.state = State.FAILED
         kind = "authentication" if self._before is None else "re-authentication"
         message = (
@@ -227,13 +227,13 @@ class ServerLogin:
         )
         why = error.message if error.is_for_client else f"{message}: {error.message}"
         if header is None:  # a bare token has no place for an error
-            return Answer([], Failed(why))
+            return LoginAnswer([], Failed(why))
         response = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=message)
-        return Answer(encode_response(header.correlation_id, response, header.api_version), Failed(why))
+        return LoginAnswer(encode_response(header.correlation_id, response, header.api_version), Failed(why))
 
-    def _fail(self, why: str, buffers: list[Buffer] | None = None) -> Answer:
+    def _fail(self, why: str, buffers: list[Buffer] | None = None) -> LoginAnswer:
         self.state = State.FAILED
-        return Answer(buffers or [], Failed(why))
+        return LoginAnswer(buffers or [], Failed(why))
 
 
 def _out_of_place(header: RequestHeader) -> list[Buffer]:

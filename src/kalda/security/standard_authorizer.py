@@ -209,7 +209,7 @@ _TYPE_NAMES = {
 }
 
 
-class Rule(Enum):
+class AccessRule(Enum):
     """Why a decision was made."""
 
     SUPER_USER = "SuperUser"
@@ -218,18 +218,18 @@ class Rule(Enum):
     DEFAULT_DENY = "DefaultDeny"
 
 
-class Decision(NamedTuple):
+class AccessDecision(NamedTuple):
     """Whether an operation is allowed, and why."""
 
     is_allowed: bool
-    rule: Rule
+    rule: AccessRule
     acl: IndexedAcl | None = None
-    """For `Rule.ENTRY`."""
+    """For `AccessRule.ENTRY`."""
 
 
-_SUPER_USER = Decision(True, Rule.SUPER_USER)
-_DENIED = Decision(False, Rule.DEFAULT_DENY)
-_ALLOWED = Decision(True, Rule.DEFAULT_ALLOW)
+_SUPER_USER = AccessDecision(True, AccessRule.SUPER_USER)
+_DENIED = AccessDecision(False, AccessRule.DEFAULT_DENY)
+_ALLOWED = AccessDecision(True, AccessRule.DEFAULT_ALLOW)
 _Key: TypeAlias = tuple[str, str, int, int, str]
 
 
@@ -255,8 +255,8 @@ class StandardAuthorizer:
         self._version = 0
         self.offset = -1
         """Of the newest image that `load` or `apply` was called with."""
-        self._kept: dict[_Key, Decision] = {}
-        self._kept_before: dict[_Key, Decision] = {}
+        self._kept: dict[_Key, AccessDecision] = {}
+        self._kept_before: dict[_Key, AccessDecision] = {}
         """What `_kept` held when it was full. A decision that is found here is kept again."""
         self.allowed: set[Decided] = set()
         """Allowed since the last change of an entry."""
@@ -328,7 +328,7 @@ class StandardAuthorizer:
             *(each for each in operations if self.decide(principal, host, each, resource, name).is_allowed)
         )
 
-    def decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> Decision:
+    def decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> AccessDecision:
         """The decision about a principal at an address; logs nothing. Raises `ApiError` while the entries are not
         known."""
         key = (principal, host, operation, resource, name)
@@ -349,23 +349,23 @@ class StandardAuthorizer:
         self._keep(key, decision)
         return decision
 
-    def _keep(self, key: _Key, decision: Decision) -> None:
+    def _keep(self, key: _Key, decision: AccessDecision) -> None:
         if len(self._kept) >= _MAX_KEPT:
             self._kept_before = self._kept
             self._kept = {}
         self._kept[key] = decision
 
-    def _decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> Decision:
+    def _decide(self, principal: str, host: str, operation: int, resource: int, name: str) -> AccessDecision:
         allowed: IndexedAcl | None = None
         patterns = self.index.patterns(resource, name)
         for _, _, pattern in patterns:
             for entry in in_order(pattern, principal):
                 if _mismatch(entry.acl, host, operation) is None:
                     if entry.acl.permission_type != PERMISSION_ALLOW:
-                        return Decision(False, Rule.ENTRY, entry)
+                        return AccessDecision(False, AccessRule.ENTRY, entry)
                     allowed = entry
         if allowed is not None:
-            return Decision(True, Rule.ENTRY, allowed)
+            return AccessDecision(True, AccessRule.ENTRY, allowed)
         return _DENIED if patterns else self._default
 
     def _allows_on_any(self, principal: str, host: str, operation: int, resource: int) -> bool:
@@ -450,7 +450,12 @@ def acl_text(acl: StandardAcl) -> str:
 
 
 def _audit_line(
-    caller: Caller, operation: AclOperation, resource: AclResourceType, name: str, decision: Decision, references: int
+    caller: Caller,
+    operation: AclOperation,
+    resource: AclResourceType,
+    name: str,
+    decision: AccessDecision,
+    references: int,
 ) -> str:
     """Kafka's text: tools that read audit logs take it apart."""
     rule = decision.rule.value if decision.acl is None else f"MatchingAcl(acl={acl_text(decision.acl.acl)})"

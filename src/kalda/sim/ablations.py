@@ -23,9 +23,9 @@ from kalda.sim import controllers, faults
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin, SimConsumer, SimProducer
 from kalda.sim.cluster import PORT, SimCluster
-from kalda.sim.network import Address
+from kalda.sim.network import SimAddress
 from kalda.sim.quorum import recover, stale_leaders, storm
-from kalda.sim.scenario import Plan, Verdict, simulate
+from kalda.sim.scenario import SimPlan, SimVerdict, simulate
 from kalda.sim.world import World
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Run:
         found = self._registration()
         assert found is not None
         leader, blocked = self.cluster.nodes[found.leader], self.world.network.blocked
-        others = {(node.name, Address(leader.name, PORT)) for node in self.cluster if node is not leader}
+        others = {(node.name, SimAddress(leader.name, PORT)) for node in self.cluster if node is not leader}
         blocked |= others
         await self._wait(lambda found: set(found.isr) == {leader.id}, "the leader is alone in sync")
         acked, read = writer.acked, reader.end
@@ -305,8 +305,8 @@ class Ablation:
 
     loads: tuple[str, ...] = ()
 
-    def plan(self, seed: int) -> Plan:
-        return Plan(seed, self.nodes, self.kinds, self.duration_s, self.loads)
+    def plan(self, seed: int) -> SimPlan:
+        return SimPlan(seed, self.nodes, self.kinds, self.duration_s, self.loads)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -318,7 +318,7 @@ class Ablation:
         finally:
             switch.restore()
 
-    def find(self, seeds: Iterable[int] | None = None) -> Verdict | None:
+    def find(self, seeds: Iterable[int] | None = None) -> SimVerdict | None:
         """The first run that violates an invariant without the safeguard; None where none does."""
         with self.applied():
             for seed in range(self.seeds) if seeds is None else seeds:

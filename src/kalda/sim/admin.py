@@ -54,7 +54,7 @@ from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster, SimNode
-from kalda.sim.history import History
+from kalda.sim.history import RunHistory
 from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 
 _TIMEOUT_MS = 3_000
@@ -133,7 +133,7 @@ class Operator(ABC):
 
 
 @dataclass(slots=True)
-class Topic:
+class RequestedTopic:
     """A topic as it was requested."""
 
     partitions: int
@@ -149,7 +149,7 @@ class Churner(Operator):
 
     def __init__(self, client: SimClient, replicas: int, pause_s: float = 3.0) -> None:
         self._replicas = replicas
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, RequestedTopic] = {}
         super().__init__(client, pause_s)
 
     async def _act(self) -> None:
@@ -161,7 +161,7 @@ class Churner(Operator):
             await act(self._rng.choice(existing))
 
     async def _create(self, name: str) -> None:
-        topic = Topic(self._rng.randint(1, 3))
+        topic = RequestedTopic(self._rng.randint(1, 3))
         request = CreateTopicsRequest(
             topics=[CreatableTopic(name=name, num_partitions=topic.partitions, replication_factor=self._replicas)],
             timeout_ms=_TIMEOUT_MS,
@@ -416,7 +416,7 @@ class Deleter(Operator):
     """Raises the log start offsets of partitions in small steps."""
 
     def __init__(
-        self, client: SimClient, history: History, partitions: list[TopicPartition], pause_s: float = 4.0
+        self, client: SimClient, history: RunHistory, partitions: list[TopicPartition], pause_s: float = 4.0
     ) -> None:
         self._history = history
         self._partitions = partitions

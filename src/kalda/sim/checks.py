@@ -29,9 +29,9 @@ from kalda.records.builder import read_records
 from kalda.replication.partition import Partition
 from kalda.sim import admin
 from kalda.sim.cluster import SimCluster, SimNode
-from kalda.sim.groups import Group
+from kalda.sim.groups import SimGroup
 from kalda.sim.groups import judge as groups_judge
-from kalda.sim.history import History
+from kalda.sim.history import RunHistory
 
 _INTERVAL_S = 0.1
 _READ_BYTES = 1 << 20
@@ -43,7 +43,7 @@ Log = dict[int, tuple[bytes | None, bytes | None]]
 class _Committed:
     """Listens to the records that the quorum commits, on one node."""
 
-    def __init__(self, observer: Observer, name: str) -> None:
+    def __init__(self, observer: ClusterObserver, name: str) -> None:
         self._observer = observer
         self._name = name
 
@@ -56,10 +56,10 @@ class _Committed:
         """The records of a snapshot were checked on the nodes that committed them."""
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
-        """`Observer` checks leaders itself."""
+        """`ClusterObserver` checks leaders itself."""
 
 
-class Observer:
+class ClusterObserver:
     """Checks all running nodes."""
 
     def __init__(self, cluster: SimCluster) -> None:
@@ -222,7 +222,7 @@ class Observer:
         replica = next(iter(self._replicas(partition).values()))
         return replica.log.log_start_offset, [(at, value or b"") for at, (_, value) in _read_all(replica).items()]
 
-    def judge(self, history: History, groups: Sequence[Group] = ()) -> None:
+    def judge(self, history: RunHistory, groups: Sequence[SimGroup] = ()) -> None:
         """Check the invariants of the end. Requires `settled`."""
         self.check_now()
         self._judge_metadata()

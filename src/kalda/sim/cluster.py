@@ -18,7 +18,7 @@ from kalda.broker.process.node import Node, StartError
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.replication.read_replica import RACK_AWARE
 from kalda.sim.machine import EPOCH_MS, Machine
 from kalda.sim.process import Boot
@@ -238,7 +238,7 @@ def _format(node: SimNode, directory_ids: Mapping[int, Uuid], entropy: Any) -> U
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
-        controller_endpoint=Endpoint(CONTROLLER, node.name, CONTROLLER_PORT),
+        controller_endpoint=VoterEndpoint(CONTROLLER, node.name, CONTROLLER_PORT),
         quorum=QuorumChoice.INITIAL_CONTROLLERS if is_voter else QuorumChoice.NO_INITIAL_CONTROLLERS,
         initial_controllers=",".join(
             f"{i}@node-{i}:{CONTROLLER_PORT}:{uuid_to_text(directory_id)}" for i, directory_id in directory_ids.items()

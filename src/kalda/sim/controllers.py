@@ -71,7 +71,7 @@ RECORDS_PER_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SimBatch:
     base_offset: int
     epoch: int
     records: Sequence[VersionedRecord]
@@ -102,7 +102,7 @@ class ControllerNode:
         """How many batches its controller has received."""
         self.local_end: int | None = None
         """The end of its log, where it has appended as a leader that another one had replaced."""
-        self.prepared: Batch | None = None
+        self.prepared: SimBatch | None = None
         self.timer_ms: int | None = None
         self.life = 1
         """What an earlier life has scheduled is dropped."""
@@ -145,7 +145,7 @@ class ControllerNode:
         if self.refuses:
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, "too many metadata records wait for their commit")
         framed = [decode_metadata_record(encode_metadata_record(record, version)) for record, version in records]
-        self.prepared = Batch(self.log_end_offset, epoch, framed)
+        self.prepared = SimBatch(self.log_end_offset, epoch, framed)
         if self.world.leads(self, epoch):
             self.world.check_decisions(self.controller, framed)
         return self.prepared.last_offset
@@ -358,7 +358,7 @@ class Controllers:
         """Whether all faults were removed, also those that have not come about yet."""
         self.epoch = 0
         self.leader_id: int | None = None
-        self.batches: list[Batch] = []
+        self.batches: list[SimBatch] = []
         """The log of the leader."""
         self.committed_count = 0
         """So many batches of it are committed."""
@@ -409,13 +409,13 @@ class Controllers:
     def committed_end(self) -> int:
         return self.batches[self.committed_count - 1].last_offset + 1 if self.committed_count else 0
 
-    def committed(self) -> list[Batch]:
+    def committed(self) -> list[SimBatch]:
         return self.batches[: self.committed_count]
 
     def leads(self, node: ControllerNode, epoch: int) -> bool:
         return self.leader_id == node.id and self.epoch == epoch
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: SimBatch) -> None:
         assert batch.base_offset == self.end_offset, f"a batch at {batch.base_offset} of a log up to {self.end_offset}"
         self.batches.append(batch)
         count, epoch = len(self.batches), self.epoch
@@ -449,7 +449,7 @@ class Controllers:
         del self.batches[self.rng.randint(self.committed_count, len(self.batches)) :]
         self.epoch += 1
         self._announce(None)
-        self.batches.append(Batch(self.end_offset, self.epoch, []))
+        self.batches.append(SimBatch(self.end_offset, self.epoch, []))
         self.committed_count = len(self.batches)
         self.leader_id = node.id
         for each in self.nodes.values():

@@ -58,7 +58,7 @@ def bearable(kinds: tuple[str, ...], durable: bool, nodes: int, log_dirs: int) -
     return tuple(kind for kind in kinds if kind not in without and (nodes > 2 or kind not in _REPLICATED))
 
 
-class Faults:
+class SimFaults:
     """Causes faults for a time; then ends them all."""
 
     def __init__(self, cluster: SimCluster, kinds: tuple[str, ...], clients: list[str], losses: Losses) -> None:

@@ -47,7 +47,7 @@ class GroupLoop(Worker):
         self._group = group
         self._outputs = outputs
         counts = {topic: sum(each.topic == topic for each in outputs) for topic, _ in outputs}
-        self._membership = Membership(client, group, counts, _SESSION_MS, _REBALANCE_MS)
+        self._membership = LoopMembership(client, group, counts, _SESSION_MS, _REBALANCE_MS)
         self._consumer = stable_consumer(client, group)
         """Reads what the membership assigns; it is no member itself."""
         self._is_member = False
@@ -137,7 +137,7 @@ REJOIN = frozenset((ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATIO
 """After these a member joins again."""
 
 
-class Membership:
+class LoopMembership:
     """One member of a group. Every method raises `ApiError`."""
 
     def __init__(

@@ -25,8 +25,8 @@ from kalda.clientcore.consuming.commits import committed_errors, read_committed
 from kalda.protocol.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
-from kalda.sim.history import History
-from kalda.sim.workload import Reader
+from kalda.sim.history import RunHistory
+from kalda.sim.workload import CheckedReader
 
 _SESSION_MS = 3_000
 _HEARTBEAT_MS = 500
@@ -36,7 +36,7 @@ _COMMIT_S = 4.0
 _CLOSE_S = 5.0
 
 
-class Group:
+class SimGroup:
     """What a group has read and committed."""
 
     def __init__(self, name: str, partitions: list[TopicPartition], rng: Random) -> None:
@@ -67,10 +67,10 @@ class Group:
         }
 
 
-class Member:
+class SimMember:
     """One member's process. At times it leaves, or drops its member id, and joins as a new member."""
 
-    def __init__(self, client: SimClient, history: History, group: Group, rack: str = "") -> None:
+    def __init__(self, client: SimClient, history: RunHistory, group: SimGroup, rack: str = "") -> None:
         self._client = client
         self._history = history
         self._group = group
@@ -84,10 +84,10 @@ class Member:
             await self._client.pause()
 
 
-class _Membership(Reader):
+class _Membership(CheckedReader):
     """A member from its first join to its end."""
 
-    def __init__(self, client: SimClient, history: History, group: Group, rack: str) -> None:
+    def __init__(self, client: SimClient, history: RunHistory, group: SimGroup, rack: str) -> None:
         self._group = group
         self._may_commit = True
         """No request to commit of this member has an unknown outcome."""
@@ -193,7 +193,7 @@ def _text(offsets: Mapping[Any, Any]) -> str:
     return ", ".join(f"{topic}-{index} {position.offset}" for (topic, index), position in offsets.items())
 
 
-def judge(group: Group, partition: TopicPartition, log: dict[int, bytes]) -> str:
+def judge(group: SimGroup, partition: TopicPartition, log: dict[int, bytes]) -> str:
     """How the group has violated its guarantees for a partition with these final records; empty where it has not."""
     skipped = [offset for offset in log if offset < group.committed[partition] and offset not in group.read[partition]]
     return f"{group.name} never read {sorted(skipped)[:5]} of {partition}, but committed beyond" if skipped else ""

@@ -14,7 +14,7 @@ from kalda.sim.world import World
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenRecords:
     """One producer's records in one partition, by number."""
 
     idempotent: bool
@@ -35,11 +35,11 @@ class Deleted:
     intervals."""
 
 
-class History:
+class RunHistory:
     """The history of one run."""
 
     def __init__(self, world: World) -> None:
-        self.written: dict[tuple[str, TopicPartition], Written] = {}
+        self.written: dict[tuple[str, TopicPartition], WrittenRecords] = {}
         self.seen: dict[TopicPartition, dict[int, bytes]] = {}
         """Committed records by offset, as consumers have read them."""
         self.damaged: set[TopicPartition] = set()
@@ -62,9 +62,9 @@ class History:
         """The requested and acknowledged deletions of a partition."""
         return self.deleted.setdefault(partition, Deleted())
 
-    def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> Written:
+    def of(self, producer: str, partition: TopicPartition, idempotent: bool) -> WrittenRecords:
         """One producer's records in one partition."""
-        return self.written.setdefault((producer, partition), Written(idempotent))
+        return self.written.setdefault((producer, partition), WrittenRecords(idempotent))
 
     @property
     def acked(self) -> int:
@@ -105,7 +105,12 @@ class History:
                 self._world.violated(f"no producer wrote {_short(value)}, which is in {partition}")
 
     def _judge_producer(
-        self, producer: str, partition: TopicPartition, written: Written, places: dict[bytes, list[int]], start: int
+        self,
+        producer: str,
+        partition: TopicPartition,
+        written: WrittenRecords,
+        places: dict[bytes, list[int]],
+        start: int,
     ) -> None:
         last = -1
         for number in range(written.attempted):

@@ -40,7 +40,7 @@ from kalda.metadata.partition import PartitionRegistration
 from kalda.records.batch import ATTRIBUTES_POSITION, iter_batches
 from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.sim.disk import SimDisk
-from kalda.sim.network import Address
+from kalda.sim.network import SimAddress
 from kalda.storage.checkpoints import RECOVERY_POINT_FILE
 from kalda.storage.naming import FUTURE_DIR_SUFFIX
 
@@ -236,7 +236,7 @@ class Losses:
 
     async def _alone(self, node: SimNode) -> None:
         led, blocked = self._led(node), self._world.network.blocked
-        to_broker = {(other.name, Address(node.name, PORT)) for other in self._cluster if other is not node}
+        to_broker = {(other.name, SimAddress(node.name, PORT)) for other in self._cluster if other is not node}
         self._world.trace("network", f"blocks all other nodes from the broker of {node.name}")
         blocked |= to_broker
         try:

@@ -47,7 +47,7 @@ class Signal(Enum):
 Item = bytes | Signal
 
 
-class Address(NamedTuple):
+class SimAddress(NamedTuple):
     host: str
     port: int
 
@@ -64,10 +64,10 @@ class LinkQuality:
 class SimSocket:
     """The part of a listening socket that a server uses."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: SimAddress) -> None:
         self._address = address
 
-    def getsockname(self) -> Address:
+    def getsockname(self) -> SimAddress:
         return self._address
 
     def setsockopt(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class SimServer:
     """A listener, with the interface of `asyncio.Server`."""
 
     def __init__(
-        self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: Address, backlog: int
+        self, network: SimNetwork, factory: Callable[[], asyncio.BaseProtocol], address: SimAddress, backlog: int
     ) -> None:
         self.factory = factory
         self.address = address
@@ -149,7 +149,9 @@ class _Pipe:
 class SimTransport(asyncio.Transport):
     """One end of a connection. Its protocol is called in the context of the process that it belongs to."""
 
-    def __init__(self, network: SimNetwork, local: Address, remote: Address, context: contextvars.Context) -> None:
+    def __init__(
+        self, network: SimNetwork, local: SimAddress, remote: SimAddress, context: contextvars.Context
+    ) -> None:
         super().__init__()
         self.local = local
         self.remote = remote
@@ -296,11 +298,11 @@ class SimNetwork:
         self.rng = rng
         self.kernel = contextvars.copy_context()
         self.link_quality = LinkQuality()
-        self.listeners: dict[Address, SimServer] = {}
+        self.listeners: dict[SimAddress, SimServer] = {}
         self.connections: dict[SimTransport, None] = {}
         self.cut: set[tuple[str, str]] = set()
         """Directed pairs of hosts between which nothing passes."""
-        self.blocked: set[tuple[str, Address]] = set()
+        self.blocked: set[tuple[str, SimAddress]] = set()
         """Pairs of a host and a listener that nothing from this host reaches, as behind a firewall that drops."""
         self.rejected: set[tuple[str, str]] = set()
         """Directed pairs of hosts between which connections are refused, as by a firewall that rejects."""
@@ -308,13 +310,13 @@ class SimNetwork:
         """The greatest additional delay in seconds, by directed pair of hosts."""
         self.off: set[str] = set()
         """Hosts without power."""
-        self._dying: dict[Address, float] = {}
+        self._dying: dict[SimAddress, float] = {}
         """The time up to which the listeners of ended processes accept connections, and reset them."""
         self._last_port = _EPHEMERAL
 
     # Links.
 
-    def passes(self, source: str, target: Address) -> bool:
+    def passes(self, source: str, target: SimAddress) -> bool:
         """Whether a segment sent now arrives."""
         host, off = target.host, self.off
         return (
@@ -340,7 +342,7 @@ class SimNetwork:
     def listen(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int = BACKLOG
     ) -> SimServer:
-        address = Address(host, port)
+        address = SimAddress(host, port)
         if address in self.listeners:
             raise OSError(errno.EADDRINUSE, "the address is in use", f"{host}:{port}")
         return SimServer(self, factory, address, backlog)
@@ -361,7 +363,7 @@ class SimNetwork:
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         """Connect; waits as long as the link is cut or the backlog is full. Raises `ConnectionRefusedError` where there
         is no listener."""
-        source, far, retransmit = self._here(), Address(host, port), _RETRANSMIT_S
+        source, far, retransmit = self._here(), SimAddress(host, port), _RETRANSMIT_S
         while True:
             await asyncio.sleep(self.delay(source, host))
             if (source, host) in self.rejected:
@@ -369,7 +371,7 @@ class SimNetwork:
             server = self.listeners.get(far)
             if (
                 self.passes(source, far)
-                and self.passes(host, Address(source, 0))
+                and self.passes(host, SimAddress(source, 0))
                 and (server is None or server.queued <= server.backlog)
             ):
                 break
@@ -381,7 +383,7 @@ class SimNetwork:
                 raise ConnectionResetError(errno.ECONNRESET, "the listener is being closed", f"{host}:{port}")
             raise ConnectionRefusedError(errno.ECONNREFUSED, "there is no listener", f"{host}:{port}")
         self._last_port += 1
-        near = Address(source, self._last_port)
+        near = SimAddress(source, self._last_port)
         client = SimTransport(self, near, far, contextvars.copy_context())
         peer = SimTransport(self, far, near, server.context.copy())
         client.out, peer.out = _Pipe(self, client, peer), _Pipe(self, peer, client)

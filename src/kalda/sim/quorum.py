@@ -27,10 +27,10 @@ from kalda.raft import events as ev
 from kalda.raft import rpc
 from kalda.raft.config import RaftConfig
 from kalda.raft.leader import LeaderRole
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
-from kalda.raft.values import BOOTSTRAP_SNAPSHOT, Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import BOOTSTRAP_SNAPSHOT, OffsetAndEpoch, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import Voter, VoterHistory, VoterSet
 
 CLUSTER = "cluster"
@@ -41,8 +41,8 @@ def key_of(node_id: int, dynamic: bool = True) -> ReplicaKey:
     return ReplicaKey(node_id, Uuid(bytes([node_id]) * 16) if dynamic else Uuid(bytes(16)))
 
 
-def endpoint_of(node_id: int) -> Endpoint:
-    return Endpoint("CONTROLLER", f"host{node_id}", 9000 + node_id)
+def endpoint_of(node_id: int) -> VoterEndpoint:
+    return VoterEndpoint("CONTROLLER", f"host{node_id}", 9000 + node_id)
 
 
 def voters_of(*node_ids: int, dynamic: bool = True) -> VoterSet:
@@ -50,7 +50,7 @@ def voters_of(*node_ids: int, dynamic: bool = True) -> VoterSet:
     return VoterSet(Voter(key_of(i, dynamic), (endpoint_of(i),), 0, limit) for i in node_ids)
 
 
-class Node:
+class QuorumNode:
     """A machine, and what survives its crash: election state, flushed log, snapshots."""
 
     def __init__(self, cluster: SimQuorum, node_id: int, bootstrap: VoterSet | None, can_be_voter: bool) -> None:
@@ -108,12 +108,12 @@ class Node:
     def part(self, low: int, high: int) -> list[Entry]:
         return self.entries[max(0, low - self.start_offset) : max(0, high - self.start_offset)]
 
-    def log_state(self) -> LogState:
+    def log_state(self) -> RaftLogState:
         epochs: list[tuple[int, int]] = []
         for at, (epoch, _) in enumerate(self.entries):
             if not epochs or epochs[-1][0] != epoch:
                 epochs.append((epoch, self.start_offset + at))
-        return LogState(
+        return RaftLogState(
             start_offset=self.start_offset,
             end_offset=self.end_offset,
             epochs=epochs,
@@ -180,7 +180,7 @@ class SimQuorum:
         """By epoch."""
         bootstrap = voters_of(*voters) if dynamic else None
         self.nodes = {
-            i: Node(self, i, bootstrap if i in voters else None, i not in observers)
+            i: QuorumNode(self, i, bootstrap if i in voters else None, i not in observers)
             for i in (*voters, *observers, *joiners)
         }
         self.all_snapshots = {
@@ -260,19 +260,19 @@ class SimQuorum:
             action()
 
     @property
-    def leader(self) -> Node | None:
+    def leader(self) -> QuorumNode | None:
         """The leader of the newest epoch in which a record is committed."""
         leaders = [n for n in self.nodes.values() if n.leads and n.leader[0] == n.id]
         return max(leaders, key=lambda n: n.leader[1], default=None)
 
-    def elect(self) -> Node:
+    def elect(self) -> QuorumNode:
         self.run_until(lambda: self.leader is not None)
         assert self.leader is not None
         return self.leader
 
     # Driving.
 
-    def step(self, node: Node, event: ev.Event) -> None:
+    def step(self, node: QuorumNode, event: ev.Event) -> None:
         if node.machine is None:
             return
         if node.paused:
@@ -284,7 +284,7 @@ class SimQuorum:
         self.check(node)
         self.schedule(node)
 
-    def schedule(self, node: Node) -> None:
+    def schedule(self, node: QuorumNode) -> None:
         assert node.machine is not None
         due, incarnation = node.machine.deadline, node.incarnation
         if due is None or (node.tick_at is not None and self.now < node.tick_at <= due):
@@ -298,7 +298,7 @@ class SimQuorum:
 
         self.at(node.tick_at - self.now, tick)
 
-    def later(self, node: Node, delay: tuple[int, int], event: ev.Event) -> None:
+    def later(self, node: QuorumNode, delay: tuple[int, int], event: ev.Event) -> None:
         incarnation = node.incarnation
 
         def deliver() -> None:
@@ -307,7 +307,7 @@ class SimQuorum:
 
         self.at(self.random.randint(*delay), deliver)
 
-    def carry_out(self, node: Node, effect: fx.Effect) -> None:
+    def carry_out(self, node: QuorumNode, effect: fx.Effect) -> None:
         if self.trace is not None:
             self.trace(f"{self.now:6} {node.id}: {describe(effect)}")
         match effect:
@@ -343,12 +343,12 @@ class SimQuorum:
             case fx.InstallSnapshot(snapshot):
                 self.later_install(node, snapshot)
 
-    def install(self, node: Node, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
+    def install(self, node: QuorumNode, snapshot: OffsetAndEpoch) -> tuple[rpc.Control, ...]:
         node.snapshots = {snapshot: self.all_snapshots[snapshot]}
         node.entries, node.start_offset, node.flushed = [], snapshot.offset, snapshot.offset
         return tuple(rpc.Control(snapshot.offset - 1, record) for record in node.snapshots[snapshot])
 
-    def later_install(self, node: Node, snapshot: OffsetAndEpoch) -> None:
+    def later_install(self, node: QuorumNode, snapshot: OffsetAndEpoch) -> None:
         incarnation = node.incarnation
 
         def installed() -> None:
@@ -361,7 +361,7 @@ class SimQuorum:
 
         self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), installed)
 
-    def later_flush(self, node: Node, offset: int, generation: int) -> None:
+    def later_flush(self, node: QuorumNode, offset: int, generation: int) -> None:
         incarnation = node.incarnation
 
         def flushed() -> None:
@@ -373,7 +373,7 @@ class SimQuorum:
 
         self.at(self.random.randint(*(node.flush_delay or self.flush_delay)), flushed)
 
-    def send(self, node: Node, target: int, correlation: int, call: rpc.Call) -> None:
+    def send(self, node: QuorumNode, target: int, correlation: int, call: rpc.Call) -> None:
         incarnation, peer = node.incarnation, self.nodes[target]
 
         def on_reply(reply: rpc.Reply | None, refused: bool = False) -> None:
@@ -404,7 +404,7 @@ class SimQuorum:
     def delay_from(self, node_id: int) -> int:
         return self.random.randint(*self.slow_nodes.get(node_id, self.delay))
 
-    def reply(self, node: Node, token: Any, reply: rpc.Reply) -> None:
+    def reply(self, node: QuorumNode, token: Any, reply: rpc.Reply) -> None:
         caller, on_reply = node.replies.pop(token)
         if isinstance(reply, rpc.FetchReply) and reply.read_from is not None:
             first = reply.read_from - node.start_offset
@@ -419,13 +419,13 @@ class SimQuorum:
 
     # What a client or an operator does.
 
-    def append(self, *values: str, by: Node | None = None) -> None:
+    def append(self, *values: str, by: QuorumNode | None = None) -> None:
         """As the newest leader; or as `by`, which may lead an older epoch without having received the newer one."""
         node = by or self.leader
         assert node is not None
         if node.paused or not node.leads or node.leader[0] != node.id:
             return
-        self.step(node, ev.Append(node.leader[1], len(values), list(values)))
+        self.step(node, ev.AppendRecords(node.leader[1], len(values), list(values)))
 
     def call(self, node_id: int, call: rpc.Call) -> list[rpc.Reply]:
         """As an administrator. The reply is appended to the list that is returned."""
@@ -459,7 +459,7 @@ class SimQuorum:
 
     # What must hold.
 
-    def commit(self, node: Node, offset: int) -> None:
+    def commit(self, node: QuorumNode, offset: int) -> None:
         assert offset > node.high_watermark, "the high watermark advances"
         assert offset <= node.end_offset
         for at in range(max(node.high_watermark, node.start_offset), offset):
@@ -469,7 +469,7 @@ class SimQuorum:
             assert known == node.entry(at), f"two records are committed at {at}: {known} and {node.entry(at)}"
         node.high_watermark = offset
 
-    def check(self, node: Node) -> None:
+    def check(self, node: QuorumNode) -> None:
         machine = node.machine
         assert machine is not None
         assert machine.log.end_offset == node.end_offset
@@ -481,7 +481,7 @@ class SimQuorum:
             if machine.role.has_committed_in_epoch:
                 self.check_leader(node, machine.epoch)
 
-    def check_leader(self, node: Node, epoch: int) -> None:
+    def check_leader(self, node: QuorumNode, epoch: int) -> None:
         """It has every committed record. Its log only grows while it leads, so that each commit is compared once."""
         done = node.checked_commits[2] if node.checked_commits[:2] == (epoch, node.incarnation) else 0
         for at in self.commit_order[done:]:

@@ -29,14 +29,14 @@ from kalda.protocol.messages.topics import (
 from kalda.records.builder import build_batch
 from kalda.sim import faults, losses
 from kalda.sim.admin import Churner, Deleter, DirMover, Operator, Reassigner, VoterChanger
-from kalda.sim.checks import Observer
+from kalda.sim.checks import ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster, rack_name
-from kalda.sim.groups import Group, Member
-from kalda.sim.history import Deleted, History
+from kalda.sim.groups import SimGroup, SimMember
+from kalda.sim.history import Deleted, RunHistory
 from kalda.sim.loop import Stuck
 from kalda.sim.machine import EPOCH_MS
-from kalda.sim.workload import Administrator, Consumer, Producer, Records, records_of
+from kalda.sim.workload import Administrator, Records, WorkloadConsumer, WorkloadProducer, records_of
 from kalda.sim.world import Violation, World
 
 # A topic that is deleted and created again under its name, again and again, while it is written and read by its id.
@@ -52,7 +52,7 @@ _TIMEOUT_MS = 3_000
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenPartition:
     """The history of one partition in one life."""
 
     attempted: int = 0
@@ -68,7 +68,7 @@ class Phoenix(Operator):
     def __init__(self, client: SimClient, replicas: int, configs: dict[str, str], pause_s: float = 0.8) -> None:
         self._replicas = replicas
         self._configs = configs
-        self._lives: dict[Uuid, list[Written]] = {}
+        self._lives: dict[Uuid, list[WrittenPartition]] = {}
         """The history of each life, by topic id and partition."""
         self._ended: set[Uuid] = set()
         """Lives whose deletion was requested."""
@@ -119,7 +119,7 @@ class Phoenix(Operator):
         topic = self._client.metadata.topics.get(NAME)
         self._now = None if topic is None or topic.error_code or topic.topic_id in self._ended else topic.topic_id
         if self._now is not None and self._now not in self._lives:
-            self._lives[self._now] = [Written() for _ in range(_PARTITIONS)]
+            self._lives[self._now] = [WrittenPartition() for _ in range(_PARTITIONS)]
             self._client.world.trace(self._client.name, f"has life {len(self._lives)}, {uuid_to_text(self._now)}")
 
     async def _delete(self, life: Uuid) -> None:
@@ -131,7 +131,7 @@ class Phoenix(Operator):
 
     # Records.
 
-    async def _write(self, life: Uuid, index: int, written: Written) -> None:
+    async def _write(self, life: Uuid, index: int, written: WrittenPartition) -> None:
         """Send records without retries, so that each is written at most once."""
         numbers = range(written.attempted, written.attempted + self._rng.randint(1, 5))
         written.attempted = numbers.stop
@@ -146,7 +146,7 @@ class Phoenix(Operator):
             raise ApiError(ErrorCode(result.error_code))
         written.acked.update((number, result.base_offset + at) for at, number in enumerate(numbers))
 
-    async def _read(self, life: Uuid, index: int, written: Written) -> None:
+    async def _read(self, life: Uuid, index: int, written: WrittenPartition) -> None:
         position = written.deleted.acknowledged
         entry = FetchRequestFetchPartition(partition=index, fetch_offset=position, partition_max_bytes=1 << 16)
         request = FetchRequest(
@@ -169,7 +169,7 @@ class Phoenix(Operator):
             if earlier != value or not value.startswith(uuid_to_text(life).encode()):
                 self._client.world.violated(f"{value!r} is read at {offset} of {NAME}-{index}, {uuid_to_text(life)}")
 
-    async def _shorten(self, index: int, written: Written) -> None:
+    async def _shorten(self, index: int, written: WrittenPartition) -> None:
         offset = self._rng.choice(list(written.acked.values())) + 1
         if offset > written.deleted.acknowledged:
             written.deleted.requested = max(written.deleted.requested, offset)
@@ -190,7 +190,7 @@ class Phoenix(Operator):
                     self._client.world.violated(f"{NAME}-{index} of {uuid_to_text(topic.id)}: {violation}")
 
 
-def _violations(written: Written, index: int, life: Uuid, start: int, records: Records) -> Iterator[str]:
+def _violations(written: WrittenPartition, index: int, life: Uuid, start: int, records: Records) -> Iterator[str]:
     log = dict(records)
     places = {value: offset for offset, value in records}
     if len(places) < len(log):
@@ -236,7 +236,7 @@ a topic that is deleted and created again; a cleaner with short intervals, for t
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimPlan:
     """What to simulate. `kinds` are the names of faults. At most three nodes are initial voters."""
 
     seed: int
@@ -247,10 +247,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SimVerdict:
     """The result of a run. `violation` describes the invariants that were violated; empty where all held."""
 
-    plan: Plan
+    plan: SimPlan
     violation: str
     virtual_s: float
     acked: int
@@ -263,7 +263,7 @@ class Verdict:
         return not self.violation
 
 
-def _group_configs(plan: Plan, durable: bool) -> dict[str, str]:
+def _group_configs(plan: SimPlan, durable: bool) -> dict[str, str]:
     """Configs that make the offsets that groups commit as durable as the records of producers."""
     configs = {"group.min.session.timeout.ms": "1000"}
     if plan.nodes > 2:
@@ -277,7 +277,7 @@ class _LoadChoices:
     """The random choices of one seed about its loads. Each load has a random source of its own, so that the choices of
     one do not depend on whether another is on."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: SimPlan) -> None:
         def rng(load: str) -> Random | None:
             return world.rng(load) if load in plan.loads else None
 
@@ -312,7 +312,7 @@ class _LoadChoices:
 class _Run:
     """The parts of one simulation."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: SimPlan) -> None:
         rng = world.rng("plan")
         self.world = world
         self.plan = plan
@@ -331,16 +331,16 @@ class _Run:
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
         self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=choices.racks)
-        self.history = History(world)
+        self.history = RunHistory(world)
         self.history.retires = choices.retires
         self.history.forgets_beginnings = bool(faults.RESTARTS & set(plan.kinds))
-        self.observer = Observer(self.cluster)
+        self.observer = ClusterObserver(self.cluster)
         self.topics = {"alpha": rng.randint(1, 3), "beta": 1}
         self.partitions = [TopicPartition(name, i) for name, count in self.topics.items() for i in range(count)]
-        self.producers: list[Producer] = []
-        self.consumers: list[Consumer] = []
-        self.groups: list[Group] = []
-        self.members: list[Member] = []
+        self.producers: list[WorkloadProducer] = []
+        self.consumers: list[WorkloadConsumer] = []
+        self.groups: list[SimGroup] = []
+        self.members: list[SimMember] = []
         self.operators: list[Operator | Administrator] = []
         self._racks = world.rng("readers' racks")
         self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
@@ -367,7 +367,7 @@ class _Run:
         self._start_loads(replicas, configs)
         kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.choices.log_dirs)
         clients = [name for name in self.world.machines if not name.startswith("node")]
-        storm = faults.Faults(cluster, kinds, clients, self.losses)
+        storm = faults.SimFaults(cluster, kinds, clients, self.losses)
         await storm.run(plan.duration_s)
         await self._finish()
         watching.cancel()
@@ -379,20 +379,22 @@ class _Run:
             client = self._client(f"writer-{number}")
             idempotent = rng.random() < 0.7
             in_flight = 1 if faults.RESTARTS & set(self.plan.kinds) else 4
-            self.producers.append(Producer(client, self.history, mine, idempotent=idempotent, in_flight=in_flight))
+            self.producers.append(
+                WorkloadProducer(client, self.history, mine, idempotent=idempotent, in_flight=in_flight)
+            )
         for number in range(rng.randint(1, 2)):
             client = self._client(f"reader-{number}")
-            self.consumers.append(Consumer(client, self.history, self.partitions, self._rack()))
+            self.consumers.append(WorkloadConsumer(client, self.history, self.partitions, self._rack()))
 
     def _start_loads(self, replicas: int, configs: dict[str, str]) -> None:
         plan, rng = self.plan, self.world.rng("loads")
         if "groups" in plan.loads:
             for number in range(rng.randint(1, 2)):
-                group = Group(f"group-{number}", self.partitions, rng)
+                group = SimGroup(f"group-{number}", self.partitions, rng)
                 self.groups.append(group)
                 for each in range(rng.randint(1, 3)):
                     client = self._client(f"member-{number}{each}")
-                    self.members.append(Member(client, self.history, group, self._rack()))
+                    self.members.append(SimMember(client, self.history, group, self._rack()))
         if "churn" in plan.loads:
             self.operators.append(Churner(self._client("churner"), replicas))
         if self.choices.log_dirs > 1:
@@ -458,7 +460,7 @@ class _Run:
         return all(node.serving for node in self.cluster)
 
 
-def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> Verdict:
+def simulate(plan: SimPlan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> SimVerdict:
     """Run one seed. The same plan gives the same trace and the same verdict."""
     violation = ""
     with World(plan.seed, trace, verbose=verbose) as world:
@@ -475,4 +477,4 @@ def simulate(plan: Plan, trace: Callable[[str], None] | None = None, *, verbose:
         with contextlib.suppress(RuntimeError):
             main.close()
         seen = sum(len(records) for records in run.history.seen.values())
-        return Verdict(plan, violation, world.now_s, run.history.acked, seen, run.observer.elections)
+        return SimVerdict(plan, violation, world.now_s, run.history.acked, seen, run.observer.elections)

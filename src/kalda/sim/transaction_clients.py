@@ -21,9 +21,9 @@ from kalda.verify.history import (
     Consumed,
     FinalLog,
     History,
+    OffsetSample,
     Outcome,
     Read,
-    Sample,
     Seen,
     Transaction,
 )
@@ -153,7 +153,7 @@ class Worker:
         return ended
 
 
-class Writer(Worker):
+class TransactionWriter(Worker):
     """Writes some records to some of `partitions` in each transaction."""
 
     def __init__(self, *arguments: Any, partitions: list[TopicPartition]) -> None:
@@ -169,7 +169,7 @@ class Writer(Worker):
         await self.transact(replace(transaction, appends=appends))
 
 
-class Loop(Worker):
+class TransactionLoop(Worker):
     """Consume-transform-produce of `source` into `output`."""
 
     def __init__(self, *arguments: Any, group: str, source: TopicPartition, output: TopicPartition) -> None:
@@ -212,7 +212,7 @@ class Loop(Worker):
         self._committed = end if ended.outcome is Outcome.COMMITTED else None
 
 
-class Observer:
+class StableOffsetObserver:
     """A read_committed consumer of all partitions, which samples last stable offsets too."""
 
     def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition]) -> None:
@@ -249,12 +249,12 @@ class Observer:
             )
             self._history.add(read)
 
-    async def sample(self, partition: TopicPartition) -> Sample:
+    async def sample(self, partition: TopicPartition) -> OffsetSample:
         """Record the last stable offset and the high watermark. Raises `ApiError`."""
         at_us = self._now_us
         stable = (await self._stable.end_offsets(partition, timeout=_SAMPLE_S))[partition]
         end = (await self._latest.end_offsets(partition, timeout=_SAMPLE_S))[partition]
-        sample = Sample(partition, stable, end, at_us)
+        sample = OffsetSample(partition, stable, end, at_us)
         self._history.add(sample)
         return sample
 

@@ -31,7 +31,7 @@ from kalda.protocol.messages.transactions import WriteTxnMarkersRequest
 from kalda.replication.markers import MarkerWriter
 from kalda.replication.partition import Partition
 from kalda.sim import faults
-from kalda.sim.checks import Observer as ClusterObserver
+from kalda.sim.checks import ClusterObserver as ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimConsumer
 from kalda.sim.cluster import SimCluster, SimNode
@@ -39,10 +39,10 @@ from kalda.sim.group_loops import GroupLoop
 from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
 from kalda.sim.transaction_clients import (
-    Loop,
-    Observer,
+    StableOffsetObserver,
+    TransactionLoop,
+    TransactionWriter,
     Worker,
-    Writer,
     committed_offsets,
     final_log,
     latest_offset,
@@ -298,9 +298,9 @@ class _Storm:
         admin = self.client("admin")
         await admin.spawn(self._prepare(admin))
         self._start_clients()
-        observer = Observer(self.client("observer"), self.history, self.partitions)
+        observer = StableOffsetObserver(self.client("observer"), self.history, self.partitions)
         losses = Losses(self.cluster, [], set(), _HEALED_S)
-        storm = faults.Faults(self.cluster, plan.kinds, ["observer"], losses)
+        storm = faults.SimFaults(self.cluster, plan.kinds, ["observer"], losses)
         running = [world.loop.create_task(self._disturb_clients(world.rng("zombies")))]
         if plan.upgrades:
             running.append(admin.spawn(self._upgrade(admin, world.rng("upgrades"))))
@@ -367,12 +367,12 @@ class _Storm:
     def _start_clients(self) -> None:
         def writer(name: str, incarnation: int) -> Worker:
             client = self.client(f"{name}.{incarnation}")
-            return Writer(client, self.history, name, incarnation, _TIMEOUT_MS, partitions=_INPUTS)
+            return TransactionWriter(client, self.history, name, incarnation, _TIMEOUT_MS, partitions=_INPUTS)
 
         def loop(name: str, incarnation: int) -> Worker:
             client = self.client(f"{name}.{incarnation}")
             source = _INPUTS[_number_of(name)]
-            return Loop(
+            return TransactionLoop(
                 client, self.history, name, incarnation, _TIMEOUT_MS,
                 group=_GROUP, source=source, output=_OUTPUTS[source],
             )  # fmt: skip
@@ -421,13 +421,15 @@ class _Storm:
     def _replace_ended(self) -> None:
         for role in self.roles:
             if role.worker.has_ended and not role.worker.is_stopping:
-                role.succeed(with_new_id=isinstance(role.worker, Loop) and all(w.has_ended for w in role.workers))
+                role.succeed(
+                    with_new_id=isinstance(role.worker, TransactionLoop) and all(w.has_ended for w in role.workers)
+                )
 
-    async def _finish(self, admin: SimClient, observer: Observer) -> None:
+    async def _finish(self, admin: SimClient, observer: StableOffsetObserver) -> None:
         """Without faults, everything must complete in time."""
         cluster = self.cluster
         await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
-        writers = [worker for role in self.roles for worker in role.workers if isinstance(worker, Writer)]
+        writers = [worker for role in self.roles for worker in role.workers if isinstance(worker, TransactionWriter)]
         for writer in writers:
             writer.stop()
         await cluster.wait(lambda: all(writer.has_ended for writer in writers), "all writers have ended", _HEALED_S)
@@ -482,7 +484,7 @@ class _Storm:
                         return False
             return True
         for role in self.roles:
-            if isinstance(role.worker, Loop):
+            if isinstance(role.worker, TransactionLoop):
                 for partition in _INPUTS:
                     if _number_of(role.name) != partition.partition:
                         continue

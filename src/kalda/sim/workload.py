@@ -39,7 +39,7 @@ from kalda.records.batch import check_crc, iter_batches
 from kalda.records.builder import read_records
 from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin, SimConsumer, SimProducer
-from kalda.sim.history import History, Written, value_of
+from kalda.sim.history import RunHistory, WrittenRecords, value_of
 
 _MAX_ROUND = 12
 _MAX_UNFINISHED = 40
@@ -49,11 +49,17 @@ _PATIENT_MS = 900_000
 _IMPATIENT_MS = 6_000
 
 
-class Producer:
+class WorkloadProducer:
     """Writes to some partitions, one round after another, until `finish`."""
 
     def __init__(
-        self, client: SimClient, history: History, partitions: list[TopicPartition], *, idempotent: bool, in_flight: int
+        self,
+        client: SimClient,
+        history: RunHistory,
+        partitions: list[TopicPartition],
+        *,
+        idempotent: bool,
+        in_flight: int,
     ) -> None:
         """`in_flight` is the most requests in flight of an idempotent producer; others have one."""
         self._client = client
@@ -104,7 +110,7 @@ class Producer:
             self._unfinished.add(delivery)
             delivery.add_done_callback(self._recording(written, partition, number))
 
-    def _recording(self, written: Written, partition: TopicPartition, number: int) -> Any:
+    def _recording(self, written: WrittenRecords, partition: TopicPartition, number: int) -> Any:
         """What records the outcome of one record."""
         client = self._client
 
@@ -205,10 +211,12 @@ Records = list[tuple[int, bytes]]
 """Offsets and values."""
 
 
-class Reader:
+class CheckedReader:
     """A consumer of partitions, and the checks of what it reads."""
 
-    def __init__(self, client: SimClient, history: History, rack: str, config: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, client: SimClient, history: RunHistory, rack: str, config: dict[str, object] | None = None
+    ) -> None:
         self._client = client
         self._history = history
         self.consumer = SimConsumer(
@@ -305,11 +313,13 @@ class Reader:
                     )
 
 
-class Consumer:
+class WorkloadConsumer:
     """Reads some partitions from the beginning on, until `finish`."""
 
-    def __init__(self, client: SimClient, history: History, partitions: list[TopicPartition], rack: str = "") -> None:
-        self._reader = Reader(client, history, rack)
+    def __init__(
+        self, client: SimClient, history: RunHistory, partitions: list[TopicPartition], rack: str = ""
+    ) -> None:
+        self._reader = CheckedReader(client, history, rack)
         self._partitions = partitions
         self._finishing = False
         self.task = client.spawn(self._run())

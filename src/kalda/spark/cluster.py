@@ -22,7 +22,7 @@ from kalda.protocol.messages.transactions import EndTxnRequest
 
 if TYPE_CHECKING:
     from kalda.clientcore.connections.cluster_values import Topic
-    from kalda.spark.options import Subscription
+    from kalda.spark.options import TopicSubscription
 
 _MAX_END_BEFORE_V2 = 4
 """The last EndTxn version of producers whose transaction.version is below 2 (KIP-890)."""
@@ -40,7 +40,7 @@ class SparkAdmin(Admin):
         self._leaders: dict[TopicPartition, int] = {}
         """The node id of each partition's leader, when partitions were last requested; -1 where there was none."""
 
-    def partitions(self, subscription: Subscription, *, missing_is_error: bool) -> list[TopicPartition]:
+    def partitions(self, subscription: TopicSubscription, *, missing_is_error: bool) -> list[TopicPartition]:
         """The existing partitions of the subscription, sorted.
 
         With `missing_is_error`, raises `ApiError` for an unknown topic, `ValueError` for an unknown partition."""

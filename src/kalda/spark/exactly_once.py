@@ -66,7 +66,7 @@ class CommitRefused(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TaskIdentity:
     """One task of one batch of a write."""
 
     name: str
@@ -94,7 +94,7 @@ def batches_group_of(name: str) -> str:
 class TaskDone(WriterCommitMessage):
     """What a task returns to the driver."""
 
-    identity: Identity
+    identity: TaskIdentity
     rows: int
     topic: str | None = None
     """Of the first row; None where there was none."""
@@ -106,7 +106,7 @@ class TaskDone(WriterCommitMessage):
     """An earlier run of the batch has committed the rows."""
 
 
-class Prepared(NamedTuple):
+class PreparedTask(NamedTuple):
     """An open transaction whose records are all acknowledged."""
 
     producer_id: int
@@ -117,14 +117,14 @@ class Prepared(NamedTuple):
 class TaskProducer(Producer):
     """A transactional producer whose transaction is ended by another process."""
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedTask:
         """Wait until all records are acknowledged. The transaction stays open when the producer is closed with
         `timeout=0`. Raises `ApiError`."""
         self.flush()
         transactions = self._transactions()
         self._wait_for_transaction(transactions, None, "prepared")
         manager = transactions.manager
-        return Prepared(manager.producer_id, manager.producer_epoch, manager.is_v2)
+        return PreparedTask(manager.producer_id, manager.producer_epoch, manager.is_v2)
 
 
 class RowSum:
@@ -167,7 +167,7 @@ class Recorded(NamedTuple):
     text: str
 
 
-def write_in_transaction(options: WriteOptions, identity: Identity, batches: Iterable[pa.RecordBatch]) -> TaskDone:
+def write_in_transaction(options: WriteOptions, identity: TaskIdentity, batches: Iterable[pa.RecordBatch]) -> TaskDone:
     """Write a task's rows, and leave the transaction open; see this module. Raises `ApiError`, `NotRepeatable`."""
     left = (batch for batch in batches if batch.num_rows)
     first = next(left, None)
@@ -193,7 +193,7 @@ def _chained(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _write(
-    producer: TaskProducer, options: WriteOptions, identity: Identity, rows: Iterable[pa.RecordBatch]
+    producer: TaskProducer, options: WriteOptions, identity: TaskIdentity, rows: Iterable[pa.RecordBatch]
 ) -> TaskDone:
     writer, total = RowWriter(producer, options), RowSum()
     producer.begin_transaction()
@@ -214,7 +214,7 @@ def _write(
     return TaskDone(identity, writer.rows, writer.topic, *prepared)
 
 
-def _recorded(admin: SparkAdmin, identity: Identity) -> Recorded | None:
+def _recorded(admin: SparkAdmin, identity: TaskIdentity) -> Recorded | None:
     """The last batch that this task has committed."""
     for _ in range(_UNSTABLE_ATTEMPTS):
         found = admin.list_group_offsets(identity.group, require_stable=True)
@@ -232,7 +232,9 @@ def _newest(offsets: Mapping[TopicPartition, Any]) -> Recorded | None:
     return None if newest is None else Recorded(newest.offset - 1, newest.metadata)
 
 
-def _compare(options: WriteOptions, identity: Identity, recorded: Recorded, rows: Iterable[pa.RecordBatch]) -> TaskDone:
+def _compare(
+    options: WriteOptions, identity: TaskIdentity, recorded: Recorded, rows: Iterable[pa.RecordBatch]
+) -> TaskDone:
     """The batch was committed by an earlier run: check that its rows are the same."""
     if recorded.batch != identity.batch:
         raise NotRepeatable(
@@ -303,12 +305,12 @@ def _record_tasks(
     admin.alter_group_offsets(group, {(str(task.topic), 0): at}).check()
 
 
-def _refuse_another_plan(admin: SparkAdmin, identity: Identity, batch: int, planned: str, text: str) -> None:
+def _refuse_another_plan(admin: SparkAdmin, identity: TaskIdentity, batch: int, planned: str, text: str) -> None:
     """Raises `NotRepeatable` where the number of tasks is another one, and some have committed their rows."""
     if planned == text:
         return
     ended = [
-        index for index in range(_tasks_of(planned)) if _has_committed(admin, Identity(identity.name, index), batch)
+        index for index in range(_tasks_of(planned)) if _has_committed(admin, TaskIdentity(identity.name, index), batch)
     ]
     if ended:
         raise NotRepeatable(
@@ -336,7 +338,7 @@ def _tasks_of(text: str) -> int:
         return 0
 
 
-def _has_committed(admin: SparkAdmin, task: Identity, batch: int) -> bool:
+def _has_committed(admin: SparkAdmin, task: TaskIdentity, batch: int) -> bool:
     recorded = _newest(admin.list_group_offsets(task.group))
     return recorded is not None and recorded.batch == batch
 

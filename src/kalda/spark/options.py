@@ -72,7 +72,7 @@ Bound = Edge | AtOffsets | AtTimestamp | AtTimestamps
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class TopicSubscription:
     """The partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class ReadOptions:
 
     kafka: Mapping[str, str]
     """The consumers' configuration, by Kafka's keys; `bootstrap.servers` is among them."""
-    subscription: Subscription
+    subscription: TopicSubscription
     read_committed: bool = False
     start: Bound = Edge.EARLIEST
     end: Bound = Edge.LATEST
@@ -297,7 +297,7 @@ class OptionTable:
         return self.choice(name, {"true": True, "false": False}, str(default))
 
 
-def _subscription(options: OptionTable) -> Subscription:
+def _subscription(options: OptionTable) -> TopicSubscription:
     given = [(name, text) for name in _SUBSCRIPTIONS if (text := options.text(name)) is not None]
     if len(given) != 1:
         found = " and ".join(name for name, _ in given) or "none"
@@ -309,7 +309,7 @@ def _subscription(options: OptionTable) -> Subscription:
         topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
         if not topics:
             raise OptionError(name, text, "name a topic, or several with commas between")
-        return Subscription(topics=topics)
+        return TopicSubscription(topics=topics)
     if name == "subscribePattern":
         try:
             re.compile(text)
@@ -317,8 +317,8 @@ def _subscription(options: OptionTable) -> Subscription:
             raise OptionError(name, text, f"a regular expression is expected: {error}") from None
         if not text.strip():
             raise OptionError(name, text, "a regular expression is expected, such as logs-.*")
-        return Subscription(pattern=text)
-    return Subscription(assigned=_assigned(name, text))
+        return TopicSubscription(pattern=text)
+    return TopicSubscription(assigned=_assigned(name, text))
 
 
 def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:

@@ -24,17 +24,17 @@ from kalda.spark.options import (
     Bound,
     Edge,
     ReadOptions,
-    Subscription,
+    TopicSubscription,
 )
 
 LEAST_TASKS: Final = 8
 """Small ranges do not share tasks beyond this: else a large cluster would have nothing to do in parallel."""
 
 
-class Logs(Protocol):
+class LogQuestions(Protocol):
     """What planning requests of a cluster: `SparkAdmin`."""
 
-    def partitions(self, subscription: Subscription, *, missing_is_error: bool) -> list[TopicPartition]: ...
+    def partitions(self, subscription: TopicSubscription, *, missing_is_error: bool) -> list[TopicPartition]: ...
     def offsets_at(
         self, times: Mapping[TopicPartition, int], *, read_committed: bool, missing_is_error: bool = True
     ) -> dict[TopicPartition, int]: ...
@@ -69,13 +69,13 @@ class DataLoss(Portable, RuntimeError):
         )
 
 
-def plan(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def plan(cluster: LogQuestions, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """The ranges to read, none empty. Raises `ApiError`, `DataLoss`, `ValueError`."""
     ranges = offset_ranges(cluster, options, narrowing)
     return split(ranges, options.min_partitions, options.max_records_per_partition)
 
 
-def offset_ranges(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
+def offset_ranges(cluster: LogQuestions, options: ReadOptions, narrowing: Narrowing) -> list[OffsetRange]:
     """One range for each partition with offsets to read."""
     subscribed = cluster.partitions(options.subscription, missing_is_error=True)
     for name, bound in (("starting", options.start), ("ending", options.end)):
@@ -95,7 +95,7 @@ def offset_ranges(cluster: Logs, options: ReadOptions, narrowing: Narrowing) -> 
     return ranges
 
 
-def start_offsets(cluster: Logs, options: ReadOptions) -> dict[TopicPartition, int]:
+def start_offsets(cluster: LogQuestions, options: ReadOptions) -> dict[TopicPartition, int]:
     """Where a new streaming query starts, in each partition."""
     partitions = cluster.partitions(options.subscription, missing_is_error=True)
     _check_partitions("starting", options.start, partitions)
@@ -127,7 +127,7 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 class _Resolver:
     """Turns bounds into offsets within the logs. The ends of all logs are requested at most once."""
 
-    def __init__(self, cluster: Logs, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
+    def __init__(self, cluster: LogQuestions, partitions: Sequence[TopicPartition], options: ReadOptions) -> None:
         self._cluster = cluster
         self._options = options
         self._partitions = partitions

@@ -23,7 +23,7 @@ from kalda.records.batch import (
     least_length,
     read_header,
 )
-from kalda.spark.segment_files import Piece
+from kalda.spark.segment_files import SegmentPiece
 
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_BATCH_BYTES = 1 << 30
@@ -54,7 +54,7 @@ class Damage:
     reason: str
 
 
-def read_piece(piece: Piece, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | Damage]:
+def read_piece(piece: SegmentPiece, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | Damage]:
     """The batches that begin within the piece. Raises `OSError` only where the file cannot be opened: bytes that the
     disk cannot read are `Damage`."""
     with open(piece.path, "rb") as file:
@@ -64,7 +64,7 @@ def read_piece(piece: Piece, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Run | D
 
 
 class _Walk:
-    def __init__(self, fd: int, piece: Piece) -> None:
+    def __init__(self, fd: int, piece: SegmentPiece) -> None:
         self.fd = fd
         self.position = piece.start
         self.size = os.fstat(fd).st_size

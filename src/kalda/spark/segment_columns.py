@@ -17,7 +17,7 @@ from kalda.base.errors import CorruptRecord
 from kalda.client.consumer.columns import TYPES, SparkColumns
 from kalda.records.batch import BatchHeader
 from kalda.spark.segment_batches import Damage, Run
-from kalda.spark.segment_files import Piece
+from kalda.spark.segment_files import SegmentPiece
 
 EXTRA_TYPES: Final[dict[str, pa.DataType]] = {
     "corrupt": pa.string(),
@@ -69,7 +69,7 @@ class RecordColumns:
         self._decoded = SparkColumns(schema, overflowing_times_are_null=True)
 
     def of(
-        self, run: Run, piece: Piece, start: int, end: int | None, keep: Keep | None
+        self, run: Run, piece: SegmentPiece, start: int, end: int | None, keep: Keep | None
     ) -> Iterator[pa.RecordBatch | Damage]:
         """The records with offsets in [start, end) of the batches that `keep` allows. A batch whose records are
         malformed, although its CRC is right, is `Damage`. A timestamp that Spark does not have is null."""
@@ -91,7 +91,7 @@ class RecordColumns:
                 yield from self.of(one, piece, start, end, keep)
             at += header.size_bytes
 
-    def _complete(self, batch: pa.RecordBatch, run: Run, piece: Piece) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch, run: Run, piece: SegmentPiece) -> pa.RecordBatch:
         if not self._has_extras:
             return batch.select(self._schema.names)
         columns = []
@@ -107,7 +107,7 @@ class RecordColumns:
                 columns.append(_of_batches(field, batch, run))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def damage(self, damage: Damage, piece: Piece) -> pa.RecordBatch:
+    def damage(self, damage: Damage, piece: SegmentPiece) -> pa.RecordBatch:
         """A row for damage. Raises `ValueError` where the schema has no column for it."""
         if "corrupt" not in self._schema.names:
             raise ValueError(
@@ -142,7 +142,7 @@ def _of_batches(field: pa.Field, batch: pa.RecordBatch, run: Run) -> pa.Array:
     return pa.array(values, field.type).take(pa.array(rows))
 
 
-def describe(damage: Damage, piece: Piece) -> str:
+def describe(damage: Damage, piece: SegmentPiece) -> str:
     """What is wrong and where, in one sentence."""
     return (
         f"{piece.path}, position {damage.position}, {damage.size_bytes} bytes from offset {damage.offset} on: "

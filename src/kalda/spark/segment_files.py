@@ -41,7 +41,7 @@ OPEN_COST_BYTES = 4 * 1024 * 1024
 _MARKS = (DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX)
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """The batches of one segment that begin in [start, end)."""
 
     topic: str
@@ -56,31 +56,31 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentFile:
     path: str
     base_offset: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaDir:
     """One partition's directory in one log directory; its segments by base offset."""
 
     partition: TopicPartition
     log_dir: str
     path: str
-    segments: tuple[Segment, ...]
+    segments: tuple[SegmentFile, ...]
     log_start_offset: int = 0
 
 
 def find_replicas(
     paths: Iterable[str], narrowing: Narrowing, *, all_replicas: bool = False, deleted_records: bool = False
-) -> list[Replica]:
+) -> list[ReplicaDir]:
     """The partitions' directories below `paths`, each a log directory, a partition's directory or a `.log` file.
 
     Raises `ValueError` where there is no log, naming the path.
     """
-    found: list[Replica] = []
+    found: list[ReplicaDir] = []
     for path in paths:
         path = os.path.abspath(path)
         if not os.path.exists(path):
@@ -96,7 +96,7 @@ def find_replicas(
             if narrowing.includes(*replica.partition):
                 start = starts.get((replica.log_dir, replica.partition), 0)
                 found.append(
-                    Replica(replica.partition, replica.log_dir, replica.path, replica.segments, start)
+                    ReplicaDir(replica.partition, replica.log_dir, replica.path, replica.segments, start)
                     if start
                     else replica
                 )
@@ -104,24 +104,24 @@ def find_replicas(
     return found if all_replicas else _longest(found)
 
 
-def _replicas_at(path: str) -> Iterator[Replica]:
+def _replicas_at(path: str) -> Iterator[ReplicaDir]:
     if os.path.isfile(path):
         directory = os.path.dirname(path)
         base = offset_of(os.path.basename(path))
         if base is not None and path.endswith(LOG_SUFFIX):
-            segment = Segment(path, base, os.path.getsize(path))
-            yield Replica(_partition_of(directory), os.path.dirname(directory), directory, (segment,))
+            segment = SegmentFile(path, base, os.path.getsize(path))
+            yield ReplicaDir(_partition_of(directory), os.path.dirname(directory), directory, (segment,))
         return
     segments = _segments_in(path)
     if segments:
-        yield Replica(_partition_of(path), os.path.dirname(path), path, segments)
+        yield ReplicaDir(_partition_of(path), os.path.dirname(path), path, segments)
         return
     with os.scandir(path) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir())
     for name in names:
         partition = None if name.endswith(_MARKS) else parse_dir_name(name)
         if partition is not None and (segments := _segments_in(os.path.join(path, name))):
-            yield Replica(partition, path, os.path.join(path, name), segments)
+            yield ReplicaDir(partition, path, os.path.join(path, name), segments)
 
 
 def _partition_of(directory: str) -> TopicPartition:
@@ -129,25 +129,25 @@ def _partition_of(directory: str) -> TopicPartition:
     return parse_dir_name(name) or TopicPartition(name, 0)
 
 
-def _segments_in(directory: str) -> tuple[Segment, ...]:
-    logs: list[Segment] = []
-    swapped: list[Segment] = []
+def _segments_in(directory: str) -> tuple[SegmentFile, ...]:
+    logs: list[SegmentFile] = []
+    swapped: list[SegmentFile] = []
     with os.scandir(directory) as entries:
         for entry in entries:
             base = offset_of(entry.name)
             if base is None:
                 continue
             if entry.name.endswith(LOG_SUFFIX):
-                logs.append(Segment(entry.path, base, entry.stat().st_size))
+                logs.append(SegmentFile(entry.path, base, entry.stat().st_size))
             elif entry.name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
-                swapped.append(Segment(entry.path, base, entry.stat().st_size))
+                swapped.append(SegmentFile(entry.path, base, entry.stat().st_size))
     for swap in swapped:
         end = max(_end_offset(swap), swap.base_offset + 1)
         logs = [log for log in logs if not swap.base_offset <= log.base_offset < end]
     return tuple(sorted((*logs, *swapped), key=lambda segment: segment.base_offset))
 
 
-def _end_offset(segment: Segment) -> int:
+def _end_offset(segment: SegmentFile) -> int:
     """The offset after the segment's last batch that can be read."""
     end = segment.base_offset
     with open(segment.path, "rb") as file:
@@ -173,16 +173,16 @@ def _log_starts(log_dirs: Iterable[str]) -> dict[tuple[str, TopicPartition], int
     return starts
 
 
-def _longest(replicas: Sequence[Replica]) -> list[Replica]:
+def _longest(replicas: Sequence[ReplicaDir]) -> list[ReplicaDir]:
     """One replica a partition: that of the latest leader epoch, then the longest."""
-    best: dict[TopicPartition, Replica] = {}
+    best: dict[TopicPartition, ReplicaDir] = {}
     several = {one.partition for one in replicas if best.setdefault(one.partition, one) is not one}
     for partition in several:
         best[partition] = max((one for one in replicas if one.partition == partition), key=_length)
     return list(best.values())
 
 
-def _length(replica: Replica) -> tuple[int, int]:
+def _length(replica: ReplicaDir) -> tuple[int, int]:
     try:
         epochs = read_epochs(RealDisk(), f"{replica.path}/{LEADER_EPOCH_FILE}")
     except (ValueError, OSError, UnsupportedFormat):
@@ -190,11 +190,11 @@ def _length(replica: Replica) -> tuple[int, int]:
     return (epochs[-1][0] if epochs else -1), _end_offset(replica.segments[-1])
 
 
-def plan_tasks(replicas: Iterable[Replica], narrowing: Narrowing, max_split_bytes: int) -> list[list[Piece]]:
+def plan_tasks(replicas: Iterable[ReplicaDir], narrowing: Narrowing, max_split_bytes: int) -> list[list[SegmentPiece]]:
     """The pieces of each task, in the order of partitions and offsets; none has more than `max_split_bytes`, except
     where a segment cannot be cut."""
-    tasks: list[list[Piece]] = []
-    current: list[Piece] = []
+    tasks: list[list[SegmentPiece]] = []
+    current: list[SegmentPiece] = []
     size = 0
     for piece in _pieces(replicas, narrowing, max_split_bytes):
         cost = piece.end - piece.start + OPEN_COST_BYTES
@@ -206,7 +206,7 @@ def plan_tasks(replicas: Iterable[Replica], narrowing: Narrowing, max_split_byte
     return [*tasks, current] if current else tasks
 
 
-def _pieces(replicas: Iterable[Replica], narrowing: Narrowing, max_split_bytes: int) -> Iterator[Piece]:
+def _pieces(replicas: Iterable[ReplicaDir], narrowing: Narrowing, max_split_bytes: int) -> Iterator[SegmentPiece]:
     for replica in replicas:
         following = [segment.base_offset for segment in replica.segments[1:]]
         first = max(narrowing.start_offset, replica.log_start_offset)
@@ -215,7 +215,7 @@ def _pieces(replicas: Iterable[Replica], narrowing: Narrowing, max_split_bytes: 
                 continue
             edges = [0, *_cuts(segment, max_split_bytes), segment.size_bytes]
             for start, end in pairwise(edges):
-                yield Piece(
+                yield SegmentPiece(
                     *replica.partition,
                     replica.log_dir,
                     segment.path,
@@ -226,7 +226,7 @@ def _pieces(replicas: Iterable[Replica], narrowing: Narrowing, max_split_bytes: 
                 )
 
 
-def _cuts(segment: Segment, max_split_bytes: int) -> list[int]:
+def _cuts(segment: SegmentFile, max_split_bytes: int) -> list[int]:
     """Positions at which the segment is cut: each begins a whole batch."""
     if segment.size_bytes <= max_split_bytes + max_split_bytes // 10:
         return []
@@ -247,7 +247,7 @@ def _cuts(segment: Segment, max_split_bytes: int) -> list[int]:
     return cuts
 
 
-def begins_batch(fd: int, position: int, segment: Segment) -> bool:
+def begins_batch(fd: int, position: int, segment: SegmentFile) -> bool:
     """Whether a whole batch with a right CRC begins at the position."""
     if not 0 < position <= segment.size_bytes - MIN_BATCH_SIZE:
         return False

@@ -40,7 +40,7 @@ from kalda.records.builder import Record, read_records, with_range
 from kalda.records.control import read_control_batch
 from kalda.spark.segment_batches import Damage, read_piece
 from kalda.spark.segment_columns import describe
-from kalda.spark.segment_files import Piece
+from kalda.spark.segment_files import SegmentPiece
 from kalda.storage.log.producer_snapshot import read_snapshot
 from kalda.storage.log.txn_index import decode_entries
 
@@ -68,11 +68,11 @@ def columns(text: str) -> StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SegmentView:
     """One kind of rows."""
 
     schema: StructType
-    rows: Callable[[Piece, Callable[[BatchHeader], bool] | None], Iterator[Row]]
+    rows: Callable[[SegmentPiece, Callable[[BatchHeader], bool] | None], Iterator[Row]]
     topic: str | None = None
     """The internal topic whose segments are read; None: those of all topics."""
     suffix: str = ".log"
@@ -84,7 +84,7 @@ def _micros(milliseconds: int) -> int | None:
     return milliseconds * 1000 if 0 <= milliseconds < 2**62 // 1000 else None
 
 
-def _damaged(damage: Damage, piece: Piece) -> Row:
+def _damaged(damage: Damage, piece: SegmentPiece) -> Row:
     return {
         "topic": piece.topic,
         "partition": piece.partition,
@@ -98,7 +98,7 @@ def _damaged(damage: Damage, piece: Piece) -> Row:
 
 
 def _batches(
-    piece: Piece, keeps: Callable[[BatchHeader], bool] | None
+    piece: SegmentPiece, keeps: Callable[[BatchHeader], bool] | None
 ) -> Iterator[tuple[BatchHeader, int, memoryview] | Damage]:
     """(header, position, bytes) of each good batch, and the damage between them."""
     for found in read_piece(piece):
@@ -112,7 +112,7 @@ def _batches(
             at += header.size_bytes
 
 
-def batch_rows(piece: Piece, keeps: Callable[[BatchHeader], bool] | None) -> Iterator[Row]:
+def batch_rows(piece: SegmentPiece, keeps: Callable[[BatchHeader], bool] | None) -> Iterator[Row]:
     """One row a batch. A batch whose CRC is wrong has its header's fields too, as far as they can be read."""
     for found in _batches(piece, keeps):
         if not isinstance(found, Damage):
@@ -135,7 +135,7 @@ def batch_rows(piece: Piece, keeps: Callable[[BatchHeader], bool] | None) -> Ite
         yield row
 
 
-def _batch_row(header: BatchHeader, piece: Piece, position: int) -> Row:
+def _batch_row(header: BatchHeader, piece: SegmentPiece, position: int) -> Row:
     codec = header.attributes & 7
     return {
         "topic": piece.topic,
@@ -163,7 +163,7 @@ def _batch_row(header: BatchHeader, piece: Piece, position: int) -> Row:
     }
 
 
-def control_rows(piece: Piece, keeps: Callable[[BatchHeader], bool] | None) -> Iterator[Row]:
+def control_rows(piece: SegmentPiece, keeps: Callable[[BatchHeader], bool] | None) -> Iterator[Row]:
     """One row a control record: transaction markers, and the quorum's own."""
     for found in _batches(piece, keeps):
         if isinstance(found, Damage):
@@ -193,7 +193,7 @@ def control_rows(piece: Piece, keeps: Callable[[BatchHeader], bool] | None) -> I
 
 
 def _decoded(
-    piece: Piece, keeps: Callable[[BatchHeader], bool] | None, decode: Callable[[Record], Row | None]
+    piece: SegmentPiece, keeps: Callable[[BatchHeader], bool] | None, decode: Callable[[Record], Row | None]
 ) -> Iterator[Row]:
     """A row a record that `decode` has one for."""
     for found in _batches(piece, keeps):
@@ -292,7 +292,7 @@ def _metadata_row(record: Record) -> Row | None:
     }
 
 
-def producer_rows(piece: Piece, _: object) -> Iterator[Row]:
+def producer_rows(piece: SegmentPiece, _: object) -> Iterator[Row]:
     """One row a producer of a `.snapshot` file."""
     place = {"topic": piece.topic, "partition": piece.partition, "segment": piece.path}
     try:
@@ -313,7 +313,7 @@ def producer_rows(piece: Piece, _: object) -> Iterator[Row]:
         }
 
 
-def aborted_rows(piece: Piece, _: object) -> Iterator[Row]:
+def aborted_rows(piece: SegmentPiece, _: object) -> Iterator[Row]:
     """One row a transaction of a `.txnindex` file."""
     place = {"topic": piece.topic, "partition": piece.partition, "segment": piece.path}
     with open(piece.path, "rb") as file:
@@ -329,8 +329,8 @@ def aborted_rows(piece: Piece, _: object) -> Iterator[Row]:
         yield place | {"corrupt": f"{piece.path}: {len(data) % 34} bytes at the end are no entry"}
 
 
-VIEWS: Final[dict[str, View]] = {
-    "batches": View(
+VIEWS: Final[dict[str, SegmentView]] = {
+    "batches": SegmentView(
         columns(
             "topic string, partition int, baseOffset long, lastOffset long, records int, sizeBytes int, "
             "leaderEpoch int, crc long, crcValid boolean, compression string, timestampType int, "
@@ -339,14 +339,14 @@ VIEWS: Final[dict[str, View]] = {
         ),
         batch_rows,
     ),
-    "control": View(
+    "control": SegmentView(
         columns(
             "topic string, partition int, offset long, timestamp timestamp, type string, producerId long, "
             "producerEpoch int, coordinatorEpoch int, message string, " + _PLACE
         ),
         control_rows,
     ),
-    "offsets": View(
+    "offsets": SegmentView(
         columns(
             "groupId string, topic string, partition int, offset long, leaderEpoch int, metadata string, "
             "commitTimestamp timestamp, expireTimestamp timestamp, topicId string, tombstone boolean, "
@@ -355,7 +355,7 @@ VIEWS: Final[dict[str, View]] = {
         lambda piece, keeps: _decoded(piece, keeps, _offset_row),
         "__consumer_offsets",
     ),
-    "groups": View(
+    "groups": SegmentView(
         columns(
             "type string, groupId string, version int, key string, value string, tombstone boolean, "
             "recordOffset long, recordTimestamp timestamp, " + _PLACE
@@ -363,7 +363,7 @@ VIEWS: Final[dict[str, View]] = {
         lambda piece, keeps: _decoded(piece, keeps, _group_row),
         "__consumer_offsets",
     ),
-    "transactions": View(
+    "transactions": SegmentView(
         columns(
             "transactionalId string, state string, producerId long, producerEpoch int, timeoutMs int, "
             "partitions partitions, start timestamp, lastUpdate timestamp, previousProducerId long, "
@@ -373,12 +373,12 @@ VIEWS: Final[dict[str, View]] = {
         lambda piece, keeps: _decoded(piece, keeps, _transaction_row),
         "__transaction_state",
     ),
-    "metadata": View(
+    "metadata": SegmentView(
         columns("type string, version int, data string, recordOffset long, recordTimestamp timestamp, " + _PLACE),
         lambda piece, keeps: _decoded(piece, keeps, _metadata_row),
         "__cluster_metadata",
     ),
-    "producers": View(
+    "producers": SegmentView(
         columns(
             "topic string, partition int, snapshotOffset long, producerId long, producerEpoch int, "
             "lastSequence int, lastOffset long, lastTimestamp timestamp, coordinatorEpoch int, "
@@ -387,7 +387,7 @@ VIEWS: Final[dict[str, View]] = {
         producer_rows,
         suffix=".snapshot",
     ),
-    "aborted": View(
+    "aborted": SegmentView(
         columns(
             "topic string, partition int, producerId long, firstOffset long, lastOffset long, "
             "lastStableOffset long, segment string, corrupt string"

@@ -32,7 +32,7 @@ from kalda.records.control import ControlType, read_control_batch
 from kalda.spark.filters import Narrowing
 from kalda.spark.options import OptionError
 from kalda.spark.segment_batches import Damage, Run, read_piece
-from kalda.spark.segment_files import MAX_OFFSET, Piece, find_replicas, plan_tasks
+from kalda.spark.segment_files import MAX_OFFSET, SegmentPiece, find_replicas, plan_tasks
 from kalda.spark.source import ALL_COLUMNS, COLUMNS, one_sentence
 from kalda.storage.log.producer_snapshot import read_snapshot
 from kalda.storage.log.txn_index import decode_entries
@@ -219,11 +219,11 @@ class SegmentReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         planned = None if partition is None else partition.value  # None where there are no segments
-        pieces = [Piece(*piece) for piece in planned or ()]
+        pieces = [SegmentPiece(*piece) for piece in planned or ()]
         kept = _Kept(self.options.read_committed)
         yield from self._records(pieces, kept) if self.options.view == RECORDS else self._rows(pieces, kept)
 
-    def _records(self, pieces: list[Piece], kept: _Kept) -> Iterator[pa.RecordBatch]:
+    def _records(self, pieces: list[SegmentPiece], kept: _Kept) -> Iterator[pa.RecordBatch]:
         from kalda.spark.segment_batches import Damage, read_piece
         from kalda.spark.segment_columns import RecordColumns
         from kalda.spark.workers import exempt_modules
@@ -241,7 +241,7 @@ class SegmentReader(DataSourceReader):
                     elif batch.offset >= first and self._reports(batch, piece):
                         yield columns.damage(batch, piece)
 
-    def _reports(self, damage: Damage, piece: Piece) -> bool:
+    def _reports(self, damage: Damage, piece: SegmentPiece) -> bool:
         """Whether damage becomes a row. Raises `ValueError` in the mode FAILFAST."""
         from kalda.spark.segment_columns import describe
 
@@ -249,7 +249,7 @@ class SegmentReader(DataSourceReader):
             raise ValueError(f"{describe(damage, piece)}. Mode PERMISSIVE reads what is not damaged")
         return self.options.mode == "PERMISSIVE"
 
-    def _rows(self, pieces: list[Piece], kept: _Kept) -> Iterator[pa.RecordBatch]:
+    def _rows(self, pieces: list[SegmentPiece], kept: _Kept) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -276,7 +276,7 @@ class _Kept:
         self._read_committed = read_committed
         self._found: dict[str, Isolation] = {}
 
-    def of(self, piece: Piece) -> Isolation | None:
+    def of(self, piece: SegmentPiece) -> Isolation | None:
         if not self._read_committed:
             return None
         directory = os.path.dirname(piece.path)
@@ -285,7 +285,7 @@ class _Kept:
         return self._found[directory]
 
 
-def _files(directories: list[tuple[TopicPartition, str, str]], suffix: str) -> list[Piece]:
+def _files(directories: list[tuple[TopicPartition, str, str]], suffix: str) -> list[SegmentPiece]:
     """The files of one kind in partitions' directories."""
     from kalda.storage.naming import offset_of
 
@@ -298,7 +298,7 @@ def _files(directories: list[tuple[TopicPartition, str, str]], suffix: str) -> l
             else:
                 base = offset_of(name)
             if base is not None and name.endswith(suffix):
-                found.append(Piece(*partition, log_dir, path, base, 0, os.path.getsize(path), 0))
+                found.append(SegmentPiece(*partition, log_dir, path, base, 0, os.path.getsize(path), 0))
     return found
 
 
@@ -351,7 +351,7 @@ class Isolation:
             if following <= start:
                 continue
             path = f"{directory}/{name}"
-            for found in read_piece(Piece("", 0, "", path, base, 0, os.path.getsize(path), 0)):
+            for found in read_piece(SegmentPiece("", 0, "", path, base, 0, os.path.getsize(path), 0)):
                 if not isinstance(found, Damage):
                     self._apply(found, start, ongoing)
 

@@ -19,7 +19,7 @@ from kalda.spark.sink_options import NAME, WriteOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kalda.spark.exactly_once import Identity
+    from kalda.spark.exactly_once import TaskIdentity
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -27,7 +27,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class RowsWritten(WriterCommitMessage):
     """A task without a transaction has written its rows."""
 
     rows: int
@@ -44,10 +44,10 @@ class TopicWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self.options.is_exactly_once:
             return _write_plainly(self.options, iterator)
-        from kalda.spark.exactly_once import Identity
+        from kalda.spark.exactly_once import TaskIdentity
 
         batch = None if self.options.name is None else self.options.batch or 0
-        return _write_in_transaction(self.options, Identity(self.name, _context().partitionId(), batch), iterator)
+        return _write_in_transaction(self.options, TaskIdentity(self.name, _context().partitionId(), batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _commit(self.options, messages)
@@ -65,7 +65,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self.options.is_exactly_once:
             return _write_plainly(self.options, iterator)
-        from kalda.spark.exactly_once import Identity
+        from kalda.spark.exactly_once import TaskIdentity
 
         context = _context()
         name = self.options.name or context.getLocalProperty(_QUERY_ID)
@@ -75,7 +75,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 f"this version of Spark does not give a task the ids of its query and batch, which exactly-once "
                 f"writing needs. Set option {NAME}, and write in foreachBatch with the batch's number"
             )
-        return _write_in_transaction(self.options, Identity(name, context.partitionId(), int(batch)), iterator)
+        return _write_in_transaction(self.options, TaskIdentity(name, context.partitionId(), int(batch)), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         _commit(self.options, messages)
@@ -90,16 +90,16 @@ def _context() -> TaskContext:
     return context
 
 
-def _write_plainly(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write_plainly(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
     from kalda.spark.workers import exempt_modules
     from kalda.spark.writing import write_rows
 
     exempt_modules()
-    return Written(write_rows(options, batches))
+    return RowsWritten(write_rows(options, batches))
 
 
 def _write_in_transaction(
-    options: WriteOptions, identity: Identity, batches: Iterator[pa.RecordBatch]
+    options: WriteOptions, identity: TaskIdentity, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     from kalda.spark.exactly_once import write_in_transaction
     from kalda.spark.workers import exempt_modules

@@ -45,7 +45,7 @@ from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.spark.filters import Narrowing, narrow
 from kalda.spark.options import Edge, OptionError, ReadOptions, read_options
-from kalda.spark.planning import DataLoss, Logs, OffsetRange, pack, plan, split, start_offsets
+from kalda.spark.planning import DataLoss, LogQuestions, OffsetRange, pack, plan, split, start_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +101,7 @@ def report_loss(problem: str, options: ReadOptions) -> None:
     log.warning("%s. The query continues without these records: failOnDataLoss is false", problem)
 
 
-class Rate:
+class BatchBounds:
     """The bounds of a batch: `minOffsetsPerTrigger` with `maxTriggerDelay`, and `maxOffsetsPerTrigger`."""
 
     def __init__(self, options: ReadOptions, now_ms: Callable[[], int]) -> None:
@@ -142,7 +142,7 @@ class Rate:
 
 
 def latest_position(
-    logs: Logs,
+    logs: LogQuestions,
     options: ReadOptions,
     known: Position,
     pause: Callable[[int], None],
@@ -163,7 +163,7 @@ def latest_position(
     return found
 
 
-def ranges_between(logs: Logs, options: ReadOptions, start: Position, end: Position) -> list[OffsetRange]:
+def ranges_between(logs: LogQuestions, options: ReadOptions, start: Position, end: Position) -> list[OffsetRange]:
     """What a batch reads. Raises `StreamDataLoss`."""
     new = [partition for partition in end if partition not in start]
     first = logs.earliest(new, missing_is_error=False) if new else {}
@@ -192,7 +192,7 @@ def ranges_between(logs: Logs, options: ReadOptions, start: Position, end: Posit
     return ranges
 
 
-def with_new(logs: Logs, start: Position, latest: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+def with_new(logs: LogQuestions, start: Position, latest: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """`start`, with the first offsets of partitions that were added."""
     new = [partition for partition in latest if partition not in start]
     return {**start, **logs.earliest(new, missing_is_error=False)} if new else dict(start)
@@ -305,7 +305,7 @@ class KaldaSource(DataSource):
         try:
             return TopicStream(read_options(self.options, is_streaming=True), check_schema(schema))
         except ValueError as error:
-            return Refused(error)
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from kalda.spark.sink import TopicWriter
@@ -379,7 +379,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the query starts; None before Spark has called `initialOffset`, and in a query with ended batches."""
         self._has_begun = False
         """Whether the first batch of a query that starts at the ends of the logs was planned."""
-        self._rate: Rate | None = None
+        self._rate: BatchBounds | None = None
         """Made at the first batch: it holds a clock."""
         self._latest: dict[TopicPartition, int] | None = None
         """The ends of the logs when they were last requested."""
@@ -424,7 +424,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._latest = latest
             end = dict(latest)
             if not isinstance(limit, ReadAllAvailable):
-                rate = self._rate = self._rate or Rate(options, _now_ms)
+                rate = self._rate = self._rate or BatchBounds(options, _now_ms)
                 begin = with_new(logs, begin, latest)
                 if self._available is None and rate.is_delayed(begin, latest):
                     return dict(given)
@@ -449,7 +449,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows(self.options, self.columns, partition)
 
 
-class Refused(DataSourceStreamReader):
+class RefusedStream(DataSourceStreamReader):
     """Raises the error of the query's options when Spark first calls it."""
 
     def __init__(self, error: ValueError) -> None:

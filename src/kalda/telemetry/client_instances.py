@@ -53,7 +53,7 @@ class Client(NamedTuple):
     port: int
 
 
-class Subscription(NamedTuple):
+class MetricsSubscription(NamedTuple):
     """One config resource of client metrics."""
 
     metrics: tuple[str, ...]
@@ -61,7 +61,7 @@ class Subscription(NamedTuple):
     match: Mapping[str, Pattern]
 
     @classmethod
-    def of(cls, configs: Mapping[str, str]) -> Subscription:
+    def of(cls, configs: Mapping[str, str]) -> MetricsSubscription:
         """Raises `InvalidConfig`."""
         values = CLIENT_METRICS.parse(configs)
         metrics, interval_ms, match = values["metrics"], values["interval.ms"], values["match"]
@@ -140,7 +140,7 @@ class ClientInstances:
         """`max_bytes` is `telemetry.max.bytes`, which a push must not exceed as it is sent."""
         self._new_uuid = new_uuid
         self._max_bytes = max_bytes
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, MetricsSubscription] = {}
         self._version = 0
         """Counts the changes of subscriptions."""
         self._instances: dict[Uuid, ClientInstance] = {}
@@ -180,7 +180,7 @@ class ClientInstances:
         if not configs:
             return None
         try:
-            self._subscriptions[name] = Subscription.of(configs)
+            self._subscriptions[name] = MetricsSubscription.of(configs)
         except InvalidConfig as error:
             return str(error)
         return None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.topic_names import CLIENT_METRICS_TOPIC
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.otlp import Attributes, DataPoint, Kind, Temporality, encode
+from kalda.telemetry.otlp import Attributes, DataPoint, MetricKind, Temporality, encode
 
 TOPIC: Final = CLIENT_METRICS_TOPIC
 JSON: Final = "json"
@@ -34,11 +34,11 @@ SPARK_SCHEMA: Final = (
 )
 """The fields of a JSON record, as the schema of Spark's `from_json`."""
 _NS_PER_MS = 1_000_000
-_KINDS = {Kind.GAUGE: "gauge", Kind.SUM: "sum", Kind.HISTOGRAM: "histogram"}
+_KINDS = {MetricKind.GAUGE: "gauge", MetricKind.SUM: "sum", MetricKind.HISTOGRAM: "histogram"}
 _TEMPORALITIES = {Temporality.UNSPECIFIED: None, Temporality.DELTA: "delta", Temporality.CUMULATIVE: "cumulative"}
 
 
-class Source(NamedTuple):
+class PointSource(NamedTuple):
     """Where data points came from."""
 
     instance_id: Uuid
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     """The broker that they were pushed to."""
 
 
-def to_records(source: Source, points: Iterable[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
+def to_records(source: PointSource, points: Iterable[DataPoint], form: str) -> list[tuple[bytes, bytes]]:
     """Key and value of a record for each data point, in the form `JSON` or `PROTOBUF`."""
     key = uuid_to_text(source.instance_id).encode()
     moderate = (point for point in points if _text_bytes(point) <= MAX_RECORD_BYTES)
@@ -69,7 +69,7 @@ def _text_bytes(point: DataPoint) -> int:
     return sum(len(name) + len(value) for each in (point.attributes, point.resource) for name, value in each)
 
 
-def _json_values(source: Source, points: Iterable[DataPoint]) -> Iterator[bytes]:
+def _json_values(source: PointSource, points: Iterable[DataPoint]) -> Iterator[bytes]:
     client = source.client
     common = {
         "client_instance_id": uuid_to_text(source.instance_id),
@@ -101,7 +101,7 @@ def _json_values(source: Source, points: Iterable[DataPoint]) -> Iterator[bytes]
         ).encode()
 
 
-def _protobuf_values(source: Source, points: Iterable[DataPoint]) -> Iterator[bytes]:
+def _protobuf_values(source: PointSource, points: Iterable[DataPoint]) -> Iterator[bytes]:
     client = source.client
     properties: Attributes = (
         ("client_instance_id", uuid_to_text(source.instance_id)),

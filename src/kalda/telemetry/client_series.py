@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.exposition import Piece
+from kalda.telemetry.exposition import PagePiece
 from kalda.telemetry.names import value_of
-from kalda.telemetry.otlp import DataPoint, Kind, Temporality
+from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality
 
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_CLIENT_BYTES: Final = 1024 * 1024
@@ -51,11 +51,11 @@ def to_series(points: Iterable[DataPoint]) -> list[SeriesPoint]:
             f'{name}="{value}"'
             for name, value in {_name(key): value_of(value) for key, value in point.attributes[:MAX_LABELS]}.items()
         )
-        key = _name(point.name).removesuffix("_total"), point.kind is Kind.SUM and point.is_monotonic, labels
+        key = _name(point.name).removesuffix("_total"), point.kind is MetricKind.SUM and point.is_monotonic, labels
         left -= len(key[0]) + len(labels)
         if left < 0:
             break
-        adds = point.kind is not Kind.GAUGE and point.temporality is Temporality.DELTA
+        adds = point.kind is not MetricKind.GAUGE and point.temporality is Temporality.DELTA
         found.append(SeriesPoint(key, point.value, adds))
     return found
 
@@ -129,7 +129,7 @@ class ClientSeries:
                 kept = families.setdefault(family, (is_counter, []))
                 if kept[0] is is_counter:
                     kept[1].append((client, labels, value))
-        lines = Piece()
+        lines = PagePiece()
         for family, (is_counter, members) in families.items():
             lines.append(f"# TYPE {family} {'counter' if is_counter else 'gauge'}")
             suffix = "_total" if is_counter else ""

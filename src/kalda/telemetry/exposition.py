@@ -15,7 +15,7 @@ _PIECE_LINES = 500
 _PIECE_CHARACTERS = 50_000
 
 
-class Piece:
+class PagePiece:
     """Lines of a page that are sent together. Clients make up names of 32 KB."""
 
     __slots__ = ("_lines", "_size")
@@ -50,7 +50,7 @@ def openmetrics(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -
         if number % _PIECE_LINES == 0:
             yield ""
         families.setdefault(family_of(name, is_counter(sensor)), []).append((name, sensor))
-    lines = Piece()
+    lines = PagePiece()
     for family, members in families.items():
         counter = is_counter(members[0][1])
         lines.append(f"# TYPE {family} {'counter' if counter else 'gauge'}")
@@ -75,7 +75,7 @@ def jmx_text(sensors: Iterable[tuple[SensorName, Measurable]], now_ms: int) -> I
             yield ""
         family, labels = jmx_name(name, is_counter(sensor))
         families.setdefault(family, []).append((labels, sensor))
-    lines = Piece()
+    lines = PagePiece()
     for family, members in families.items():
         lines.append(f"# TYPE {family} unknown")
         for labels, sensor in members:

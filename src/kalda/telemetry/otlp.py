@@ -31,7 +31,7 @@ _fixed64 = Struct("<Q")
 Attributes: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Kind(IntEnum):
+class MetricKind(IntEnum):
     """The kinds of metrics, by their field in `Metric`."""
 
     GAUGE = 5
@@ -51,7 +51,7 @@ class DataPoint(NamedTuple):
     """One measured value."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     value: float
     """Of a histogram, the sum of its values. An int where it was sent as one."""
     time_ns: int
@@ -113,7 +113,7 @@ def _points(data: bytes, budget: _Budget) -> Iterator[DataPoint]:
 
 def _metric(data: bytes, at: tuple[int, int], resource: Attributes, budget: _Budget) -> Iterator[DataPoint]:
     name = unit = ""
-    found: list[tuple[Kind, tuple[int, int]]] = []
+    found: list[tuple[MetricKind, tuple[int, int]]] = []
     for number, value in _fields(data, at, budget):
         if isinstance(value, int):
             continue
@@ -122,22 +122,24 @@ def _metric(data: bytes, at: tuple[int, int], resource: Attributes, budget: _Bud
         elif number == 3:
             unit = _text(data, value)
         elif number in _KINDS:
-            found = [(Kind(number), value)]  # of a oneof the last field counts
+            found = [(MetricKind(number), value)]  # of a oneof the last field counts
     for kind, body in found:
         temporality, is_monotonic = Temporality.UNSPECIFIED, False
         points = []
         for number, value in _fields(data, body, budget):
             if number == 1 and not isinstance(value, int):
                 points.append(value)
-            elif number == 2 and kind is not Kind.GAUGE and value in (1, 2):
+            elif number == 2 and kind is not MetricKind.GAUGE and value in (1, 2):
                 temporality = Temporality(value)
-            elif number == 3 and kind is Kind.SUM:
+            elif number == 3 and kind is MetricKind.SUM:
                 is_monotonic = value == 1
         budget.points -= len(points)
         if budget.points < 0:
             raise BadMetrics(f"more than {MAX_POINTS} data points")
         for point in points:
-            decoded = _histogram_point(data, point, budget) if kind is Kind.HISTOGRAM else _point(data, point, budget)
+            decoded = (
+                _histogram_point(data, point, budget) if kind is MetricKind.HISTOGRAM else _point(data, point, budget)
+            )
             if decoded is not None:
                 measured, count, start_ns, time_ns, attributes = decoded
                 yield DataPoint(
@@ -155,7 +157,7 @@ def _metric(data: bytes, at: tuple[int, int], resource: Attributes, budget: _Bud
                 )
 
 
-_KINDS: Final = frozenset(map(int, Kind))
+_KINDS: Final = frozenset(map(int, MetricKind))
 _Decoded: TypeAlias = tuple[float, int | None, int, int, Attributes]
 """Value, count, start, time, attributes."""
 
@@ -313,9 +315,9 @@ def encode(points: Iterable[DataPoint], resource: Attributes = ()) -> bytes:
 def _encoded_metric(points: Sequence[DataPoint]) -> bytes:
     first = points[0]
     body = b"".join([_message(1, _encoded_point(each)) for each in points])
-    if first.kind is not Kind.GAUGE and first.temporality:
+    if first.kind is not MetricKind.GAUGE and first.temporality:
         body += bytes((0x10, first.temporality))
-    if first.kind is Kind.SUM and first.is_monotonic:
+    if first.kind is MetricKind.SUM and first.is_monotonic:
         body += b"\x18\x01"
     unit = _message(3, first.unit.encode()) if first.unit else b""
     return _message(1, first.name.encode("utf-8", "replace")) + unit + _message(first.kind, body)
@@ -325,7 +327,7 @@ def _encoded_point(point: DataPoint) -> bytes:
     times = (
         (b"\x11" + _fixed64.pack(point.start_ns) if point.start_ns else b"") + b"\x19" + _fixed64.pack(point.time_ns)
     )
-    if point.kind is Kind.HISTOGRAM:
+    if point.kind is MetricKind.HISTOGRAM:
         counted = b"\x21" + _fixed64.pack(point.value_count or 0) + b"\x29" + _double.pack(point.value)
         return times + counted + _encoded_attributes(9, point.attributes)
     value = point.value

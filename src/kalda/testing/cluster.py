@@ -24,7 +24,7 @@ from kalda.broker.process.shell import Host
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.topics import NewTopic
 from kalda.testing import layout
-from kalda.testing.layout import HOST, Place
+from kalda.testing.layout import HOST, ServerPlace
 
 if TYPE_CHECKING:
     from kalda.testing.security import ClusterSecurity
@@ -59,7 +59,7 @@ class _State(Enum):
 class Link:
     """From one node to another: a proxy for each port of the other."""
 
-    def __init__(self, source: int, target: Place) -> None:
+    def __init__(self, source: int, target: ServerPlace) -> None:
         self.source = source
         self.target = target
         self.routes: dict[Address, Address] = {}
@@ -187,7 +187,7 @@ class RoutedHost(Host):
 class Network:
     """The links of a cluster, by the numbers of its nodes. Each method returns when the fault is there."""
 
-    def __init__(self, places: list[Place], run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, places: list[ServerPlace], run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         """`run` runs a coroutine on the loop of the cluster, and waits for its end."""
         self._places = places
         self._run = run
@@ -299,7 +299,7 @@ class Cluster:
         self._given_directory = Path(directory) if directory is not None else None
         self._temporary_directory: str | None = None
         """Made by `start` and deleted by `stop`, where no directory was given."""
-        self._places: list[layout.Place] = []
+        self._places: list[layout.ServerPlace] = []
         self._security: ClusterSecurity | None = None
         """None for PLAINTEXT."""
         if security.upper() != "PLAINTEXT":
@@ -488,7 +488,7 @@ class Cluster:
             raise failures.exceptions[0] from None
         await self._wait_until_all_unfenced()
 
-    async def _start(self, place: layout.Place) -> None:
+    async def _start(self, place: layout.ServerPlace) -> None:
         host = None if self._network is None else self._network.host(place.node_id)
         node = Node(self._config_of(place), host)
         try:
@@ -540,11 +540,11 @@ class Cluster:
         except TimeoutError:
             raise StartError(f"not within {_READY_S:.0f} s: {condition}") from None
 
-    def _config_of(self, place: layout.Place) -> Any:
+    def _config_of(self, place: layout.ServerPlace) -> Any:
         overrides = {**self._config, **self._node_configs.get(place.node_id, {})}
         return layout.config_of(place, self._places, overrides, self._security)
 
-    def _place(self, node_id: int) -> layout.Place:
+    def _place(self, node_id: int) -> layout.ServerPlace:
         if not 1 <= node_id <= len(self._places):
             raise ValueError(f"there is no node {node_id}: the cluster has the nodes 1 to {len(self._places)}")
         return self._places[node_id - 1]

@@ -14,7 +14,7 @@ from kalda.base.disk import Disk
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import LOOPBACK, free_ports
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 
 if TYPE_CHECKING:
     from kalda.testing.security import ClusterSecurity
@@ -24,7 +24,7 @@ _REPLICAS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlace:
     """One node's ports and log directory."""
 
     node_id: int
@@ -39,17 +39,20 @@ def new_id() -> Uuid:
     return random_uuid(os.urandom)
 
 
-def lay_out(brokers: int, directory: Path) -> list[Place]:
+def lay_out(brokers: int, directory: Path) -> list[ServerPlace]:
     """Ports and directories for `brokers` nodes, which are numbered from 1."""
     ports = free_ports(2 * brokers)
     return [
-        Place(index + 1, ports[2 * index], ports[2 * index + 1], str(directory / f"node-{index + 1}"), new_id())
+        ServerPlace(index + 1, ports[2 * index], ports[2 * index + 1], str(directory / f"node-{index + 1}"), new_id())
         for index in range(brokers)
     ]
 
 
 def config_of(
-    place: Place, places: list[Place], overrides: Mapping[str, object], security: ClusterSecurity | None = None
+    place: ServerPlace,
+    places: list[ServerPlace],
+    overrides: Mapping[str, object],
+    security: ClusterSecurity | None = None,
 ) -> ServerConfig:
     """A combined broker and controller that starts fast: internal topics of one partition, short timeouts."""
     replicas = min(_REPLICAS, len(places))
@@ -86,8 +89,8 @@ def config_of(
 
 
 def format_place(
-    place: Place,
-    places: list[Place],
+    place: ServerPlace,
+    places: list[ServerPlace],
     config: ServerConfig,
     cluster_id: str,
     disk: Disk,
@@ -100,7 +103,7 @@ def format_place(
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
-        controller_endpoint=Endpoint(CONTROLLER, HOST, place.controller_port),
+        controller_endpoint=VoterEndpoint(CONTROLLER, HOST, place.controller_port),
         quorum=QuorumChoice.INITIAL_CONTROLLERS,
         initial_controllers=",".join(
             f"{other.node_id}@{HOST}:{other.controller_port}:{uuid_to_text(other.directory_id)}" for other in places

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from kalda.base.ids import TopicPartition
 from kalda.verify.findings import Finding, Rule
 from kalda.verify.history import Append, Consumed, Place, Transaction
-from kalda.verify.view import View, describe
+from kalda.verify.view import HistoryIndex, describe
 
 Input = tuple[str, TopicPartition]
 """A group and a partition that it reads."""
 
 
-def exactly_once_findings(view: View) -> Iterator[Finding]:
+def exactly_once_findings(view: HistoryIndex) -> Iterator[Finding]:
     consumed: dict[Input, list[tuple[Consumed, Transaction]]] = {}
     for transaction in view.effective.values():
         for each in transaction.consumed:
@@ -75,7 +75,7 @@ def _final_offset(
         yield Finding(Rule.GROUP_OFFSET, text, transaction.name, None, Place(partition, committed))
 
 
-def _outputs(view: View, committed: dict[Input, int]) -> Iterator[Finding]:
+def _outputs(view: HistoryIndex, committed: dict[Input, int]) -> Iterator[Finding]:
     """Visible outputs by the group and the input record that they were made from."""
     outputs: dict[tuple[str, str], list[tuple[Place, Append, Transaction]]] = {}
     for value, places in view.visible.items():

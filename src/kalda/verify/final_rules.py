@@ -8,17 +8,17 @@ from itertools import pairwise
 from kalda.base.ids import TopicPartition
 from kalda.verify.findings import Finding, Rule
 from kalda.verify.history import Append, Outcome, Place, Transaction
-from kalda.verify.view import View, describe
+from kalda.verify.view import HistoryIndex, describe
 
 
-def final_findings(view: View) -> Iterator[Finding]:
+def final_findings(view: HistoryIndex) -> Iterator[Finding]:
     for transaction in view.history.transactions.values():
         yield from _visibility(view, transaction)
     yield from _visible_records(view)
     yield from _order(view)
 
 
-def _visibility(view: View, transaction: Transaction) -> Iterator[Finding]:
+def _visibility(view: HistoryIndex, transaction: Transaction) -> Iterator[Finding]:
     """Atomic visibility of one transaction. A transaction without a request to commit was aborted, whatever its client
     has seen: the coordinator aborts it after its timeout."""
     judged = [append for append in transaction.appends if append.partition in view.history.logs]
@@ -39,7 +39,7 @@ def _visibility(view: View, transaction: Transaction) -> Iterator[Finding]:
             yield _finding(view, Rule.LOST, transaction, append, "is not visible, as none of its records is")
 
 
-def _finding(view: View, rule: Rule, transaction: Transaction, append: Append, what: str) -> Finding:
+def _finding(view: HistoryIndex, rule: Rule, transaction: Transaction, append: Append, what: str) -> Finding:
     place = view.place_of(append)
     if append.value in view.stored:
         where = f"at {place}"
@@ -51,11 +51,11 @@ def _finding(view: View, rule: Rule, transaction: Transaction, append: Append, w
     return Finding(rule, text, transaction.name, append.value, place)
 
 
-def _example(view: View, append: Append) -> str:
+def _example(view: HistoryIndex, append: Append) -> str:
     return f"{append.value!r} at {view.place_of(append)}"
 
 
-def _visible_records(view: View) -> Iterator[Finding]:
+def _visible_records(view: HistoryIndex) -> Iterator[Finding]:
     """Each visible record: sent by a client, visible once, where it was sent and acknowledged."""
     for value, places in view.visible.items():
         writer = view.writers.get(value)
@@ -78,7 +78,7 @@ def _visible_records(view: View) -> Iterator[Finding]:
             yield Finding(Rule.MISPLACED, text, transaction.name, value, places[0])
 
 
-def _order(view: View) -> Iterator[Finding]:
+def _order(view: HistoryIndex) -> Iterator[Finding]:
     """By transactional id and partition, offsets ascend with (incarnation, transaction, index)."""
     sent: dict[tuple[str, TopicPartition], list[tuple[tuple[int, int, int], int, Append, Transaction]]] = {}
     for transaction in view.history.transactions.values():

@@ -97,7 +97,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class OffsetSample:
     """The last stable offset and then the high watermark of a partition, requested at `at_us`."""
 
     partition: TopicPartition
@@ -146,7 +146,7 @@ class Settings:
     slack_ms: int
 
 
-Operation = Settings | Transaction | Read | Sample | Fault | FinalLog | FinalOffset
+Operation = Settings | Transaction | Read | OffsetSample | Fault | FinalLog | FinalOffset
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class History:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     """By name: the last record of each."""
     reads: list[Read] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[OffsetSample] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     logs: dict[TopicPartition, FinalLog] = field(default_factory=dict)
     offsets: list[FinalOffset] = field(default_factory=list)
@@ -168,7 +168,7 @@ class History:
                 self.transactions[operation.name] = operation
             case Read():
                 self.reads.append(operation)
-            case Sample():
+            case OffsetSample():
                 self.samples.append(operation)
             case Fault():
                 self.faults.append(operation)

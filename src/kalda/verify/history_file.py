@@ -18,10 +18,10 @@ from kalda.verify.history import (
     FinalLog,
     FinalOffset,
     History,
+    OffsetSample,
     Operation,
     Outcome,
     Read,
-    Sample,
     Seen,
     Settings,
     Transaction,
@@ -52,7 +52,7 @@ def write_operation(operation: Operation) -> str:
                 "records": operation.records,
                 **({"transaction": operation.transaction} if operation.transaction else {}),
             }
-        case Sample():
+        case OffsetSample():
             document = {
                 "op": "sample",
                 "partition": str(operation.partition),
@@ -149,7 +149,7 @@ def read_operation(document: dict[str, Any]) -> Operation:
                 _text(document.get("transaction", "")),
             )
         case "sample":
-            return Sample(
+            return OffsetSample(
                 _partition(document["partition"]),
                 _number(document["last_stable_offset"]),
                 _number(document["high_watermark"]),

@@ -22,7 +22,7 @@ from itertools import pairwise
 from kalda.base.ids import TopicPartition
 from kalda.verify.findings import Finding, Rule
 from kalda.verify.history import Append, Place, Read, Transaction
-from kalda.verify.view import View
+from kalda.verify.view import HistoryIndex
 
 _MAX_CYCLES = 100
 """Cycles that are reported; more of them would not help a reader."""
@@ -31,7 +31,7 @@ _MAX_CYCLES = 100
 class _Graph:
     """`after[n]`: the nodes that depend on node n. The first nodes are the transactions, in the order of `names`."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: HistoryIndex) -> None:
         self.names = list(view.effective)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.after: list[list[int]] = [[] for _ in self.names]
@@ -51,7 +51,7 @@ class _Graph:
                 self.after[node].append(reader)
                 self.reads.setdefault((node, reader), read)
 
-    def _add_chains(self, view: View) -> dict[TopicPartition, tuple[list[int], int]]:
+    def _add_chains(self, view: HistoryIndex) -> dict[TopicPartition, tuple[list[int], int]]:
         """By partition: the offsets where transactions wrote, and the node of the first."""
         written: dict[TopicPartition, dict[int, tuple[int, Append]]] = {}
         for name, transaction in view.effective.items():
@@ -128,7 +128,7 @@ class _Graph:
         raise AssertionError("a component's node is on a cycle")
 
 
-def information_flow_findings(view: View) -> Iterator[Finding]:
+def information_flow_findings(view: HistoryIndex) -> Iterator[Finding]:
     """One finding for each strongly connected component."""
     graph = _Graph(view)
     for count, component in enumerate(graph.components()):
@@ -137,7 +137,7 @@ def information_flow_findings(view: View) -> Iterator[Finding]:
         yield _describe(view, graph, graph.cycle(component))
 
 
-def _describe(view: View, graph: _Graph, cycle: list[int]) -> Finding:
+def _describe(view: HistoryIndex, graph: _Graph, cycle: list[int]) -> Finding:
     """Each step: the writer's record, and the read by the next transaction at or beyond it."""
     steps: list[str] = []
     writer: Transaction | None = None

@@ -13,7 +13,7 @@ from kalda.verify.history import History, Outcome
 from kalda.verify.information_flow import information_flow_findings
 from kalda.verify.read_rules import read_findings
 from kalda.verify.stable_offsets import stable_offset_findings
-from kalda.verify.view import View
+from kalda.verify.view import HistoryIndex
 
 MAX_FINDINGS_A_RULE = 100
 """How many findings of a rule are kept; the others are counted."""
@@ -40,7 +40,7 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     """The verdict over a history. A history without final logs is judged by its reads and samples only."""
-    view = View(history)
+    view = HistoryIndex(history)
     counts: Counter[Rule] = Counter()
     kept: list[Finding] = []
     for finding in chain(

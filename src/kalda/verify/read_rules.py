@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from kalda.verify.findings import Finding, Rule
 from kalda.verify.history import FinalLog, Outcome, Place, Read, Seen
-from kalda.verify.view import View, describe
+from kalda.verify.view import HistoryIndex, describe
 
 
-def read_findings(view: View) -> Iterator[Finding]:
+def read_findings(view: HistoryIndex) -> Iterator[Finding]:
     visible = {partition: dict(log.visible) for partition, log in view.history.logs.items()}
     offsets = {partition: [record.offset for record in log.visible] for partition, log in view.history.logs.items()}
     seen_by: dict[str, set[str]] = {}
@@ -44,7 +44,7 @@ def _sequence(read: Read) -> Iterator[Finding]:
         previous = max(previous, offset)
 
 
-def _record(view: View, read: Read, record: Seen, log: FinalLog, visible: dict[int, str]) -> Iterator[Finding]:
+def _record(view: HistoryIndex, read: Read, record: Seen, log: FinalLog, visible: dict[int, str]) -> Iterator[Finding]:
     place = Place(read.partition, record.offset)
     transaction = view.writers[record.value][0] if record.value in view.writers else None
     name = transaction.name if transaction is not None else None
@@ -76,7 +76,7 @@ def _record(view: View, read: Read, record: Seen, log: FinalLog, visible: dict[i
 
 
 def _skipped(
-    view: View, read: Read, log: FinalLog, visible: dict[int, str], offsets: list[int], seen: set[str]
+    view: HistoryIndex, read: Read, log: FinalLog, visible: dict[int, str], offsets: list[int], seen: set[str]
 ) -> Iterator[Finding]:
     """`seen`: all values that this reader has got. Where it got other records of the transaction, it has read a part of
     it."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from kalda.base.ids import TopicPartition
 from kalda.verify.findings import Finding, Rule
-from kalda.verify.history import Place, Sample
-from kalda.verify.view import View
+from kalda.verify.history import OffsetSample, Place
+from kalda.verify.view import HistoryIndex
 
 
-def stable_offset_findings(view: View) -> Iterator[Finding]:
-    by_partition: dict[TopicPartition, list[Sample]] = {}
+def stable_offset_findings(view: HistoryIndex) -> Iterator[Finding]:
+    by_partition: dict[TopicPartition, list[OffsetSample]] = {}
     for sample in view.history.samples:
         by_partition.setdefault(sample.partition, []).append(sample)
     quiet_us = _quiet_us(view)
@@ -33,7 +33,7 @@ def stable_offset_findings(view: View) -> Iterator[Finding]:
             yield _stuck_at(view, partition, log.last_stable_offset, log.end, "after everything has ended")
 
 
-def _quiet_us(view: View) -> int:
+def _quiet_us(view: HistoryIndex) -> int:
     """When the last fault had been healed and the last transaction had ended, been given up or been begun."""
     moments = [fault.ended_us for fault in view.history.faults]
     for transaction in view.history.transactions.values():
@@ -41,7 +41,7 @@ def _quiet_us(view: View) -> int:
     return max(moments, default=0)
 
 
-def _monotonic(partition: TopicPartition, samples: list[Sample]) -> Iterator[Finding]:
+def _monotonic(partition: TopicPartition, samples: list[OffsetSample]) -> Iterator[Finding]:
     highest = -1
     for sample in samples:
         place = Place(partition, sample.last_stable_offset)
@@ -57,7 +57,7 @@ def _monotonic(partition: TopicPartition, samples: list[Sample]) -> Iterator[Fin
         highest = max(highest, sample.last_stable_offset)
 
 
-def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_us: int) -> Finding | None:
+def _stuck(view: HistoryIndex, partition: TopicPartition, samples: list[OffsetSample], quiet_us: int) -> Finding | None:
     """It may become unstable again: a record that arrives late begins a transaction which may never be ended."""
     settings = view.history.settings
     longest_us = (settings.transaction_timeout_ms + settings.slack_ms) * 1_000
@@ -75,7 +75,7 @@ def _stuck(view: View, partition: TopicPartition, samples: list[Sample], quiet_u
     return None
 
 
-def _stuck_at(view: View, partition: TopicPartition, stable: int, end: int, when: str) -> Finding:
+def _stuck_at(view: HistoryIndex, partition: TopicPartition, stable: int, end: int, when: str) -> Finding:
     """Names the transaction whose record is first at or above the last stable offset, where it is in the log."""
     log = view.history.logs.get(partition)
     first = next((record for record in log.records if record.offset >= stable), None) if log is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kalda.verify.history import Append, History, Outcome, Place, Transaction
 
 
-class View:
+class HistoryIndex:
     """Indexes over a history; made once, not changed afterwards."""
 
     def __init__(self, history: History) -> None:

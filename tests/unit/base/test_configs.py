@@ -45,7 +45,7 @@ from kalda.base.configs.definition import (
 from kalda.base.configs.describe import Entry
 from kalda.base.configs.documentation import CLIENT
 from kalda.base.configs.dynamic import Layers, check_alteration, effective
-from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.listeners import ListenerEndpoint
 from kalda.base.configs.producer import PRODUCER
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
@@ -132,7 +132,7 @@ def test_broker_checks(case: dict[str, Any]) -> None:
 
 
 def gist(config: ServerConfig) -> dict[str, Any]:
-    def shown(endpoints: list[Endpoint]) -> list[list[str]]:
+    def shown(endpoints: list[ListenerEndpoint]) -> list[list[str]]:
         return [[e.listener, e.security_protocol, e.host or "null", str(e.port)] for e in endpoints]
 
     return {
@@ -365,10 +365,10 @@ def test_broker_only_node() -> None:
     config = ServerConfig(BROKER_ONLY)
     assert (config.node_id, config.is_broker, config.is_controller) == (2, True, False)
     assert config.bootstrap_servers == [("one", 9093), ("::1", 9094)]
-    assert config.broker_listeners == [Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 9092)]
+    assert config.broker_listeners == [ListenerEndpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 9092)]
     assert config.controller_listeners == []
     assert config.protocol_map["CONTROLLER"] == "PLAINTEXT"
-    assert str(Endpoint("A", "SSL", "::1", 1)) == "A://[::1]:1"
+    assert str(ListenerEndpoint("A", "SSL", "::1", 1)) == "A://[::1]:1"
 
 
 def test_broker_must_not_listen_as_controller() -> None:

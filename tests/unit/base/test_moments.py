@@ -9,7 +9,7 @@ import pytest
 
 from kalda.base.moments import parse_moment_ms
 from kalda.cli.common.times import parse_time_ms
-from kalda.cli.records.places import Kind, parse_place
+from kalda.cli.records.places import PlaceKind, parse_place
 
 NOON_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 
@@ -53,4 +53,4 @@ def test_what_is_no_time(text: str) -> None:
 
 def test_options_without_a_zone(zone: str) -> None:
     assert parse_time_ms("--timestamp", "2026-01-31T12:00:00") == NOON_MS, zone
-    assert parse_place("--from", "2026-01-31T12:00:00", 0) == (Kind.TIME, NOON_MS, None)
+    assert parse_place("--from", "2026-01-31T12:00:00", 0) == (PlaceKind.TIME, NOON_MS, None)

@@ -41,13 +41,15 @@ from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from kalda.records.compression import Compression, compress
-from kalda.telemetry.client_records import Source
-from kalda.telemetry.otlp import DataPoint, Kind, Temporality, encode
+from kalda.telemetry.client_records import PointSource
+from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode
 from kalda.testing import Cluster
 
 POINTS = [
-    DataPoint("org.apache.kafka.producer.record.queue.time.avg", Kind.GAUGE, 1.5, 5_000_000, attributes=(("t", "x"),)),
-    DataPoint("a.total", Kind.SUM, 3, 5_000_000, 0, temporality=Temporality.DELTA, is_monotonic=True),
+    DataPoint(
+        "org.apache.kafka.producer.record.queue.time.avg", MetricKind.GAUGE, 1.5, 5_000_000, attributes=(("t", "x"),)
+    ),
+    DataPoint("a.total", MetricKind.SUM, 3, 5_000_000, 0, temporality=Temporality.DELTA, is_monotonic=True),
 ]
 NODE = {
     "process.roles": "broker",
@@ -213,7 +215,7 @@ def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, co
     points = {point.name: point for push in seen.values() for point in push.points}
     assert points["org.apache.kafka.producer.record.send.total"].temporality is Temporality.DELTA
     assert points["org.acme.orders.total"].value in (42, 0), "the first push has it all, later ones the difference"
-    assert points["org.apache.kafka.consumer.coordinator.assigned.partitions"].kind is Kind.GAUGE
+    assert points["org.apache.kafka.consumer.coordinator.assigned.partitions"].kind is MetricKind.GAUGE
     assert ("group_id", "g") in points["org.apache.kafka.consumer.connection.creation.total"].resource
     last = 0
     assert points["org.apache.kafka.admin.client.connection.creation.total"].is_monotonic
@@ -281,7 +283,7 @@ def test_telemetry_is_announced_where_something_receives_it(plugins: str) -> Non
 
 def test_a_plugin_that_hangs_loses_pushes_and_nothing_else() -> None:
     runner = PluginRunner(f"{__name__}:Hanging")
-    push = Push(Source(ZERO_UUID, None, "", 1), False, [], b"")  # type: ignore[arg-type]
+    push = Push(PointSource(ZERO_UUID, None, "", 1), False, [], b"")  # type: ignore[arg-type]
     for _ in range(MAX_QUEUED + 10):
         runner.put(push)
     assert runner.dropped >= 9

@@ -15,7 +15,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.metadata.formatter import FormatRequest, format_storage
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.metadata_version import MetadataVersion
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.testing import layout
 
 
@@ -48,7 +48,7 @@ def test_a_broker_registers_its_directories_once_the_metadata_version_supports_t
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=True,
-        controller_endpoint=Endpoint(CONTROLLER, layout.HOST, place.controller_port),
+        controller_endpoint=VoterEndpoint(CONTROLLER, layout.HOST, place.controller_port),
         has_static_voters=True,
         release_version="3.6",
     )

@@ -15,9 +15,9 @@ from kalda.broker.handlers.telemetry import MAX_DECODING, Decoded, Pauses, Telem
 from kalda.broker.requests.context import RequestContext
 from kalda.protocol.messages.telemetry import PushTelemetryRequest
 from kalda.telemetry.client_instances import Client, ClientInstance, ClientInstances
-from kalda.telemetry.otlp import DataPoint, Kind, encode
+from kalda.telemetry.otlp import DataPoint, MetricKind, encode
 
-METRICS = encode([DataPoint("m", Kind.GAUGE, 1.0, 0)])
+METRICS = encode([DataPoint("m", MetricKind.GAUGE, 1.0, 0)])
 
 
 class Sink:
@@ -84,7 +84,7 @@ def test_decoding_pauses_half_a_millisecond_after_fifty_microseconds() -> None:
 
 
 def test_every_stage_of_decoding_pauses() -> None:
-    points = [DataPoint(f"m{number}", Kind.GAUGE, 1.0, 1) for number in range(1_000)]
+    points = [DataPoint(f"m{number}", MetricKind.GAUGE, 1.0, 1) for number in range(1_000)]
     calls: list[int] = []
     decoded = _decode(
         encode(points),

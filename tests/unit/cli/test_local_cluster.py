@@ -24,8 +24,8 @@ from kalda.cli import cluster
 from kalda.cli.cluster_local import complete_node
 from kalda.cli.commands import cli
 from kalda.cli.local import layout, starting, stopping
-from kalda.cli.local.layout import Layout, LayoutError, Place
-from kalda.cli.local.log_lines import Follower, Line, merged_tail, tail
+from kalda.cli.local.layout import ClusterLayout, LayoutError, NodePlace
+from kalda.cli.local.log_lines import LogFollower, LogLine, merged_tail, tail
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports, is_free
@@ -35,7 +35,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli, list(map(str, arguments)), prog_name="kalda")
 
 
-def make(directory: Path, nodes: int = 4, voters: int = 3, **more: Any) -> Layout:
+def make(directory: Path, nodes: int = 4, voters: int = 3, **more: Any) -> ClusterLayout:
     given: dict[str, Any] = {"host": "127.0.0.1", "rack": "here", "overrides": {}, **more}
     return layout.make(directory, nodes, voters, **given)
 
@@ -130,7 +130,7 @@ def test_joining_nodes_are_formatted_without_initial_voters(tmp_path: Path) -> N
         made.format(place, 1)
         assert not list((tmp_path / f"node-{place.node_id}").rglob("*.checkpoint*0000000000*"))
     assert made.properties(made.nodes[0])["controller.quorum.bootstrap.servers"] == "a:1"
-    assert cluster.Found("x", frozenset((1, 1001))).first_id(3) % 100 == 0
+    assert cluster.FoundCluster("x", frozenset((1, 1001))).first_id(3) % 100 == 0
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_all_nodes_serve_when_each_lists_all_in_one_round(tmp_path: Path, monkey
     }
     asked: list[int] = []
 
-    def unfenced(_: Layout, place: Place) -> set[int]:
+    def unfenced(_: ClusterLayout, place: NodePlace) -> set[int]:
         asked.append(place.node_id)
         return answers[place.node_id].pop(0)
 
@@ -288,17 +288,17 @@ def test_last_lines_are_merged_by_time(tmp_path: Path) -> None:
 def test_a_log_with_partial_lines_and_a_replaced_log_are_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
-    follower = Follower({1: path})
+    follower = LogFollower({1: path})
     with path.open("a") as file:
         file.write("one\nhal")
-    assert follower.new_lines() == [Line(1, "one")]
+    assert follower.new_lines() == [LogLine(1, "one")]
     with path.open("a") as file:
         file.write("f\n")
-    assert follower.new_lines() == [Line(1, "half")]
+    assert follower.new_lines() == [LogLine(1, "half")]
     fresh = tmp_path / "fresh"
     fresh.write_text("anew\n")
     fresh.replace(path)
-    assert follower.new_lines() == [Line(1, "anew")]
+    assert follower.new_lines() == [LogLine(1, "anew")]
     assert follower.new_lines() == []
 
 

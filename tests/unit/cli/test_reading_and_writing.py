@@ -18,8 +18,8 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.session import unescape
 from kalda.cli.common.times import moment_ago_ms, parse_time_ms, show_time
-from kalda.cli.records.formats import Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
-from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
+from kalda.cli.records.formats import Decoders, Filters, RecordLayout, RecordWriter, decoder_of, layout_of
+from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 from kalda.cli.records.record_input import EnvelopeFormat, LineFormat, read_pieces
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.fetch import (
@@ -69,7 +69,7 @@ def fetched(kind: TimestampType = TimestampType.CREATE) -> list[Record]:
 
 
 def test_text_with_everything(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    writer = RecordWriter(Layout.TEXT, {"timestamp", "partition", "offset", "headers", "key"}, b"|")
+    writer = RecordWriter(RecordLayout.TEXT, {"timestamp", "partition", "offset", "headers", "key"}, b"|")
     assert writer.write(fetched(), None) == 3
     assert capfdbinary.readouterr().out.split(b"\n") == [
         b"CreateTime:1000|Partition:3|Offset:10|h:1,g:null|k|value",
@@ -97,8 +97,8 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
     for is_terminal in (True, False):
         stdout = (Terminal if is_terminal else io.TextIOWrapper)(io.BytesIO(), encoding="utf-8")
         monkeypatch.setattr("sys.stdout", stdout)
-        RecordWriter(Layout.TEXT, {"headers", "key"}, b"|").write(batch, None)
-        RecordWriter(Layout.RAW, set(), b"").write(batch, 1)
+        RecordWriter(RecordLayout.TEXT, {"headers", "key"}, b"|").write(batch, None)
+        RecordWriter(RecordLayout.RAW, set(), b"").write(batch, 1)
         shown[is_terminal] = stdout.buffer.getvalue()  # type: ignore[attr-defined]
     raw, escaped = "Grüße\n\x9b\n".encode(), "Grüße\\n\\x9b\n".encode()
     assert shown[True] == b"h\\x07:\\x00|k\\x1b[2J|" + escaped + b"NO_HEADERS|null|\\xff\\x1b\n" + escaped
@@ -106,7 +106,7 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_limit_ends_behind_the_last_printed_record(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    writer = RecordWriter(Layout.RAW, set(), b"")
+    writer = RecordWriter(RecordLayout.RAW, set(), b"")
     assert writer.write(fetched(), 2) == 2
     assert writer.count == 2
     assert capfdbinary.readouterr().out == b"value\n\n"
@@ -133,14 +133,14 @@ def test_records_that_a_closed_pipe_did_not_take_are_not_counted(monkeypatch: py
     pipe.buffer = pipe
     monkeypatch.setattr("sys.stdout", pipe)
     monkeypatch.setattr("kalda.cli.records.formats._LINES_A_WRITE", 2)
-    writer = RecordWriter(Layout.RAW, set(), b"")
+    writer = RecordWriter(RecordLayout.RAW, set(), b"")
     with pytest.raises(BrokenPipeError):
         writer.write(fetched(), None)
     assert (writer.count, taken) == (2, [b"value\n\n"])
 
 
 def test_json_holds_any_bytes(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    RecordWriter(Layout.JSON, set(), b"").write(fetched(), None)
+    RecordWriter(RecordLayout.JSON, set(), b"").write(fetched(), None)
     first, _, last = map(json.loads, capfdbinary.readouterr().out.splitlines())
     assert first["headers"] == [["h", "1"], ["g", None]]
     assert (first["topic"], first["partition"], first["offset"], first["key"]) == ("logs", 3, 10, "k")
@@ -183,20 +183,20 @@ def test_filters(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert offsets(key=re.compile(b"\xff")) == b"12 "
     assert offsets(headers=(("g", re.compile(b"")),)) == b"10 "
     assert offsets(headers=(("h", re.compile(b"2")),)) == b""
-    writer = RecordWriter(Layout.RAW, set(), b"", filters=Filters(value=re.compile(b"\xfe")))
+    writer = RecordWriter(RecordLayout.RAW, set(), b"", filters=Filters(value=re.compile(b"\xfe")))
     assert (writer.write(fetched(), 1), writer.count) == (3, 1), "what is filtered out is behind the reader too"
 
 
 def test_decoded_keys_and_values(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     record = Record("logs", 0, 7, 1, TimestampType.CREATE, (5).to_bytes(8, "big"), b'{"a": [1]}')
     decoders = Decoders(decoder_of("--key-as", "int"), decoder_of("--value-as", "json"))
-    RecordWriter(Layout.JSON, set(), b"", decoders=decoders).write([record], None)
+    RecordWriter(RecordLayout.JSON, set(), b"", decoders=decoders).write([record], None)
     found = json.loads(capfdbinary.readouterr().out)
     assert (found["key"], found["value"]) == (5, {"a": [1]})
     RecordWriter("%k %s", set(), b"", decoders=decoders).write([record], None)
     assert capfdbinary.readouterr().out == b'5 {"a": [1]}'
     with pytest.raises(Failure, match="logs-3 at offset 12 cannot be decoded"):
-        RecordWriter(Layout.TEXT, set(), b"", decoders=Decoders(value=decoder_of("--value-as", "json"))).write(
+        RecordWriter(RecordLayout.TEXT, set(), b"", decoders=Decoders(value=decoder_of("--value-as", "json"))).write(
             fetched()[2:], None
         )
 
@@ -241,20 +241,20 @@ def test_pieces_between_any_delimiter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("earliest", Place(Kind.BEGINNING)),
-        ("end", Place(Kind.END)),
-        ("42", Place(Kind.OFFSET, 42)),
-        ("offset:7", Place(Kind.OFFSET, 7)),
-        ("-100", Place(Kind.LAST, 100)),
-        ("-1h", Place(Kind.TIME, 10**12 - 3_600_000, 3_600_000)),
-        ("-1d12h500ms", Place(Kind.TIME, 10**12 - 129_600_500, 129_600_500)),
-        ("-PT1H", Place(Kind.TIME, 10**12 - 3_600_000, 3_600_000)),
-        ("timestamp:1500", Place(Kind.TIME, 1_500)),
-        ("s@1500", Place(Kind.TIME, 1_500)),
-        ("2001-09-09T01:46:40Z", Place(Kind.TIME, 10**12)),
+        ("earliest", ReadPlace(PlaceKind.BEGINNING)),
+        ("end", ReadPlace(PlaceKind.END)),
+        ("42", ReadPlace(PlaceKind.OFFSET, 42)),
+        ("offset:7", ReadPlace(PlaceKind.OFFSET, 7)),
+        ("-100", ReadPlace(PlaceKind.LAST, 100)),
+        ("-1h", ReadPlace(PlaceKind.TIME, 10**12 - 3_600_000, 3_600_000)),
+        ("-1d12h500ms", ReadPlace(PlaceKind.TIME, 10**12 - 129_600_500, 129_600_500)),
+        ("-PT1H", ReadPlace(PlaceKind.TIME, 10**12 - 3_600_000, 3_600_000)),
+        ("timestamp:1500", ReadPlace(PlaceKind.TIME, 1_500)),
+        ("s@1500", ReadPlace(PlaceKind.TIME, 1_500)),
+        ("2001-09-09T01:46:40Z", ReadPlace(PlaceKind.TIME, 10**12)),
     ],
 )
-def test_places(text: str, place: Place) -> None:
+def test_places(text: str, place: ReadPlace) -> None:
     assert parse_place("--from", text, 10**12) == place
 
 
@@ -320,6 +320,6 @@ def test_an_end_by_time_is_not_behind_the_last_stable_offset() -> None:
     with ScriptedBroker() as broker, CommandAdmin(broker.address) as admin:
         broker.topics["t"] = [1]
         broker.answers[ApiKey.LIST_OFFSETS] = answer
-        place, partition = Place(Kind.TIME, 1_000), TopicPartition("t", 0)
+        place, partition = ReadPlace(PlaceKind.TIME, 1_000), TopicPartition("t", 0)
         assert offsets_of(admin, [partition], place, read_committed=True) == {partition: 1}
         assert offsets_of(admin, [partition], place) == {partition: 5}

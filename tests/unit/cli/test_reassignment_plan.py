@@ -11,17 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.reassignment.documents import DocumentError, Target, read_plan, read_topics, to_document, to_text
+from kalda.cli.reassignment.documents import DocumentError, ReplicaTarget, read_plan, read_topics, to_document, to_text
 from kalda.cli.reassignment.execution import FOLLOWER_REPLICAS, LEADER_REPLICAS, Move, throttled_replicas
-from kalda.cli.reassignment.planner import Assignment, Broker, plan
+from kalda.cli.reassignment.planner import Assignment, ReplicaBroker, plan
 
 
 def topic(name: str, *replicas: tuple[int, ...]) -> Assignment:
     return {TopicPartition(name, index): each for index, each in enumerate(replicas)}
 
 
-def brokers(*ids: int, racks: str = "") -> list[Broker]:
-    return [Broker(node_id, racks[i] if racks else None) for i, node_id in enumerate(ids)]
+def brokers(*ids: int, racks: str = "") -> list[ReplicaBroker]:
+    return [ReplicaBroker(node_id, racks[i] if racks else None) for i, node_id in enumerate(ids)]
 
 
 def loads(planned: Assignment) -> Counter[int]:
@@ -96,7 +96,7 @@ def test_the_smallest_partitions_move() -> None:
 def test_every_plan_is_valid(topics: list[list[tuple[int, ...]]], ids: list[int], racks: list[str]) -> None:
     """Only given brokers, none twice, racks as even as possible, a plan of the plan is empty, no needless copy."""
     current = {TopicPartition(f"t{i}", p): r for i, each in enumerate(topics) for p, r in enumerate(each)}
-    chosen = [Broker(node_id, racks[node_id]) for node_id in ids]
+    chosen = [ReplicaBroker(node_id, racks[node_id]) for node_id in ids]
     planned = plan(current, chosen)
     different = len({racks[node_id] for node_id in ids})
     for at, replicas in planned.items():
@@ -122,8 +122,8 @@ def test_a_plan_has_kafkas_format(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     assert read_plan(str(path)) == {
-        TopicPartition("a", 0): Target((1, 2), ("any", "any")),
-        TopicPartition("a", 1): Target((2,), ("any",)),
+        TopicPartition("a", 0): ReplicaTarget((1, 2), ("any", "any")),
+        TopicPartition("a", 1): ReplicaTarget((2,), ("any",)),
     }
 
 

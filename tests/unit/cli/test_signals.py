@@ -59,7 +59,7 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
     monkeypatch.setattr("kalda.broker.process.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
     with caplog.at_level(logging.INFO, "kalda.server"):
-        assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == 0
+        assert asyncio.run(asyncio.wait_for(server._serve(server.ServerOptions(["any.properties"])), 60)) == 0
     assert skipped == ["Terminating process due to signal SIGTERM"]
 
 
@@ -91,7 +91,7 @@ def test_a_signal_during_the_start_ends_it(
 
     monkeypatch.setattr("kalda.broker.process.node.Node", Node)
     monkeypatch.setattr(server, "_read_config", lambda _: None)
-    assert asyncio.run(asyncio.wait_for(server._serve(server.Options(["any.properties"])), 60)) == code
+    assert asyncio.run(asyncio.wait_for(server._serve(server.ServerOptions(["any.properties"])), 60)) == code
     assert stopped == ["stopped"]
 
 
@@ -152,7 +152,7 @@ def test_nodes_in_the_foreground_are_stopped_when_the_terminal_is_closed(
     def closed(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "the terminal is closed")
 
-    monkeypatch.setattr("kalda.cli.local.log_lines.Follower", Follower)
+    monkeypatch.setattr("kalda.cli.local.log_lines.LogFollower", Follower)
     monkeypatch.setattr("kalda.cli.local.starting.process_of", lambda *_: Ended())
     monkeypatch.setattr("kalda.cli.local.stopping.stop", stop)
     monkeypatch.setattr(cluster, "line_printer", lambda _: closed)

@@ -16,7 +16,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.cli.local.single_node import prepare, properties_text
-from kalda.cli.server import Options, UsageError
+from kalda.cli.server import ServerOptions, UsageError
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports
 
@@ -79,10 +79,10 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_and_a_directory_exclude_each_other() -> None:
-    assert Options([]).directory == "kalda-data"
-    assert Options(["--dir", "x"]).source == "x"
+    assert ServerOptions([]).directory == "kalda-data"
+    assert ServerOptions(["--dir", "x"]).source == "x"
     with pytest.raises(UsageError, match="--dir x is for a node without FILE"):
-        Options(["a.properties", "--dir=x"])
+        ServerOptions(["a.properties", "--dir=x"])
 
 
 def test_the_first_command_of_the_readme_serves_and_says_how_to_connect_and_stop(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kalda.protocol.messages.telemetry import (
     PushTelemetryResponse,
 )
 from kalda.records.compression import Compression, decompress
-from kalda.telemetry.otlp import DataPoint, Kind, Temporality, decode
+from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, decode
 
 ID = Uuid(bytes(15) + b"\xcc")
 
@@ -107,12 +107,12 @@ def test_the_first_request_waits_and_the_first_push_is_spread(world: World) -> N
     a, b = world.points()
     assert (a.name, a.kind, a.value, a.temporality) == (
         "org.apache.kafka.producer.a.total",
-        Kind.SUM,
+        MetricKind.SUM,
         5,
         Temporality.DELTA,
     )
     assert (a.attributes, a.resource) == ((("topic", "t"),), (("group_id", "g"),))
-    assert (b.kind, b.value) == (Kind.GAUGE, 1.5)
+    assert (b.kind, b.value) == (MetricKind.GAUGE, 1.5)
     assert b.time_ns == 1_011_750 * 10**6
 
 

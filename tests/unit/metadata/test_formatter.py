@@ -29,7 +29,7 @@ from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
 from kalda.protocol.messages.control_records import SnapshotHeaderRecord
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord, UserScramCredentialRecord
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.records.batch import iter_batches
 from kalda.records.control import read_control_batch
 from kalda.sim.disk import SimDisk
@@ -68,7 +68,7 @@ def request_of(variant: dict[str, Any]) -> FormatRequest:
         log_dirs=log_dirs,
         metadata_log_dir=properties.get("metadata.log.dir", log_dirs[0]),
         is_controller="controller" in properties["process.roles"],
-        controller_endpoint=Endpoint("CONTROLLER", host, int(port)),
+        controller_endpoint=VoterEndpoint("CONTROLLER", host, int(port)),
         has_static_voters="controller.quorum.voters" in properties,
     )
     flags = iter(variant["flags"])
@@ -168,7 +168,7 @@ BASE = FormatRequest(
     log_dirs=["/node/a", "/node/b"],
     metadata_log_dir="/node/a",
     is_controller=True,
-    controller_endpoint=Endpoint("CONTROLLER", "127.0.0.1", 21002),
+    controller_endpoint=VoterEndpoint("CONTROLLER", "127.0.0.1", 21002),
     quorum=QuorumChoice.STANDALONE,
 )
 INITIAL = replace(BASE, quorum=QuorumChoice.INITIAL_CONTROLLERS)
@@ -238,7 +238,7 @@ def test_a_refused_request_writes_nothing(request_: FormatRequest, words: str) -
 def test_a_voter_at_an_ipv6_address() -> None:
     voter = parse_initial_controllers(f"1@[::1]:21002:{DIRECTORY}", "CONTROLLER").get(1)
     assert voter is not None
-    assert voter.endpoints == (Endpoint("CONTROLLER", "::1", 21002),)
+    assert voter.endpoints == (VoterEndpoint("CONTROLLER", "::1", 21002),)
     assert uuid_to_text(voter.key.directory_id) == DIRECTORY
 
 

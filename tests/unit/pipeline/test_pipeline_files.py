@@ -13,17 +13,17 @@ from click.testing import CliRunner
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
-from kalda.pipeline.chart import Line, Panel, save_chart
+from kalda.pipeline.chart import ChartLine, Panel, save_chart
 from kalda.pipeline.checkpoints import Checkpoint
 from kalda.pipeline.derive import alone, make_views
 from kalda.pipeline.lake import Lake, SinkFile
 from kalda.pipeline.load import _merge, from_json
 from kalda.pipeline.project import read_project
-from kalda.pipeline.running import Progress
+from kalda.pipeline.running import QueryProgress
 from kalda.pipeline.session import PipelineError
 from kalda.pipeline.snapshot import SnapshotTable
 from kalda.pipeline.status import statuses
-from kalda.pipeline.topics import Topics
+from kalda.pipeline.topics import TopicQuestions
 from kalda.pipeline.values import ValueFormat, schema_text
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -245,7 +245,7 @@ def test_tasks_get_what_a_projects_module_defines(tmp_path: Path, monkeypatch: p
 
 
 def test_a_report_is_counted_once() -> None:
-    progress = Progress()
+    progress = QueryProgress()
     source = {"numInputRows": 7, "endOffset": '{"a": {"0": 7}}', "latestOffset": '{"a": {"0": 9}}'}
     report = {"batchId": 0, "batchDuration": 500, "sources": [source]}
     for _ in range(3):
@@ -262,7 +262,7 @@ def test_offsets_that_are_none(offsets: Any) -> None:
 def test_brokers_that_are_no_addresses_are_one_sentence() -> None:
     for servers in (":", "h:99999", "\x1b:1"):
         with pytest.raises(PipelineError, match="HOST:PORT is expected"):
-            Topics({"kafka.bootstrap.servers": servers})
+            TopicQuestions({"kafka.bootstrap.servers": servers})
 
 
 def project(home: Path, text: str) -> Path:
@@ -357,7 +357,7 @@ def test_value_formats_name_what_they_lack(tmp_path: Path) -> None:
 
 
 def test_a_chart_is_a_png_or_one_html_file(tmp_path: Path) -> None:
-    lines = [Line("<a>", [0, 1, 2], [1, 3, 2]), Line("$x_{b$\x1b", [0, 1, 2], [0, 0, 5])]
+    lines = [ChartLine("<a>", [0, 1, 2], [1, 3, 2]), ChartLine("$x_{b$\x1b", [0, 1, 2], [0, 0, 5])]
     panels = [Panel("one", "records", lines, stacked=True), Panel("two", "seconds", lines)]
     save_chart(tmp_path / "c.png", "$\\title$", panels)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from kalda.cli.commands import cli
 from kalda.cli.pipeline import log_without_py4j, pipeline
 from kalda.pipeline import session
-from kalda.pipeline.load import Compacted, Loaded
+from kalda.pipeline.load import Compacted, LoadResult
 from kalda.pipeline.running import run
 from kalda.pipeline.session import batch_limit, first_line, packages_of
 
@@ -181,7 +181,7 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
         return SimpleNamespace(stop=lambda: None)
 
     monkeypatch.setattr(session, "make_session", make)
-    monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: Loaded(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
+    monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: LoadResult(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
     arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake")]
     assert CliRunner().invoke(cli, arguments).exit_code == code
     assert CliRunner().invoke(cli, [*arguments, "--foreground"]).exit_code == code

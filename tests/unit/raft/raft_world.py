@@ -18,7 +18,7 @@ from kalda.raft.batches import CommittedBatch
 from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import Destination, Endpoint, ReplicaKey
+from kalda.raft.values import Destination, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterSet
 
 T0 = 1_700_000_000_000
@@ -129,7 +129,7 @@ class Replica:
         self.listener = Recorder()
         disk = RealDisk()
         log = MetadataLog.open(disk, directory, config or MetadataLogConfig(), now_ms=T0)
-        endpoint = Endpoint("CONTROLLER", "127.0.0.1", 9000 + node_id)
+        endpoint = VoterEndpoint("CONTROLLER", "127.0.0.1", 9000 + node_id)
         raft_config = RaftConfig(ReplicaKey(node_id, directory_id), "cluster", endpoints=(endpoint,), **raft)
         self.driver = RaftDriver(
             raft_config,

@@ -15,7 +15,7 @@ from kalda.protocol.apis import api_of, response_class
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.messages.quorum import AddRaftVoterRequest, AddRaftVoterRequestListener, FetchSnapshotRequest
 from kalda.protocol.notation import Request
-from kalda.raft.log_state import Diverging, LogState
+from kalda.raft.log_state import Diverging, RaftLogState
 from kalda.raft.metadata_log import MetadataLogConfig
 from kalda.raft.values import Destination, OffsetAndEpoch
 from kalda.raft.voters import VoterSet
@@ -202,7 +202,7 @@ def test_a_follower_stops_where_it_would_truncate_committed_records(
     network.world.run(1_000)
     follower = next(replica for replica in network.replicas.values() if replica is not leader)
     assert follower.driver.high_watermark == 2
-    monkeypatch.setattr(LogState, "validate_fetch", lambda *_: Diverging(OffsetAndEpoch(0, 0)))
+    monkeypatch.setattr(RaftLogState, "validate_fetch", lambda *_: Diverging(OffsetAndEpoch(0, 0)))
     append(leader.driver, epoch, [topic("b")])
     network.world.run(1_000)
     assert [type(failure) for failure in follower.failures] == [AssertionError]

@@ -17,12 +17,12 @@ from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
 from kalda.raft.config import RaftConfig
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.replica import EPOCHS_AHEAD, MAX_CALLED_EPOCH, MAX_REPLIED_EPOCH
 from kalda.raft.roles import Follower, Resigned, Unattached
-from kalda.raft.values import MAX_EPOCH, MAX_OFFSET, Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import MAX_EPOCH, MAX_OFFSET, OffsetAndEpoch, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterHistory, VoterSet
 
 BEYOND = [MAX_EPOCH, MAX_EPOCH - 1, MAX_CALLED_EPOCH + EPOCHS_AHEAD + 1]
@@ -114,9 +114,9 @@ def test_where_the_epochs_are_used_up_a_node_writes_nothing_that_it_cannot_read(
         replica.driver.close()
 
 
-def a_machine(election: ElectionState, log: LogState | None = None) -> RaftMachine:
-    config = RaftConfig(ReplicaKey(2), "cluster", endpoints=(Endpoint("CONTROLLER", "host2", 9000),))
-    return RaftMachine(config, log or LogState(), VoterHistory(VOTERS), election, lambda below: 0)
+def a_machine(election: ElectionState, log: RaftLogState | None = None) -> RaftMachine:
+    config = RaftConfig(ReplicaKey(2), "cluster", endpoints=(VoterEndpoint("CONTROLLER", "host2", 9000),))
+    return RaftMachine(config, log or RaftLogState(), VoterHistory(VOTERS), election, lambda below: 0)
 
 
 def fetch_of(effects: list[fx.Effect]) -> fx.SendCall:

@@ -9,12 +9,12 @@ from kalda.raft import effects as fx
 from kalda.raft import events as ev
 from kalda.raft import rpc
 from kalda.raft.config import RaftConfig
-from kalda.raft.log_state import LogState
+from kalda.raft.log_state import RaftLogState
 from kalda.raft.machine import RaftMachine
 from kalda.raft.quorum_state import ElectionState
 from kalda.raft.roles import Candidate
 from kalda.raft.roles import Follower as FollowerRole
-from kalda.raft.values import Endpoint, OffsetAndEpoch, ReplicaKey
+from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterHistory, VoterSet
 
 VOTERS = VoterSet.static("CONTROLLER", [(i, f"host{i}", 9000) for i in (1, 2, 3)])
@@ -24,8 +24,10 @@ EPOCH = 4
 class Follower:
     """Follows voter 1 in epoch 4. `sent` are its calls without a reply."""
 
-    def __init__(self, node_id: int, log: LogState) -> None:
-        config = RaftConfig(ReplicaKey(node_id), "cluster", endpoints=(Endpoint("CONTROLLER", f"host{node_id}", 9000),))
+    def __init__(self, node_id: int, log: RaftLogState) -> None:
+        config = RaftConfig(
+            ReplicaKey(node_id), "cluster", endpoints=(VoterEndpoint("CONTROLLER", f"host{node_id}", 9000),)
+        )
         election = ElectionState(EPOCH, 1)
         self.machine = RaftMachine(config, log, VoterHistory(VOTERS), election, lambda below: 0)
         self.now = 0
@@ -57,7 +59,7 @@ def fetched(first: int, end: int, epoch: int = EPOCH, high_watermark: int = 0) -
 
 
 def test_an_observer_that_may_become_a_voter_fetches_only_after_the_sync() -> None:
-    observer = Follower(9, LogState())
+    observer = Follower(9, RaftLogState())
     observer.reply(observer.fetch(), fetched(0, 5))
     assert [(e.offset, e.generation) for e in observer.effects if isinstance(e, fx.FlushLog)] == [(5, 0)]
     assert not observer.sent, "its fetch offset counts as soon as it is a voter"
@@ -68,9 +70,9 @@ def test_an_observer_that_may_become_a_voter_fetches_only_after_the_sync() -> No
 
 
 def test_a_diverging_reply_to_an_older_fetch_truncates_nothing() -> None:
-    follower = Follower(2, LogState(end_offset=10, epochs=[(1, 0), (3, 6)]))
+    follower = Follower(2, RaftLogState(end_offset=10, epochs=[(1, 0), (3, 6)]))
     delayed = follower.fetch()
-    moved = (Endpoint("CONTROLLER", "elsewhere", 9000),)
+    moved = (VoterEndpoint("CONTROLLER", "elsewhere", 9000),)
     follower.step(ev.CallReceived(0, rpc.BeginEpochCall("cluster", EPOCH, 1, None, moved)))
     diverging = rpc.FetchReply(header(), 0, 0, diverging=OffsetAndEpoch(6, 1))
     follower.reply(follower.fetch(), diverging)
@@ -85,7 +87,7 @@ def test_a_diverging_reply_to_an_older_fetch_truncates_nothing() -> None:
 
 
 def test_a_snapshot_that_the_leader_has_deleted_is_not_fetched_again() -> None:
-    follower = Follower(9, LogState())
+    follower = Follower(9, RaftLogState())
     snapshot = OffsetAndEpoch(7, 2)
     follower.reply(follower.fetch(), rpc.FetchReply(header(), 9, 7, snapshot=snapshot))
     sent = follower.sent.pop()
@@ -96,7 +98,7 @@ def test_a_snapshot_that_the_leader_has_deleted_is_not_fetched_again() -> None:
 
 
 def test_votes_of_former_voters_do_not_count_after_a_snapshot_with_other_voters() -> None:
-    follower = Follower(2, LogState())
+    follower = Follower(2, RaftLogState())
     snapshot = OffsetAndEpoch(7, 2)
     follower.reply(follower.fetch(), rpc.FetchReply(header(), 9, 7, snapshot=snapshot))
     sent = follower.sent.pop()
@@ -117,7 +119,7 @@ def test_votes_of_former_voters_do_not_count_after_a_snapshot_with_other_voters(
 
 def test_a_damaged_snapshot_is_fetched_again_after_a_pause() -> None:
     """Damaged on the leader's disk, it arrives damaged every time. The follower keeps its leader meanwhile."""
-    follower = Follower(9, LogState())
+    follower = Follower(9, RaftLogState())
     timeout_ms = follower.machine.config.fetch_timeout_ms
     snapshot = OffsetAndEpoch(7, 3)
     for _ in range(3):
@@ -145,7 +147,7 @@ def test_a_damaged_snapshot_is_fetched_again_after_a_pause() -> None:
 )
 def test_a_reply_that_changes_nothing_is_followed_by_a_pause(refused: rpc.FetchReply) -> None:
     """The next one may be the same, at once."""
-    follower = Follower(2, LogState(end_offset=5, epochs=[(EPOCH, 0)]))
+    follower = Follower(2, RaftLogState(end_offset=5, epochs=[(EPOCH, 0)]))
     follower.reply(follower.fetch(), refused)
     assert not [sent for sent in follower.sent if isinstance(sent.call, rpc.FetchCall)]
     follower.step(ev.Tick(), wait_ms=1_000)

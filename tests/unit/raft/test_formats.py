@@ -12,7 +12,7 @@ from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft import rpc, wire
 from kalda.raft.batches import MAX_BATCH_BYTES
-from kalda.raft.log_state import Diverging, LogState, SnapshotRequired, Valid
+from kalda.raft.log_state import Diverging, RaftLogState, SnapshotRequired, Valid
 from kalda.raft.quorum_state import ElectionState, decode_quorum_state, encode_quorum_state
 from kalda.raft.roles import Ballot
 from kalda.raft.snapshots import SnapshotReader, parse_snapshot_name, snapshot_name, write_snapshot
@@ -102,9 +102,11 @@ def test_a_truncation_restores_the_voters_before_it() -> None:
     assert (history.voters, history.voters_offset) == (one, -1)
 
 
-def log_of(*epochs: tuple[int, int], end: int, start: int = 0, snapshots: tuple[tuple[int, int], ...] = ()) -> LogState:
+def log_of(
+    *epochs: tuple[int, int], end: int, start: int = 0, snapshots: tuple[tuple[int, int], ...] = ()
+) -> RaftLogState:
     ids = [OffsetAndEpoch(*snapshot) for snapshot in snapshots]
-    return LogState(start_offset=start, end_offset=end, epochs=list(epochs), snapshots=ids)
+    return RaftLogState(start_offset=start, end_offset=end, epochs=list(epochs), snapshots=ids)
 
 
 def test_a_fetch_from_a_diverging_log_gets_the_end_of_its_epoch() -> None:

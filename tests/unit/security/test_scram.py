@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from kalda.security.mechanisms import FindScram, Lookup, Outcome, SaslFailed
+from kalda.security.mechanisms import FindScram, LoginOutcome, Lookup, SaslFailed
 from kalda.security.scram import MECHANISMS, ScramClient, ScramSecret, ScramServer, credential_of
 
 SHA_256 = MECHANISMS["SCRAM-SHA-256"]
@@ -36,7 +36,7 @@ def test_the_example_of_rfc_7677() -> None:
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     )
     done = server.on_token(proof)
-    assert isinstance(done, Outcome)
+    assert isinstance(done, LoginOutcome)
     assert done.token == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     assert client.on_challenge(done.token) is None
 
@@ -51,7 +51,7 @@ def test_both_sides_agree(mechanism: str, user: str) -> None:
     first = lookup.then(ScramSecret(credential_of(MECHANISMS[mechanism], "päss,=", b"s", 4096)))
     assert isinstance(first, bytes)
     done = server.on_token(client.on_challenge(first) or b"")
-    assert isinstance(done, Outcome)
+    assert isinstance(done, LoginOutcome)
     assert done.authorization_id == user
     assert client.on_challenge(done.token) is None
 
@@ -64,7 +64,7 @@ def test_a_delegation_token_logs_its_owner_in() -> None:
     first = lookup.then(ScramSecret(credential_of(SHA_256, "hmac", b"s", 4096), "alice", 77))
     assert isinstance(first, bytes)
     done = server.on_token(client.on_challenge(first) or b"")
-    assert isinstance(done, Outcome)
+    assert isinstance(done, LoginOutcome)
     assert (done.authorization_id, done.expires_at_ms, done.is_by_token) == ("alice", 77, True)
 
 

@@ -21,7 +21,7 @@ from kalda.security.mechanisms import (
     CheckPassword,
     CheckToken,
     FindScram,
-    Outcome,
+    LoginOutcome,
     PlainClient,
     PlainServer,
     SaslFailed,
@@ -29,10 +29,10 @@ from kalda.security.mechanisms import (
 from kalda.security.oauthbearer import InvalidToken, OAuthBearerClient, OAuthBearerServer
 from kalda.security.scram import MECHANISMS, ScramClient, ScramSecret, ScramServer, credential_of
 from kalda.security.server_login import (
-    Answer,
-    Ask,
     Authenticated,
     Failed,
+    LoginAnswer,
+    LoginQuestion,
     LoginRules,
     PassOn,
     Reaction,
@@ -65,9 +65,9 @@ def authenticate(token: bytes, version: int = 2) -> bytes:
     return frame_of(SaslAuthenticateRequest(auth_bytes=token), version)
 
 
-def answered(login: ServerLogin, reaction: Reaction) -> Answer:
+def answered(login: ServerLogin, reaction: Reaction) -> LoginAnswer:
     """With the answers of a node whose only user is alice, with the password secret."""
-    while isinstance(reaction, Ask):
+    while isinstance(reaction, LoginQuestion):
         question, found = reaction.question, None
         if isinstance(question, CheckPassword):
             found = (question.user, question.password) == ("alice", "secret")
@@ -81,19 +81,19 @@ def answered(login: ServerLogin, reaction: Reaction) -> Answer:
             except InvalidToken as error:
                 found = error
         reaction = reaction.then(found)
-    assert isinstance(reaction, Answer)
+    assert isinstance(reaction, LoginAnswer)
     return reaction
 
 
-def response_of(key: ApiKey, answer: Answer, version: int) -> Any:
+def response_of(key: ApiKey, answer: LoginAnswer, version: int) -> Any:
     frame = b"".join(answer.buffers)
     return decode(response_class(key), frame, version, 5 if key is ApiKey.SASL_AUTHENTICATE and version >= 2 else 4)
 
 
-def run(client: ClientLogin, login: ServerLogin) -> Answer:
+def run(client: ClientLogin, login: ServerLogin) -> LoginAnswer:
     """A whole login by the client's machine; returns the last answer of the server."""
     request: Request | None = client.first()
-    answer = Answer([])
+    answer = LoginAnswer([])
     while request is not None:
         version = 1 if request.API_KEY == ApiKey.SASL_HANDSHAKE else 2
         answer = answered(login, login.on_frame(frame_of(request, version)))
@@ -168,7 +168,7 @@ def test_bare_tokens_after_a_handshake_of_version_0() -> None:
     refused = ServerLogin(rules())
     answered(refused, refused.on_frame(handshake("PLAIN", 0)))
     failed = answered(refused, refused.on_frame(b"\0alice\0no"))
-    assert failed == Answer([], Failed("Authentication failed: Invalid username or password"))
+    assert failed == LoginAnswer([], Failed("Authentication failed: Invalid username or password"))
 
 
 @pytest.mark.parametrize(("version", "buffers"), [(0, 0), (1, 1)])
@@ -176,8 +176,8 @@ def test_a_mechanism_without_a_last_token(version: int, buffers: int) -> None:
     """As GSSAPI: a client of bare tokens reads nothing after its last one."""
 
     class Mechanism:
-        def on_token(self, token: bytes) -> Outcome:
-            return Outcome("alice", None)
+        def on_token(self, token: bytes) -> LoginOutcome:
+            return LoginOutcome("alice", None)
 
     login = ServerLogin(rules()._replace(mechanisms={"GSSAPI": Mechanism}))
     login.on_frame(handshake("GSSAPI", version))
@@ -214,7 +214,7 @@ def test_versions_are_listed_once() -> None:
     endless = ServerLogin(rules())
     reactions = [endless.on_frame(later) for _ in range(6)]
     assert reactions[:5] == [PassOn()] * 5
-    assert isinstance(reactions[5], Answer)
+    assert isinstance(reactions[5], LoginAnswer)
 
 
 def test_other_requests_are_refused_in_each_state() -> None:
@@ -252,7 +252,7 @@ def test_a_renewal_changes_neither_principal_nor_mechanism() -> None:
 
 
 def test_a_user_without_a_principal_is_refused() -> None:
-    def none(mechanism: str, outcome: Outcome) -> str:
+    def none(mechanism: str, outcome: LoginOutcome) -> str:
         raise ValueError("no rule")
 
     with pytest.raises(ApiError, match="invalid credentials with SASL mechanism PLAIN"):

@@ -17,7 +17,7 @@ from kalda.metadata.acls import StandardAcl
 from kalda.protocol.access import TOPIC_OPERATIONS
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation, AclResourceType
-from kalda.security.standard_authorizer import Rule, StandardAuthorizer, address_text, parse_super_users
+from kalda.security.standard_authorizer import AccessRule, StandardAuthorizer, address_text, parse_super_users
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "security" / "vectors.json.gz"
 TOPIC, GROUP = AclResourceType.TOPIC, AclResourceType.GROUP
@@ -200,7 +200,7 @@ def test_a_decision_names_its_entry_and_the_image_that_brought_it() -> None:
     authorizer = authorizer_of(entry())
     authorizer.apply({acl_id(7): entry(operation=2, permission=DENY, principal="User:*")}, 9)
     decision = authorizer.decide("User:alice", "10.0.0.1", READ, TOPIC, "t")
-    assert decision.rule is Rule.ENTRY
+    assert decision.rule is AccessRule.ENTRY
     assert decision.acl is not None
     assert (decision.acl.acl.principal, decision.acl.offset) == ("User:*", 9)
 

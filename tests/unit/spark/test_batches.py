@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kalda.base.ids import TopicPartition
-from kalda.spark.options import ReadOptions, Subscription, read_options
+from kalda.spark.options import ReadOptions, TopicSubscription, read_options
 from kalda.spark.planning import OffsetRange
 from kalda.spark.source import (
-    Rate,
+    BatchBounds,
     StreamDataLoss,
     from_json,
     latest_position,
@@ -40,7 +40,7 @@ class Logs:
     def now(self) -> Mapping[TopicPartition, tuple[int, int]]:
         return self.ends[0]
 
-    def partitions(self, subscription: Subscription, *, missing_is_error: bool) -> list[TopicPartition]:
+    def partitions(self, subscription: TopicSubscription, *, missing_is_error: bool) -> list[TopicPartition]:
         return sorted(self.now)
 
     def offsets_at(
@@ -74,7 +74,7 @@ def test_equal_positions_are_equal_texts_and_come_back() -> None:
 
 
 def test_a_batch_is_shared_among_partitions_by_what_they_have() -> None:
-    rate = Rate(options(maxOffsetsPerTrigger="10"), lambda: 0)
+    rate = BatchBounds(options(maxOffsetsPerTrigger="10"), lambda: 0)
     start, latest = {A0: 0, A1: 0, B0: 7}, {A0: 9_000, A1: 10, B0: 7}
     assert rate.limited(start, latest) == {A0: 9, A1: 1, B0: 7}
     assert rate.limited({A0: 0, A1: 4, B0: 7}, {A0: 3, A1: 6, B0: 7}) == {A0: 3, A1: 6, B0: 7}
@@ -82,7 +82,7 @@ def test_a_batch_is_shared_among_partitions_by_what_they_have() -> None:
 
 
 def test_every_batch_but_an_empty_one_advances() -> None:
-    rate = Rate(options(maxOffsetsPerTrigger="1"), lambda: 0)
+    rate = BatchBounds(options(maxOffsetsPerTrigger="1"), lambda: 0)
     position, latest = {A0: 0, A1: 0}, {A0: 3, A1: 50}
     batches = 0
     while position != latest:
@@ -93,7 +93,7 @@ def test_every_batch_but_an_empty_one_advances() -> None:
 
 def test_a_small_batch_is_delayed_until_the_longest_delay() -> None:
     now = [1_000]
-    rate = Rate(options(minOffsetsPerTrigger="10", maxTriggerDelay="60s"), lambda: now[0])
+    rate = BatchBounds(options(minOffsetsPerTrigger="10", maxTriggerDelay="60s"), lambda: now[0])
     assert not rate.is_delayed({A0: 0}, {A0: 1})  # the first batch of a query comes at once
     assert rate.is_delayed({A0: 1}, {A0: 10})
     assert not rate.is_delayed({A0: 1}, {A0: 11})

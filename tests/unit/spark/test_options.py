@@ -12,7 +12,7 @@ from kalda.spark.options import (
     Edge,
     OptionError,
     ReadOptions,
-    Subscription,
+    TopicSubscription,
     read_options,
 )
 
@@ -35,7 +35,7 @@ def refusal(options: dict[str, str]) -> str:
 
 def test_defaults_are_those_of_sparks_source() -> None:
     options = read()
-    assert options.subscription == Subscription(topics=("logs",))
+    assert options.subscription == TopicSubscription(topics=("logs",))
     assert (options.start, options.end) == (Edge.EARLIEST, Edge.LATEST)
     assert options.fail_on_data_loss
     assert not options.include_headers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalda.spark.options import ReadOptions, Subscription
+from kalda.spark.options import ReadOptions, TopicSubscription
 from kalda.spark.planning import OffsetRange, pack, split
 
 RANGES = st.lists(
@@ -62,13 +62,13 @@ def test_pieces_cover_what_was_cut(ranges: list[OffsetRange], wanted: int, large
 
 def test_small_ranges_share_tasks_and_large_ones_do_not() -> None:
     ranges = [OffsetRange("t", partition, 0, 10) for partition in range(100)]
-    tasks = pack(ranges, ReadOptions({}, Subscription(topics=("t",))))
+    tasks = pack(ranges, ReadOptions({}, TopicSubscription(topics=("t",))))
     assert [one for task in tasks for one in task] == ranges
     assert len(tasks) == 9  # 1,000 offsets in eight tasks are 125 each, and twelve ranges fit in
     large = [OffsetRange("t", partition, 0, 1_000_000) for partition in range(4)]
-    assert pack(large, ReadOptions({}, Subscription(topics=("t",)))) == [(one,) for one in large]
+    assert pack(large, ReadOptions({}, TopicSubscription(topics=("t",)))) == [(one,) for one in large]
     many = [OffsetRange("t", partition, 0, 100) for partition in range(10_000)]
-    assert len(pack(many, ReadOptions({}, Subscription(topics=("t",))))) == 100
+    assert len(pack(many, ReadOptions({}, TopicSubscription(topics=("t",))))) == 100
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_small_ranges_share_tasks_and_large_ones_do_not() -> None:
 )
 def test_options_bound_how_many_ranges_share_a_task(options: dict[str, Any], least: int) -> None:
     ranges = [OffsetRange("t", partition, 0, 10) for partition in range(100)]
-    tasks = pack(ranges, ReadOptions({}, Subscription(topics=("t",)), **options))
+    tasks = pack(ranges, ReadOptions({}, TopicSubscription(topics=("t",)), **options))
     assert least <= len(tasks) <= 100
-    assert pack([], ReadOptions({}, Subscription(topics=("t",)), **options)) == []
+    assert pack([], ReadOptions({}, TopicSubscription(topics=("t",)), **options)) == []

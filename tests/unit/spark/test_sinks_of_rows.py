@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from kalda.spark.exactly_once import Identity, RowSum, batches_group_of
+from kalda.spark.exactly_once import RowSum, TaskIdentity, batches_group_of
 from kalda.spark.options import OptionError
 from kalda.spark.sink_options import write_options
 from kalda.spark.writing import parts_of
@@ -68,7 +68,7 @@ def test_a_slice_of_a_batch_has_the_checksum_of_its_rows() -> None:
 
 
 def test_names_of_transactions_and_groups() -> None:
-    identity = Identity("q", 3, 7)
+    identity = TaskIdentity("q", 3, 7)
     assert (identity.transactional_id, identity.group) == ("kalda-spark-q-3", "kalda-spark-q-3")
     assert batches_group_of("q") == "kalda-spark-q-tasks"
     assert batches_group_of("q-3") != identity.group  # one query named "q", another one "q-3"

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from kalda.spark import source
-from kalda.spark.options import OptionError, ReadOptions, Subscription
+from kalda.spark.options import OptionError, ReadOptions, TopicSubscription
 
 
 def test_a_python_without_kalda_is_named_with_the_variable_to_set(tmp_path: Path) -> None:
@@ -44,5 +44,5 @@ def test_the_schema_is_refused_where_neither_a_batch_nor_a_stream_has_such_optio
 @pytest.mark.parametrize("partition", [None, InputPartition(None)])
 def test_a_task_without_ranges_has_no_rows(partition: InputPartition | None) -> None:
     """Where none was planned, Spark 4.1 passes None, and later releases a partition without a value."""
-    options = ReadOptions({"bootstrap.servers": "127.0.0.1:1"}, Subscription(topics=("t",)))
+    options = ReadOptions({"bootstrap.servers": "127.0.0.1:1"}, TopicSubscription(topics=("t",)))
     assert list(source.rows(options, [("value", True)], partition)) == []

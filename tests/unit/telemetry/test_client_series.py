@@ -8,7 +8,7 @@ from kalda.base.ids import Uuid
 from kalda.telemetry import client_series
 from kalda.telemetry.client_instances import Client
 from kalda.telemetry.client_series import ClientSeries, to_series
-from kalda.telemetry.otlp import DataPoint, Kind, Temporality
+from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality
 
 CLIENT = Client(1, 'c"\n', "sw", "1", "h", 1)
 LABELS = 'client_instance_id="AAAAAAAAAAAAAAAAAAAAAQ",client_id="c\\"\\n",client_software="sw"'
@@ -16,11 +16,11 @@ ID = Uuid(bytes(15) + b"\x01")
 
 
 def counter(value: float, temporality: Temporality = Temporality.DELTA) -> DataPoint:
-    return DataPoint("a.b.total", Kind.SUM, value, 0, temporality=temporality, is_monotonic=True)
+    return DataPoint("a.b.total", MetricKind.SUM, value, 0, temporality=temporality, is_monotonic=True)
 
 
 def gauge(name: str, value: float = 1.0, **attributes: str) -> DataPoint:
-    return DataPoint(name, Kind.GAUGE, value, 0, attributes=tuple(attributes.items()))
+    return DataPoint(name, MetricKind.GAUGE, value, 0, attributes=tuple(attributes.items()))
 
 
 def text(series: ClientSeries) -> list[str]:
@@ -44,7 +44,9 @@ def test_made_up_names_leave_the_text_readable() -> None:
     series = ClientSeries()
     series.take(ID, CLIENT, to_series([gauge("", 1.0), gauge("9\n x", 2.0, client_id="forged", __name__="n")]))
     assert text(series) == [f"unnamed{{{LABELS}}} 1.0", f'_9__x{{{LABELS},_client_id="forged",name="n"}} 2.0']
-    series.take(Uuid(bytes(15) + b"\x02"), CLIENT, to_series([DataPoint("unnamed", Kind.SUM, 3, 0, is_monotonic=True)]))
+    series.take(
+        Uuid(bytes(15) + b"\x02"), CLIENT, to_series([DataPoint("unnamed", MetricKind.SUM, 3, 0, is_monotonic=True)])
+    )
     assert len(text(series)) == 2, "one family is not a gauge and a counter"
 
 

@@ -8,7 +8,7 @@ from kalda.base.sensors import SensorName, Sensors
 from kalda.base.stats import Avg
 from kalda.broker.metrics.metrics_push import node_points
 from kalda.telemetry.exposition import as_json, jmx_text, openmetrics
-from kalda.telemetry.otlp import Kind, Temporality
+from kalda.telemetry.otlp import MetricKind, Temporality
 
 TOPICS = "kafka.server:type=BrokerTopicMetrics"
 
@@ -97,10 +97,10 @@ def test_data_points_for_a_collector() -> None:
     assert ("g_t_infinite", ()) not in points
     total = points["kafka_server_brokertopicmetrics_bytesin", (("topic", "a"),)]
     assert (total.kind, total.value, total.temporality, total.is_monotonic) == (
-        Kind.SUM,
+        MetricKind.SUM,
         5,
         Temporality.CUMULATIVE,
         True,
     )
     assert (total.start_ns, total.time_ns) == (10**9, 2 * 10**9)
-    assert points["g_t_half", ()].kind is Kind.GAUGE
+    assert points["g_t_half", ()].kind is MetricKind.GAUGE

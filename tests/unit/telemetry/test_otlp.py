@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from kalda.base.ids import Uuid, uuid_from_text
 from kalda.telemetry import otlp
 from kalda.telemetry.client_instances import Client
-from kalda.telemetry.client_records import MAX_PUSH_BYTES, MAX_RECORD_BYTES, SPARK_SCHEMA, Source, to_records
-from kalda.telemetry.otlp import BadMetrics, DataPoint, Kind, Temporality, decode, encode
+from kalda.telemetry.client_records import MAX_PUSH_BYTES, MAX_RECORD_BYTES, SPARK_SCHEMA, PointSource, to_records
+from kalda.telemetry.otlp import BadMetrics, DataPoint, MetricKind, Temporality, decode, encode
 
-GAUGE = DataPoint("org.apache.kafka.producer.a.avg", Kind.GAUGE, 1.5, 2_000_000, 1_000_000, (("node.id", "1"),))
+GAUGE = DataPoint("org.apache.kafka.producer.a.avg", MetricKind.GAUGE, 1.5, 2_000_000, 1_000_000, (("node.id", "1"),))
 SUM = DataPoint(
     "org.apache.kafka.producer.b.total",
-    Kind.SUM,
+    MetricKind.SUM,
     7,
     2_000_000,
     unit="1",
     temporality=Temporality.DELTA,
     is_monotonic=True,
 )
-HISTOGRAM = DataPoint("h", Kind.HISTOGRAM, 10.0, 5, temporality=Temporality.CUMULATIVE, value_count=4)
-SOURCE = Source(Uuid(bytes(15) + b"\xff"), Client(3, "cli\n", "sw", "1", "10.0.0.1", 99), "User:a", 5)
+HISTOGRAM = DataPoint("h", MetricKind.HISTOGRAM, 10.0, 5, temporality=Temporality.CUMULATIVE, value_count=4)
+SOURCE = PointSource(Uuid(bytes(15) + b"\xff"), Client(3, "cli\n", "sw", "1", "10.0.0.1", 99), "User:a", 5)
 
 
 def test_what_is_encoded_is_decoded() -> None:

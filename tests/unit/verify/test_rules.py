@@ -6,7 +6,7 @@ import pytest
 from hand_made import ABORTED, COMMITTED, UNKNOWN, A, B, findings_of, log, only, read, transaction
 
 from kalda.verify.findings import Rule
-from kalda.verify.history import Append, Consumed, Fault, FinalOffset, Place, Sample, Settings
+from kalda.verify.history import Append, Consumed, Fault, FinalOffset, OffsetSample, Place, Settings
 
 IN = Consumed("g", A, 0, 2)
 
@@ -202,27 +202,27 @@ SETTINGS = Settings(1_000, 500)
 
 
 def test_the_last_stable_offset_moves_back() -> None:
-    found = only(Sample(A, 5, 5, 1), Sample(A, 4, 5, 2), Sample(A, 5, 5, 3))
+    found = only(OffsetSample(A, 5, 5, 1), OffsetSample(A, 4, 5, 2), OffsetSample(A, 5, 5, 3))
     assert (found.rule, found.place) == (Rule.LSO_BACKWARDS, Place(A, 4))
 
 
 def test_the_last_stable_offset_is_above_the_high_watermark() -> None:
-    assert only(Sample(A, 6, 5, 1)).rule is Rule.LSO_BACKWARDS
+    assert only(OffsetSample(A, 6, 5, 1)).rule is Rule.LSO_BACKWARDS
 
 
 def test_a_stuck_last_stable_offset_names_the_transaction() -> None:
     hanging = transaction("p", UNKNOWN, (A, "x", 1), commit_sent_us=None)
     final = log(A, None, "x", hidden=(1,))
     fault = Fault("kill -9", 0, 1_000_000)
-    late = Sample(A, 1, 2, 2_600_000)
+    late = OffsetSample(A, 1, 2, 2_600_000)
     found = only(SETTINGS, hanging, final, fault, late)
     assert (found.rule, found.transaction, found.record, found.place) == (Rule.LSO_STUCK, "p/0/0", "x", Place(A, 1))
     assert "1.6 s after the last fault" in found.text
 
 
 def test_an_open_transaction_has_its_timeout() -> None:
-    fault, waiting = Fault("kill -9", 0, 1_000_000), Sample(A, 1, 2, 2_400_000)
-    assert not findings_of(SETTINGS, fault, waiting, Sample(A, 2, 2, 2_600_000))
+    fault, waiting = Fault("kill -9", 0, 1_000_000), OffsetSample(A, 1, 2, 2_400_000)
+    assert not findings_of(SETTINGS, fault, waiting, OffsetSample(A, 2, 2, 2_600_000))
     assert not findings_of(SETTINGS, fault, waiting)
 
 
@@ -230,15 +230,15 @@ def test_a_late_record_begins_a_transaction_that_nobody_ends() -> None:
     """The partition was stable after the fault: a record arrived later, from a broker that had been paused."""
     hanging = transaction("p", ABORTED, (A, "x", 1))
     final = log(A, None, "x", hidden=(1,))
-    fault, reached = Fault("kill -STOP", 0, 1_000_000), Sample(A, 1, 1, 1_200_000)
-    assert not findings_of(SETTINGS, hanging, fault, reached, Sample(A, 1, 2, 2_600_000), final)
-    found = only(SETTINGS, hanging, fault, reached, Sample(A, 1, 2, 2_800_000), final)
+    fault, reached = Fault("kill -STOP", 0, 1_000_000), OffsetSample(A, 1, 1, 1_200_000)
+    assert not findings_of(SETTINGS, hanging, fault, reached, OffsetSample(A, 1, 2, 2_600_000), final)
+    found = only(SETTINGS, hanging, fault, reached, OffsetSample(A, 1, 2, 2_800_000), final)
     assert (found.rule, found.transaction, found.place) == (Rule.LSO_STUCK, "p/0/0", Place(A, 1))
     assert "1.6 s after it had reached it last" in found.text
 
 
-@pytest.mark.parametrize("samples", [(), (Sample(A, 0, 0, 100),)])
-def test_a_log_that_is_not_stable_in_the_end(samples: tuple[Sample, ...]) -> None:
+@pytest.mark.parametrize("samples", [(), (OffsetSample(A, 0, 0, 100),)])
+def test_a_log_that_is_not_stable_in_the_end(samples: tuple[OffsetSample, ...]) -> None:
     final = log(A, "x", hidden=(0,))
     stuck = type(final)(A, 0, 1, 0, final.records, ())
     assert only(transaction("p", ABORTED, (A, "x", 0)), stuck, *samples).rule is Rule.LSO_STUCK

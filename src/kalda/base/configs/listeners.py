@@ -22,7 +22,7 @@ _LISTENER = re.compile(r"(.*)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,9})", re.A
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", re.ASCII)
 
 
-class Endpoint(NamedTuple):
+class ListenerEndpoint(NamedTuple):
     """A listener's name, protocol and address. An empty host stands for every interface where one listens, and for an
     unknown address where one is advertised."""
 
@@ -60,7 +60,7 @@ def listener_name(text: str) -> str:
     return text.partition("://")[0].strip().upper()
 
 
-def parse_endpoints(entries: Sequence[str], protocols: dict[str, str], *, own_ports: bool) -> list[Endpoint]:
+def parse_endpoints(entries: Sequence[str], protocols: dict[str, str], *, own_ports: bool) -> list[ListenerEndpoint]:
     """Endpoints of `listeners` or `advertised.listeners`. With `own_ports` no two may have the same port, except an
     IPv4 address and an IPv6 address. Raises `InvalidConfig`.
     """
@@ -76,7 +76,7 @@ def parse_endpoints(entries: Sequence[str], protocols: dict[str, str], *, own_po
     return endpoints
 
 
-def _parse_endpoint(entry: str, protocols: dict[str, str]) -> Endpoint:
+def _parse_endpoint(entry: str, protocols: dict[str, str]) -> ListenerEndpoint:
     found = _LISTENER.fullmatch(entry)
     if found is None:
         raise InvalidConfig(f"Unable to parse {entry} to a broker endpoint")
@@ -85,10 +85,10 @@ def _parse_endpoint(entry: str, protocols: dict[str, str]) -> Endpoint:
     protocol = protocols.get(name)
     if protocol is None:
         raise InvalidConfig(f"No security protocol defined for listener {name}")
-    return Endpoint(name, protocol, host, int(port))
+    return ListenerEndpoint(name, protocol, host, int(port))
 
 
-def _check_ports(endpoints: Iterable[Endpoint], shown: str) -> None:
+def _check_ports(endpoints: Iterable[ListenerEndpoint], shown: str) -> None:
     by_port: dict[int, list[str]] = {}
     for endpoint in endpoints:
         if endpoint.port:

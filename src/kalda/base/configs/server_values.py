@@ -12,7 +12,7 @@ from typing import Any
 
 from kalda.base.configs.broker import BROKER, DYNAMIC_ONLY, base_name, find_key
 from kalda.base.configs.definition import InvalidConfig, Value
-from kalda.base.configs.listeners import Endpoint, listener_name, parse_endpoints, parse_protocol_map
+from kalda.base.configs.listeners import ListenerEndpoint, listener_name, parse_endpoints, parse_protocol_map
 from kalda.base.configs.quorum_addresses import Voter, parse_bootstrap_servers, parse_voters
 from kalda.base.configs.topic import BROKER_SYNONYMS, HOUR_MS, MINUTE_MS, TOPIC
 
@@ -127,7 +127,7 @@ class ServerValues:
         return protocols
 
     @cached_property
-    def listeners(self) -> list[Endpoint]:
+    def listeners(self) -> list[ListenerEndpoint]:
         """All listeners of this node."""
         return parse_endpoints(self._list("listeners"), self.protocol_map, own_ports=True)
 
@@ -137,25 +137,25 @@ class ServerValues:
         return [name.upper() for name in self._list("controller.listener.names")]
 
     @property
-    def controller_listeners(self) -> list[Endpoint]:
+    def controller_listeners(self) -> list[ListenerEndpoint]:
         """Listeners that serve the controller."""
         names = self.controller_listener_names
         return [endpoint for endpoint in self.listeners if endpoint.listener in names]
 
     @property
-    def broker_listeners(self) -> list[Endpoint]:
+    def broker_listeners(self) -> list[ListenerEndpoint]:
         """Listeners that serve the broker."""
         names = self.controller_listener_names
         return [endpoint for endpoint in self.listeners if endpoint.listener not in names]
 
     @cached_property
-    def advertised_listeners(self) -> list[Endpoint]:
+    def advertised_listeners(self) -> list[ListenerEndpoint]:
         """Where brokers and clients reach this node. An empty host stands for the node's own name."""
         names = self.controller_listener_names
         return [endpoint for endpoint in self._advertised() if endpoint.listener not in names]
 
     @cached_property
-    def advertised_controller_listeners(self) -> list[Endpoint]:
+    def advertised_controller_listeners(self) -> list[ListenerEndpoint]:
         """Where the quorum reaches this node: as advertised, else as in the static voters, else as listened on."""
         advertised = {endpoint.listener: endpoint for endpoint in self._advertised()} if self._has_advertised() else {}
         own = next((voter for voter in self.voters if voter.id == self.node_id), None)
@@ -270,7 +270,7 @@ class ServerValues:
     def _has_advertised(self) -> bool:
         return self._values["advertised.listeners"] is not None
 
-    def _advertised(self) -> list[Endpoint]:
+    def _advertised(self) -> list[ListenerEndpoint]:
         if not self._has_advertised():
             return self.listeners
         return parse_endpoints(self._list("advertised.listeners"), self.protocol_map, own_ports=False)

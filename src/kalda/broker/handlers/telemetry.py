@@ -37,7 +37,7 @@ from kalda.telemetry.client_instances import (
 )
 
 if TYPE_CHECKING:
-    from kalda.telemetry.client_records import Source
+    from kalda.telemetry.client_records import PointSource
     from kalda.telemetry.client_series import SeriesPoint
     from kalda.telemetry.otlp import DataPoint
 
@@ -56,7 +56,7 @@ _PAUSE_MS: Final = 0.5
 class Decoded(NamedTuple):
     """An accepted push, decoded."""
 
-    source: Source
+    source: PointSource
     points: list[DataPoint]
     records: list[tuple[bytes, bytes]]
     """For the topic: keys and values."""
@@ -230,17 +230,17 @@ def _decode(
     *,
     is_terminating: bool,
 ) -> Decoded:
-    """Runs on a thread: it touches nothing that the loop changes. `whose`: the fields of a `Source`."""
+    """Runs on a thread: it touches nothing that the loop changes. `whose`: the fields of a `PointSource`."""
     # A node whose clients push nothing does not import these.
     from kalda.records.compression import Compression, decompress
-    from kalda.telemetry.client_records import Source, to_records
+    from kalda.telemetry.client_records import PointSource, to_records
     from kalda.telemetry.otlp import BadMetrics, decode
 
     try:
         payload = bytes(decompress(Compression(codec), data, MAX_DECOMPRESSED_BYTES))
     except CorruptRecord as error:
         raise BadMetrics(error.message) from error
-    points, source = decode(payload, pause), Source(*whose)
+    points, source = decode(payload, pause), PointSource(*whose)
     series = []
     if makes_series:
         from kalda.telemetry.client_series import to_series

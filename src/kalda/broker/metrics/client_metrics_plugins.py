@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
 
-from kalda.telemetry.client_records import Source
+from kalda.telemetry.client_records import PointSource
 from kalda.telemetry.otlp import DataPoint
 
 log = logging.getLogger("kalda.client_metrics")
@@ -26,7 +26,7 @@ MAX_QUEUED: Final = 100
 class Push(NamedTuple):
     """One accepted push."""
 
-    source: Source
+    source: PointSource
     is_terminating: bool
     """Whether it is the client's last."""
     points: Sequence[DataPoint]

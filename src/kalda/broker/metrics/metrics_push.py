@@ -23,7 +23,7 @@ from kalda.base.pending import Pending
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.base.sensors import Measurable, SensorName, Sensors
 from kalda.telemetry.names import family_of, is_counter
-from kalda.telemetry.otlp import DataPoint, Kind, Temporality, encode
+from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode
 
 # What a node measures, as OTLP data points for a collector.
 
@@ -44,7 +44,7 @@ def node_points(
         points.append(
             DataPoint(
                 family_of(name, counts),
-                Kind.SUM if counts else Kind.GAUGE,
+                MetricKind.SUM if counts else MetricKind.GAUGE,
                 value,
                 wall_ms * _NS_PER_MS,
                 start_ms * _NS_PER_MS if counts else 0,

@@ -23,7 +23,7 @@ from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GROUP_METRICS
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.internal_topics import GROUPS
-from kalda.coordinator.runtime import PartitionState
+from kalda.coordinator.runtime import LoadState
 from kalda.protocol.messages.transactions import TxnOffsetCommitRequest
 from kalda.records.batch import NO_SEQUENCE
 from kalda.replication.replica_manager import ReplicaManager
@@ -116,7 +116,7 @@ def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
     )
     add_load_times(sensors, GROUP_METRICS, coordinator.runtime)
     sensors.gauge(GROUP_METRICS, "group-count", (("protocol", "classic"),), count)
-    for partition_state in PartitionState:
+    for partition_state in LoadState:
         tags = (("state", partition_state.value),)
         sensors.gauge(GROUP_METRICS, "num-partitions", tags, partial(coordinator.runtime.count, partition_state))
     sensors.add_source(coordinator.counters.sensors)

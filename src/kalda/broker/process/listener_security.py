@@ -27,9 +27,18 @@ from kalda.network.server import Listener
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header
 from kalda.security.distinguished_names import BadCertificate, identity_of
-from kalda.security.mechanisms import Outcome, Question, ServerMechanism
+from kalda.security.mechanisms import LoginOutcome, Question, ServerMechanism
 from kalda.security.principals import AuthenticationContext, PrincipalBuilder
-from kalda.security.server_login import Answer, Ask, Authenticated, Failed, LoginRules, PassOn, Reaction, ServerLogin
+from kalda.security.server_login import (
+    Authenticated,
+    Failed,
+    LoginAnswer,
+    LoginQuestion,
+    LoginRules,
+    PassOn,
+    Reaction,
+    ServerLogin,
+)
 
 log = logging.getLogger("kalda.authentication")
 
@@ -149,7 +158,7 @@ class PeerSession:
         """The handshake counts as an authentication; PLAINTEXT has none."""
         self._listener.counts.logins += 1
 
-    def _principal(self, mechanism: str | None, outcome: Outcome | None) -> str:
+    def _principal(self, mechanism: str | None, outcome: LoginOutcome | None) -> str:
         return self._security.principals.build(
             AuthenticationContext(
                 self._security.security_protocol,
@@ -183,7 +192,7 @@ class PeerSession:
         self._connection.hand_over(self._on_frame, 0, sasl.max_receive_bytes)
         return login
 
-    def _principal_of(self, mechanism: str, outcome: Outcome) -> str:
+    def _principal_of(self, mechanism: str, outcome: LoginOutcome) -> str:
         try:
             return self._principal(mechanism, outcome)
         except ValueError:
@@ -208,13 +217,13 @@ class PeerSession:
         assert self.authenticated is not None, "it has a session"
         self._renewed_ms = now_ms
         reaction = self.begin(self.authenticated).on_frame(frame)
-        assert isinstance(reaction, Answer), "a handshake is answered at once"
+        assert isinstance(reaction, LoginAnswer), "a handshake is answered at once"
         return self._finish(reaction)
 
     def _react(self, reaction: Reaction, frame: memoryview) -> NetworkAnswer:
         if isinstance(reaction, PassOn):
             return self._listener.handler(self._connection, frame)
-        while isinstance(reaction, Ask):
+        while isinstance(reaction, LoginQuestion):
             sasl = self._security.sasl
             assert sasl is not None
             assert self._login is not None
@@ -223,10 +232,10 @@ class PeerSession:
                 self._connection.answer_alone()
                 return self._when_found(found, reaction)
             reaction = reaction.then(found)
-        assert isinstance(reaction, Answer)
+        assert isinstance(reaction, LoginAnswer)
         return self._finish(reaction)
 
-    def _when_found(self, found: Pending[Any], ask: Ask) -> Pending[list[Buffer]]:
+    def _when_found(self, found: Pending[Any], ask: LoginQuestion) -> Pending[list[Buffer]]:
         answer: Pending[list[Buffer]] = Pending()
         answer.on_abandoned = found.abandon
 
@@ -245,7 +254,7 @@ class PeerSession:
         found.then(go_on)
         return answer
 
-    def _finish(self, answer: Answer) -> list[Buffer] | Pending[list[Buffer]]:
+    def _finish(self, answer: LoginAnswer) -> list[Buffer] | Pending[list[Buffer]]:
         if isinstance(answer.end, Failed):
             return self._fail(answer.end.why, answer.buffers)
         if isinstance(answer.end, Authenticated):

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kalda.base.background import Background
-from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.listeners import ListenerEndpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.configs.without_effect import idle_properties
 from kalda.base.errors import ApiError
@@ -54,7 +54,7 @@ from kalda.protocol.messages.brokers import (
     ControllerRegistrationRequestFeature,
     ControllerRegistrationRequestListener,
 )
-from kalda.raft.values import Endpoint as QuorumEndpoint
+from kalda.raft.values import VoterEndpoint as QuorumEndpoint
 
 if TYPE_CHECKING:
     from kalda.broker.channels.controller_registration import ControllerRegistrationManager
@@ -370,7 +370,7 @@ class Node:
         self._gates[listener].open(on_frame)
         self._server.listeners[listener].handler = on_frame
 
-    def _address(self, endpoint: Endpoint) -> tuple[str, int]:
+    def _address(self, endpoint: ListenerEndpoint) -> tuple[str, int]:
         """The advertised host and port. Port 0 in the properties stands for the port that was bound."""
         host = endpoint.host or socket.getfqdn()
         return host, endpoint.port or self._ports[endpoint.listener]

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.configs.listeners import Endpoint
+from kalda.base.configs.listeners import ListenerEndpoint
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ErrorCode
 from kalda.base.scheduling import Timer, Timers
@@ -105,7 +105,7 @@ class NodeSecurity:
 
     # -- made at the start
 
-    def of_listener(self, endpoint: Endpoint) -> ListenerSecurity | None:
+    def of_listener(self, endpoint: ListenerEndpoint) -> ListenerSecurity | None:
         """The security of a listener; None where all its peers are ANONYMOUS. Raises `ValueError`."""
         config, name, protocol = self._config, endpoint.listener, endpoint.security_protocol
         if protocol == "PLAINTEXT" and config.principal_builder(name) is None:

@@ -34,7 +34,7 @@ from kalda.raft.batches import CommittedBatch
 from kalda.raft.config import RaftConfig
 from kalda.raft.metadata_log import MetadataLog, MetadataLogConfig
 from kalda.raft.snapshots import SnapshotReader
-from kalda.raft.values import Endpoint, ReplicaKey
+from kalda.raft.values import ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class QuorumSide:
         cluster_id: str,
         directory_id: Uuid,
         incarnation_id: Uuid,
-        controller_endpoints: tuple[Endpoint, ...],
+        controller_endpoints: tuple[VoterEndpoint, ...],
         timers: Timers,
         jobs: Jobs,
         background: Background,
@@ -427,7 +427,7 @@ def _log_config(config: ServerConfig) -> MetadataLogConfig:
 
 
 def _raft_config(
-    config: ServerConfig, cluster_id: str, directory_id: Uuid, endpoints: tuple[Endpoint, ...]
+    config: ServerConfig, cluster_id: str, directory_id: Uuid, endpoints: tuple[VoterEndpoint, ...]
 ) -> RaftConfig:
     return RaftConfig(
         local=ReplicaKey(config.node_id, directory_id),

@@ -218,7 +218,7 @@ class RaftDriver:
         assert batch is not None, "no batch was prepared"
         decoded = batch.decoded
         assert decoded.base_offset == self.machine.log.end_offset, "something was appended since the batch was prepared"
-        self._step_later(ev.Append(decoded.epoch, len(decoded.records), batch))
+        self._step_later(ev.AppendRecords(decoded.epoch, len(decoded.records), batch))
 
     def resign(self, epoch: int) -> None:
         """Give up the leadership of `epoch`, where this node has it."""

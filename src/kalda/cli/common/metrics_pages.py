@@ -19,7 +19,7 @@ _ANY_HOST = ("", "0.0.0.0", "::")
 _TIMEOUT_S = 10
 
 
-class Address(NamedTuple):
+class MetricsAddress(NamedTuple):
     """A broker, and where it serves its metrics."""
 
     node_id: int
@@ -27,7 +27,7 @@ class Address(NamedTuple):
     port: int
 
 
-def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[Address]:
+def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[MetricsAddress]:
     """The metrics listeners of all brokers, or of one. Raises `Failure` where there is none, and `ApiError`."""
     from kalda.base.configs.resources import ConfigResourceType
     from kalda.client.admin.configs import Resource
@@ -42,14 +42,14 @@ def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[Address]:
         if text:
             host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
             host = host.strip("[]")
-            found.append(Address(node.node_id, node.host if host in _ANY_HOST else host, int(port)))
+            found.append(MetricsAddress(node.node_id, node.host if host in _ANY_HOST else host, int(port)))
     if not found:
         which = "no broker" if node_id is None else f"broker {node_id} is unknown, or"
         raise Failure(f"{which} serves metrics: set {LISTENER}, as in {LISTENER}=127.0.0.1:9404")
     return found
 
 
-def read(address: Address, path: str, **query: str) -> Any:
+def read(address: MetricsAddress, path: str, **query: str) -> Any:
     """The JSON of a page. Raises `Failure` where the listener does not answer."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
     try:

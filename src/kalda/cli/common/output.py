@@ -95,7 +95,7 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
     Console(width=max(natural, Console().width)).print(table)
 
 
-class Progress:
+class ProgressLine:
     """A line on stderr that is overwritten by each update; nothing where stderr is no terminal."""
 
     def __init__(self, describe: Callable[[float], str]) -> None:

@@ -23,7 +23,7 @@ from kalda.base.properties import format_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatRequest, QuorumChoice, format_storage
 from kalda.network.free_ports import free_ports, is_free
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.storage.checkpoints import replace_file
 
 FILE = "cluster.json"
@@ -56,7 +56,7 @@ class LayoutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """One node. Without a controller port it is a broker only. `directory_id` is that of its metadata directory."""
 
     node_id: int
@@ -70,14 +70,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterLayout:
     """A cluster's nodes on this host. `joined` are the controllers of the cluster that these nodes joined, if any."""
 
     directory: Path
     cluster_id: str
     host: str
     rack: str
-    nodes: tuple[Place, ...]
+    nodes: tuple[NodePlace, ...]
     joined: tuple[str, ...] = ()
     elsewhere: int = 0
     """The number of nodes that the cluster had on other hosts when these joined it."""
@@ -113,10 +113,10 @@ class Layout:
         own = [join_host_port(self.host, p.controller_port) for p in self.nodes if p.controller_port is not None]
         return ",".join(self.joined or own)
 
-    def home(self, place: Place) -> Path:
+    def home(self, place: NodePlace) -> Path:
         return self.directory / f"node-{place.node_id}"
 
-    def place(self, node_id: int) -> Place:
+    def place(self, node_id: int) -> NodePlace:
         """Raises `LayoutError` where there is no such node."""
         for place in self.nodes:
             if place.node_id == node_id:
@@ -126,12 +126,12 @@ class Layout:
 
     # -- changes
 
-    def with_place(self, changed: Place) -> Layout:
+    def with_place(self, changed: NodePlace) -> ClusterLayout:
         """The layout with one node replaced."""
         nodes = tuple(changed if place.node_id == changed.node_id else place for place in self.nodes)
         return replace(self, nodes=nodes)
 
-    def grown(self, count: int) -> Layout:
+    def grown(self, count: int) -> ClusterLayout:
         """The layout with brokers added until it has `count` nodes. Raises `LayoutError` where it has more."""
         more = count - len(self.nodes)
         if more < 0:
@@ -143,12 +143,12 @@ class Layout:
             return self
         first = max(place.node_id for place in self.nodes) + 1
         ports = free_ports(more, self.bind_host)
-        added = tuple(Place(first + i, ports[i], None, new_id()) for i in range(more))
+        added = tuple(NodePlace(first + i, ports[i], None, new_id()) for i in range(more))
         return replace(self, nodes=self.nodes + added)
 
     # -- files of a node
 
-    def properties(self, place: Place) -> dict[str, str]:
+    def properties(self, place: NodePlace) -> dict[str, str]:
         """The `server.properties` of a node."""
         replicas = min(_REPLICAS, len(self.nodes) + self.elsewhere)
         bind, advertised = ([f"{CLIENTS}://{join_host_port(h, place.port)}"] for h in (self.bind_host, self.host))
@@ -174,11 +174,11 @@ class Layout:
         }
         return {name: str(value) for name, value in properties.items()}
 
-    def config(self, place: Place) -> ServerConfig:
+    def config(self, place: NodePlace) -> ServerConfig:
         """Raises `InvalidConfig`."""
         return ServerConfig(self.properties(place))
 
-    def write_properties(self, place: Place, now_ms: int) -> Path:
+    def write_properties(self, place: NodePlace, now_ms: int) -> Path:
         """Write the node's `server.properties`; returns its path."""
         path = self.home(place) / "server.properties"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class Layout:
         replace_file(RealDisk(), str(path), text.encode("latin-1"), durable=False)
         return path
 
-    def format(self, place: Place, now_ms: int) -> None:
+    def format(self, place: NodePlace, now_ms: int) -> None:
         """Format the log directories that are not formatted. Raises `FormatError`, `OSError`."""
         config = self.config(place)
         first = QuorumChoice.NO_INITIAL_CONTROLLERS if self.joined else QuorumChoice.INITIAL_CONTROLLERS
@@ -198,7 +198,7 @@ class Layout:
             log_dirs=config.log_dirs,
             metadata_log_dir=config.metadata_log_dir,
             is_controller=port is not None,
-            controller_endpoint=Endpoint(CONTROLLER, self.host, port or 0),
+            controller_endpoint=VoterEndpoint(CONTROLLER, self.host, port or 0),
             quorum=first if port is not None else QuorumChoice.UNSPECIFIED,
             initial_controllers=",".join(
                 f"{other.node_id}@{join_host_port(self.host, other.controller_port)}:{other.directory_id}"
@@ -275,17 +275,17 @@ def make(
     first_id: int = 1,
     joined: Sequence[str] = (),
     elsewhere: int = 0,
-) -> Layout:
+) -> ClusterLayout:
     """A layout of a new cluster, or of nodes that join one; `voters` of the nodes are controllers. Nothing is written.
     Raises `LayoutError`, and `OSError` where there are no free ports."""
     for found in sorted(directory.glob("node-*")) if directory.is_dir() else ():
         raise LayoutError(f"{found} exists, but {directory / FILE} does not: choose another directory")
-    layout = Layout(
+    layout = ClusterLayout(
         directory, cluster_id or new_id(), host, rack, (), tuple(joined), elsewhere=elsewhere, overrides=dict(overrides)
     )
     ports = _choose_ports(layout.bind_host, nodes, voters, first_port)
     places = tuple(
-        Place(first_id + i, ports[i], ports[nodes + i] if i < voters else None, new_id()) for i in range(nodes)
+        NodePlace(first_id + i, ports[i], ports[nodes + i] if i < voters else None, new_id()) for i in range(nodes)
     )
     return replace(layout, nodes=places)
 
@@ -305,7 +305,7 @@ def _choose_ports(host: str, nodes: int, voters: int, first: int | None) -> list
     return ports
 
 
-def load(directory: Path) -> Layout | None:
+def load(directory: Path) -> ClusterLayout | None:
     """The layout in the directory's `cluster.json`; None where there is no such file. Raises `LayoutError`,
     `OSError`."""
     path = directory / FILE
@@ -319,11 +319,11 @@ def load(directory: Path) -> Layout | None:
         raise LayoutError(f"{path} cannot be read: {error!r}; repair it, or choose another directory") from error
 
 
-def _parse(directory: Path, document: Any) -> Layout:
+def _parse(directory: Path, document: Any) -> ClusterLayout:
     if document["version"] != _FORMAT_VERSION:
         raise ValueError(f"version {document['version']} is not supported")
     nodes = tuple(
-        Place(
+        NodePlace(
             _integer(each["node_id"]),
             _integer(each["port"]),
             None if each["controller_port"] is None else _integer(each["controller_port"]),
@@ -333,7 +333,7 @@ def _parse(directory: Path, document: Any) -> Layout:
     )
     if not 0 < len(nodes) <= MAX_NODES or len({place.node_id for place in nodes}) < len(nodes):
         raise ValueError(f"1 to {MAX_NODES} nodes with different ids are expected")
-    return Layout(
+    return ClusterLayout(
         directory,
         str(document["cluster_id"]),
         str(document["host"]),

@@ -17,7 +17,7 @@ _BLOCK = 1 << 16
 _POLL_S = 0.2
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line of a node's log, without its end."""
 
     node_id: int
@@ -41,7 +41,7 @@ def tail(path: Path, count: int) -> list[str]:
     return data.decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
-def merged_tail(logs: dict[int, Path], count: int) -> list[Line]:
+def merged_tail(logs: dict[int, Path], count: int) -> list[LogLine]:
     """The last lines of each node's log, sorted by time."""
     timed: list[tuple[str, int, int, str]] = []
     for node_id, path in logs.items():
@@ -50,10 +50,10 @@ def merged_tail(logs: dict[int, Path], count: int) -> list[Line]:
             found = _TIME.match(text)
             moment = found[1] if found else moment
             timed.append((moment, node_id, number, text))
-    return [Line(node_id, text) for _, node_id, _, text in sorted(timed)]
+    return [LogLine(node_id, text) for _, node_id, _, text in sorted(timed)]
 
 
-class Follower:
+class LogFollower:
     """The lines that are written after it was made. A file that is replaced is read from its beginning."""
 
     def __init__(self, logs: dict[int, Path]) -> None:
@@ -65,9 +65,9 @@ class Follower:
         for node_id, path in logs.items():
             self._at[node_id] = _identity(path)
 
-    def new_lines(self) -> list[Line]:
+    def new_lines(self) -> list[LogLine]:
         """The complete lines written since the last call."""
-        found: list[Line] = []
+        found: list[LogLine] = []
         for node_id, path in self._logs.items():
             inode, offset = self._at[node_id]
             try:
@@ -85,10 +85,10 @@ class Follower:
             if rest:
                 self._partial_line[node_id] = rest
             if newline:
-                found += [Line(node_id, text) for text in whole.decode("utf-8", "replace").split("\n")]
+                found += [LogLine(node_id, text) for text in whole.decode("utf-8", "replace").split("\n")]
         return found
 
-    def poll(self) -> Iterator[Line]:
+    def poll(self) -> Iterator[LogLine]:
         """New lines until there are none, then a pause of `_POLL_S`."""
         while lines := self.new_lines():
             yield from lines

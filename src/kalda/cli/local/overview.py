@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kalda.base.errors import ApiError
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.cli.local.layout import Layout, Place
+from kalda.cli.local.layout import ClusterLayout, NodePlace
 from kalda.cli.local.process import Usage, process_state
 from kalda.cli.local.starting import process_of
 from kalda.client.admin.quorum import Quorum
@@ -24,7 +24,7 @@ _TIMEOUT_MS = 2_500
 class NodeView:
     """One node. `quorum`, `lag`, `leads` and `out_of_sync` are None while no node answers."""
 
-    place: Place
+    place: NodePlace
     state: str
     pid: int | None
     usage: Usage
@@ -61,7 +61,7 @@ class _ClusterState:
     out_of_sync: Counter[int]
 
 
-def describe_nodes(layout: Layout) -> ClusterView:
+def describe_nodes(layout: ClusterLayout) -> ClusterView:
     """The state of the nodes. Waits for answers of the cluster at most `_TIMEOUT_MS`, and does not raise where no node
     answers."""
     pids = {place.node_id: process_of(layout, place).pid() for place in layout.nodes}
@@ -98,7 +98,7 @@ def _cluster_state(admin: CommandAdmin) -> _ClusterState:
     return _ClusterState(unfenced, quorum, leads, out_of_sync)
 
 
-def _view(layout: Layout, place: Place, pid: int | None, state: _ClusterState | None) -> NodeView:
+def _view(layout: ClusterLayout, place: NodePlace, pid: int | None, state: _ClusterState | None) -> NodeView:
     process = process_of(layout, place)
     role, lag = _in_quorum(place, state)
     return NodeView(
@@ -113,7 +113,7 @@ def _view(layout: Layout, place: Place, pid: int | None, state: _ClusterState | 
     )
 
 
-def _node_state(recorded_pid: int | None, pid: int | None, place: Place, state: _ClusterState | None) -> str:
+def _node_state(recorded_pid: int | None, pid: int | None, place: NodePlace, state: _ClusterState | None) -> str:
     if pid is None:
         return STOPPED if recorded_pid is None else DIED
     if process_state(pid) == "T":
@@ -121,7 +121,7 @@ def _node_state(recorded_pid: int | None, pid: int | None, place: Place, state: 
     return SERVES if state is not None and place.node_id in state.unfenced else STARTING
 
 
-def _in_quorum(place: Place, state: _ClusterState | None) -> tuple[str | None, int | None]:
+def _in_quorum(place: NodePlace, state: _ClusterState | None) -> tuple[str | None, int | None]:
     """The node's role in the quorum and its lag."""
     if state is None or state.quorum is None:
         return None, None

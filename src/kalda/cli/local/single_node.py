@@ -16,7 +16,7 @@ from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
-from kalda.raft.values import Endpoint
+from kalda.raft.values import VoterEndpoint
 from kalda.storage.checkpoints import replace_file
 
 DEFAULT_DIRECTORY = "kalda-data"
@@ -90,7 +90,7 @@ def _format(config: ServerConfig) -> None:
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
         is_controller=config.is_controller,
-        controller_endpoint=Endpoint(own.listener, own.host, own.port) if own else Endpoint("", "", 0),
+        controller_endpoint=VoterEndpoint(own.listener, own.host, own.port) if own else VoterEndpoint("", "", 0),
         has_static_voters=bool(config.voters),
         quorum=QuorumChoice.UNSPECIFIED if config.voters else QuorumChoice.STANDALONE,
     )

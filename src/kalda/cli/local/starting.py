@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kalda.base.errors import ApiError, Portable
-from kalda.cli.local.layout import Layout, LayoutError, Place
+from kalda.cli.local.layout import ClusterLayout, LayoutError, NodePlace
 from kalda.cli.local.log_lines import tail
 from kalda.cli.local.process import NodeProcess
 from kalda.client.transport.one_node import OneNode
@@ -31,11 +31,11 @@ class StartFailure(Portable, Exception):
         self.lines = lines
 
 
-def process_of(layout: Layout, place: Place) -> NodeProcess:
+def process_of(layout: ClusterLayout, place: NodePlace) -> NodeProcess:
     return NodeProcess(layout.home(place))
 
 
-def move_from_taken_ports(layout: Layout, report: Callable[[str], None]) -> Layout:
+def move_from_taken_ports(layout: ClusterLayout, report: Callable[[str], None]) -> ClusterLayout:
     """The layout with new client ports for nodes whose port another process has taken while they were down. The port
     of a controller cannot change, since the quorum's voters have it. Raises `LayoutError`."""
     for place in layout.nodes:
@@ -53,7 +53,7 @@ def move_from_taken_ports(layout: Layout, report: Callable[[str], None]) -> Layo
     return layout
 
 
-def start_missing(layout: Layout, started: list[Place]) -> None:
+def start_missing(layout: ClusterLayout, started: list[NodePlace]) -> None:
     """Format and start the nodes that are not running; each is added to `started` when its process was started.
     Raises `FormatError`, `OSError`."""
     missing = [place for place in layout.nodes if process_of(layout, place).pid() is None]
@@ -66,7 +66,7 @@ def start_missing(layout: Layout, started: list[Place]) -> None:
         started.append(place)
 
 
-def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable[[int], object]) -> None:
+def wait_until_all_serve(layout: ClusterLayout, timeout_s: float, on_progress: Callable[[int], object]) -> None:
     """Wait until the metadata of every node has all nodes unfenced, in one round without a pause: a broker may be
     fenced again while others start. `on_progress` is called with the number of nodes for which this holds. Raises
     `StartFailure`."""
@@ -98,7 +98,7 @@ def wait_until_all_serve(layout: Layout, timeout_s: float, on_progress: Callable
         time.sleep(_POLL_S)
 
 
-def _check_alive(layout: Layout) -> None:
+def _check_alive(layout: ClusterLayout) -> None:
     for place in layout.nodes:
         process = process_of(layout, place)
         if process.pid() is None:
@@ -110,7 +110,7 @@ def _check_alive(layout: Layout) -> None:
             )
 
 
-def _unfenced_brokers(layout: Layout, place: Place) -> set[int]:
+def _unfenced_brokers(layout: ClusterLayout, place: NodePlace) -> set[int]:
     """The unfenced brokers in this node's metadata. Raises `ApiError`."""
     with OneNode(layout.local_host, place.port, timeout_ms=_CALL_MS, connect_timeout_ms=_CALL_MS) as node:
         answer = node.request(DescribeClusterRequest())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kalda.base.errors import ApiError
-from kalda.cli.local.layout import Layout, Place
+from kalda.cli.local.layout import ClusterLayout, NodePlace
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.cli.local.starting import process_of
 
@@ -34,7 +34,7 @@ class Stopped(NamedTuple):
 
 
 def stop(
-    layout: Layout, places: Sequence[Place], timeout_s: float, on_stopped: Callable[[Stopped], object]
+    layout: ClusterLayout, places: Sequence[NodePlace], timeout_s: float, on_stopped: Callable[[Stopped], object]
 ) -> list[Stopped]:
     """Stop the nodes that are running, each within `timeout_s`."""
     running = [place for place in places if process_of(layout, place).pid() is not None]
@@ -49,7 +49,7 @@ def stop(
     return stopped
 
 
-def in_groups(layout: Layout, running: Sequence[Place]) -> list[list[Place]]:
+def in_groups(layout: ClusterLayout, running: Sequence[NodePlace]) -> list[list[NodePlace]]:
     """The nodes in the order of stopping; those of one group are stopped together."""
     brokers = [place for place in running if place.controller_port is None]
     voters = [place for place in running if place.controller_port is not None]
@@ -65,14 +65,14 @@ def in_groups(layout: Layout, running: Sequence[Place]) -> list[list[Place]]:
     return [*groups, last] if last else groups
 
 
-def _spare_voters(layout: Layout) -> int:
+def _spare_voters(layout: ClusterLayout) -> int:
     """How many voters can be stopped while a majority remains; below zero where there is no majority now."""
     voters = [place for place in layout.nodes if place.controller_port is not None]
     alive = sum(process_of(layout, place).pid() is not None for place in voters)
     return alive - (len(voters) // 2 + 1)
 
 
-def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
+def _stop_together(layout: ClusterLayout, processes: dict[int, NodeProcess], timeout_s: float) -> list[Stopped]:
     began = time.monotonic()
     deadline = began + timeout_s
     for process in processes.values():
@@ -91,7 +91,7 @@ def _stop_together(layout: Layout, processes: dict[int, NodeProcess], timeout_s:
     return [Stopped(node_id, process in late) for node_id, process in processes.items()]
 
 
-def _active_controller(layout: Layout) -> int | None:
+def _active_controller(layout: ClusterLayout) -> int | None:
     """The active controller's node id; None where no node answers within `_TIMEOUT_MS`."""
     from kalda.cli.common.command_admin import CommandAdmin
 

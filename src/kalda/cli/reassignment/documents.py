@@ -21,7 +21,7 @@ class DocumentError(Exception):
     """A plan, or a file of topics, is invalid; the message is for the user."""
 
 
-class Target(NamedTuple):
+class ReplicaTarget(NamedTuple):
     """The planned replicas of a partition, and the log directory of each."""
 
     replicas: tuple[int, ...]
@@ -49,10 +49,10 @@ def to_text(document: Mapping[str, object]) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-def read_plan(path: str) -> dict[TopicPartition, Target]:
+def read_plan(path: str) -> dict[TopicPartition, ReplicaTarget]:
     """A plan's targets. Raises `DocumentError`, `OSError`."""
     document = _load(path)
-    found: dict[TopicPartition, Target] = {}
+    found: dict[TopicPartition, ReplicaTarget] = {}
     try:
         for each in document["partitions"]:
             at = partition_of(each)
@@ -69,7 +69,7 @@ def read_plan(path: str) -> dict[TopicPartition, Target]:
             wrong = [path for path in log_dirs if path != ANY and not path.startswith("/")]
             if wrong:
                 raise ValueError(f"partition {at}: log_dirs {wrong} are neither absolute paths nor {ANY!r}")
-            found[at] = Target(replicas, log_dirs)
+            found[at] = ReplicaTarget(replicas, log_dirs)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _wrong(path, error) from error
     if not found:

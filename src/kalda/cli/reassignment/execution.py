@@ -9,14 +9,14 @@ from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.cli.reassignment.documents import ANY, DocumentError, Target
+from kalda.cli.reassignment.documents import ANY, DocumentError, ReplicaTarget
 from kalda.cli.reassignment.progress import partitions_of
 from kalda.client.admin.configs import Alteration, Resource
 from kalda.client.admin.nodes import supported_apis
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.protocol.apis import ApiKey
 
-Targets = Mapping[TopicPartition, Target]
+Targets = Mapping[TopicPartition, ReplicaTarget]
 Partitions = Mapping[TopicPartition, Partition]
 
 

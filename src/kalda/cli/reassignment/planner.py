@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kalda.base.ids import TopicPartition
 
 
-class Broker(NamedTuple):
+class ReplicaBroker(NamedTuple):
     """A broker that may have replicas."""
 
     node_id: int
@@ -30,7 +30,7 @@ Assignment = dict[TopicPartition, tuple[int, ...]]
 
 def plan(
     current: Mapping[TopicPartition, Sequence[int]],
-    brokers: Sequence[Broker],
+    brokers: Sequence[ReplicaBroker],
     *,
     others: Mapping[int, int] | None = None,
     sizes: Mapping[TopicPartition, int] | None = None,
@@ -60,7 +60,7 @@ class _Board:
     def __init__(
         self,
         current: Mapping[TopicPartition, Sequence[int]],
-        brokers: Sequence[Broker],
+        brokers: Sequence[ReplicaBroker],
         others: Mapping[int, int],
         sizes: Mapping[TopicPartition, int],
         rack_aware: bool,

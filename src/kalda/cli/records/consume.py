@@ -19,8 +19,8 @@ from kalda.cli.common.completion import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
 from kalda.cli.common.output import is_stdout_closed
 from kalda.cli.common.session import unescape, with_cluster
-from kalda.cli.records.formats import DECODED_AS, Decoders, Filters, Layout, RecordWriter, decoder_of, layout_of
-from kalda.cli.records.places import Kind, Place, offsets_of, parse_place
+from kalda.cli.records.formats import DECODED_AS, Decoders, Filters, RecordLayout, RecordWriter, decoder_of, layout_of
+from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -65,7 +65,7 @@ _NEW_TOPICS_TIMEOUT_MS = 2_000
     help="Only records with this header, and with this in its value.",
 )  # fmt: skip
 @click.option(
-    "-f", "--format", "layout", default=Layout.TEXT.value, show_default=True, metavar="text|json|raw|FORMAT",
+    "-f", "--format", "layout", default=RecordLayout.TEXT.value, show_default=True, metavar="text|json|raw|FORMAT",
     help="text: one line a record; json: one object a line; raw: the values; or a format as kcat's: %s value, %k key, "
     "%h headers, %t topic, %p partition, %o offset, %T timestamp, %S and %K the lengths, %R the value's length in four "
     "bytes, \\n, \\t, \\xNN. Bytes are printed as they are; a terminal gets control characters and bytes that are not "
@@ -125,7 +125,7 @@ def consume(
       kalda consume orders payments --group billing --from beginning
     """
     writer = RecordWriter(
-        Layout.JSON if as_json else layout_of(layout),
+        RecordLayout.JSON if as_json else layout_of(layout),
         {name.removeprefix("print_") for name, is_given in prints.items() if is_given},
         unescape("--separator", separator),
         decoders=Decoders(
@@ -319,8 +319,8 @@ def _consume_alone(
     admin: CommandAdmin,
     settings: dict[str, object],
     chosen: list[TopicPartition],
-    begin: Place,
-    end: Place | None,
+    begin: ReadPlace,
+    end: ReadPlace | None,
     later: _LaterTopics,
 ) -> None:
     from kalda.clientcore.consuming.consumer_errors import LogTruncated, OffsetOutOfRange
@@ -329,9 +329,9 @@ def _consume_alone(
         isolation = {**admin.config, **settings}.get("isolation.level")
         read_committed = str(isolation).lower() == "read_committed"
         # A time may be behind the last stable offset: reading begins there when the transaction has ended.
-        is_time = begin.kind is Kind.TIME
+        is_time = begin.kind is PlaceKind.TIME
         positions = offsets_of(admin, chosen, begin, read_committed=read_committed and not is_time)
-        is_later = end is not None and end.kind is Kind.TIME and end.number > time.time_ns() // 1_000_000
+        is_later = end is not None and end.kind is PlaceKind.TIME and end.number > time.time_ns() // 1_000_000
         ends = {} if end is None or is_later else offsets_of(admin, chosen, end, read_committed=read_committed)
         left = [each for each in chosen if each not in ends or positions[each] < ends[each]]
         consumer.assign(left)
@@ -384,10 +384,10 @@ def _consume_in_group(
     settings: dict[str, object],
     topics: tuple[str, ...],
     group_id: str,
-    begin: Place,
+    begin: ReadPlace,
 ) -> None:
-    if begin.kind in (Kind.BEGINNING, Kind.END):
-        reset = "earliest" if begin.kind is Kind.BEGINNING else "latest"
+    if begin.kind in (PlaceKind.BEGINNING, PlaceKind.END):
+        reset = "earliest" if begin.kind is PlaceKind.BEGINNING else "latest"
     elif begin.ago_ms is not None:
         reset = f"by_duration:PT{begin.ago_ms / 1000:.3f}S"
     else:

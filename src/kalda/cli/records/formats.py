@@ -27,7 +27,7 @@ Decode = Callable[[str, bytes], object]
 """What is shown of a key or a value: topic and bytes in, text, number or anything of JSON out."""
 
 
-class Layout(Enum):
+class RecordLayout(Enum):
     """TEXT prints a line a record, RAW the bytes of each value and a newline, and nothing else. Bytes are printed as
     they are, and escaped on a terminal only where they are not UTF-8 or control characters; JSON escapes them
     everywhere."""
@@ -78,14 +78,14 @@ class RecordWriter:
 
     def __init__(
         self,
-        layout: Layout | str,
+        layout: RecordLayout | str,
         parts: set[str],
         separator: bytes,
         *,
         decoders: Decoders = TEXTS,
         filters: Filters | None = None,
     ) -> None:
-        """`layout` is one of `Layout`, or a format such as `%t %p %o %s\\n`. `parts`, used with TEXT, are any of
+        """`layout` is one of `RecordLayout`, or a format such as `%t %p %o %s\\n`. `parts`, used with TEXT, are any of
         timestamp, partition, offset, headers, key; the value is always printed."""
         self.count = 0
         """Records that were printed."""
@@ -100,9 +100,9 @@ class RecordWriter:
         self._line: Callable[[Record], bytes]
         if isinstance(layout, str):
             self._line, self._end = self._by_format(layout), b""
-        elif layout is Layout.JSON:
+        elif layout is RecordLayout.JSON:
             self._line = self._json
-        elif layout is Layout.RAW:
+        elif layout is RecordLayout.RAW:
             self._line = lambda record: self._readable(record.value) if isinstance(record.value, bytes) else b""
         elif parts:
             self._line = self._text
@@ -219,12 +219,12 @@ class RecordWriter:
         }
 
 
-def layout_of(text: str) -> Layout | str:
+def layout_of(text: str) -> RecordLayout | str:
     """The value of --format. Raises `click.UsageError`."""
-    if text in {layout.value for layout in Layout}:
-        return Layout(text)
+    if text in {layout.value for layout in RecordLayout}:
+        return RecordLayout(text)
     if "%" not in text:
-        names = ", ".join(layout.value for layout in Layout)
+        names = ", ".join(layout.value for layout in RecordLayout)
         raise click.UsageError(f"--format {text}: {names}, or a format such as '%t %p %o %k %s\\n' is expected")
     return text
 

@@ -166,7 +166,7 @@ CONSUMED_COLUMNS = (
 """The header of kafka-consumer-perf-test."""
 
 
-class Consumed(NamedTuple):
+class ConsumedAmount(NamedTuple):
     """What a consumer has read. Times are seconds since 1970 and durations in seconds."""
 
     started_s: float
@@ -235,7 +235,7 @@ def consume_command(
         )
 
 
-def _consume(consumer: Consumer, count: int, timeout_s: float) -> Consumed:
+def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount:
     """Read until there are `count` records, or none has come for `timeout_s`."""
     started_s, began_s = time.time(), time.perf_counter()
     last_s = ended_s = began_s
@@ -253,7 +253,7 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> Consumed:
         elif now_s - last_s >= timeout_s:
             break
     joining_s = 0.0 if assigned_s is None or not consumer.subscription() else assigned_s - began_s
-    return Consumed(started_s, started_s + ended_s - began_s, size_bytes, records, joining_s)
+    return ConsumedAmount(started_s, started_s + ended_s - began_s, size_bytes, records, joining_s)
 
 
 @perf.command("e2e")

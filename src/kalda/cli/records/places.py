@@ -31,7 +31,7 @@ _LONGEST = 100
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
-class Kind(Enum):
+class PlaceKind(Enum):
     BEGINNING = "beginning"
     END = "end"
     OFFSET = "offset"
@@ -39,23 +39,23 @@ class Kind(Enum):
     TIME = "time"
 
 
-class Place(NamedTuple):
+class ReadPlace(NamedTuple):
     """`number` is an offset, a number of records, or ms since 1970."""
 
-    kind: Kind
+    kind: PlaceKind
     number: int = 0
     ago_ms: int | None = None
     """Of a time that was given as so long ago."""
 
 
-def parse_place(option: str, text: str, now_ms: int) -> Place:
+def parse_place(option: str, text: str, now_ms: int) -> ReadPlace:
     """The place that an option names. Raises `click.UsageError`."""
     if len(text) > _LONGEST:
         raise click.UsageError(f"{option} has {len(text)} characters: no offset and no time is that long")
     if text in ("beginning", "earliest"):
-        return Place(Kind.BEGINNING)
+        return ReadPlace(PlaceKind.BEGINNING)
     if text in ("latest", "end"):
-        return Place(Kind.END)
+        return ReadPlace(PlaceKind.END)
     if text.startswith("-"):
         return _before(option, text, now_ms)
     kind, colon, rest = text.partition(":")
@@ -63,16 +63,16 @@ def parse_place(option: str, text: str, now_ms: int) -> Place:
     if offset.isdecimal():
         if int(offset) > MAX_INT64:
             raise click.UsageError(f"{option} {text}: an offset is at most {MAX_INT64}")
-        return Place(Kind.OFFSET, int(offset))
+        return ReadPlace(PlaceKind.OFFSET, int(offset))
     if colon and kind == "timestamp":
         text = rest
-    return Place(Kind.TIME, parse_time_ms(option, text.removeprefix("s@").removeprefix("e@")))
+    return ReadPlace(PlaceKind.TIME, parse_time_ms(option, text.removeprefix("s@").removeprefix("e@")))
 
 
-def _before(option: str, text: str, now_ms: int) -> Place:
+def _before(option: str, text: str, now_ms: int) -> ReadPlace:
     distance = text[1:]
     if distance.isdecimal():
-        return Place(Kind.LAST, min(int(distance), MAX_INT64))
+        return ReadPlace(PlaceKind.LAST, min(int(distance), MAX_INT64))
     ago_ms: int | None
     if _SPAN.fullmatch(distance):
         ago_ms = sum(int(count) * _UNIT_MS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdw])", distance))
@@ -80,28 +80,28 @@ def _before(option: str, text: str, now_ms: int) -> Place:
         ago_ms = parse_duration_ms(distance)
     if ago_ms is None:
         raise click.UsageError(f"{option} {text}: a number of records (-100) or a time ago (-1h, -2d12h) is expected")
-    return Place(Kind.TIME, max(0, now_ms - ago_ms), ago_ms)
+    return ReadPlace(PlaceKind.TIME, max(0, now_ms - ago_ms), ago_ms)
 
 
 def offsets_of(
-    admin: CommandAdmin, partitions: Collection[TopicPartition], place: Place, *, read_committed: bool = False
+    admin: CommandAdmin, partitions: Collection[TopicPartition], place: ReadPlace, *, read_committed: bool = False
 ) -> dict[TopicPartition, int]:
     """The offset of the place in each partition; the end where all records are older. With `read_committed`, none is
     behind the last stable offset: what is behind it cannot be read yet. Raises `ApiError`."""
     from kalda.protocol.messages.fetch import OffsetSpec
 
     match place.kind:
-        case Kind.OFFSET:
+        case PlaceKind.OFFSET:
             return dict.fromkeys(partitions, place.number)
-        case Kind.BEGINNING:
+        case PlaceKind.BEGINNING:
             return admin.offsets_at(partitions, OffsetSpec.EARLIEST)
-        case Kind.TIME:
+        case PlaceKind.TIME:
             return admin.offsets_at(partitions, place.number, read_committed=read_committed)
-        case Kind.END | Kind.LAST:
+        case PlaceKind.END | PlaceKind.LAST:
             latest = dict.fromkeys(partitions, int(OffsetSpec.LATEST))
             found = admin.list_offsets(latest, read_committed=read_committed).check()
             ends = {partition: at.offset for partition, at in found.succeeded.items()}
-    if place.kind is Kind.END:
+    if place.kind is PlaceKind.END:
         return ends
     first = admin.offsets_at(partitions, OffsetSpec.EARLIEST)
     return {partition: max(first[partition], end - place.number) for partition, end in ends.items()}

@@ -16,7 +16,7 @@ from kalda.base.errors import ApiError
 from kalda.base.properties import decode_text
 from kalda.cli.common.completion import complete_topic
 from kalda.cli.common.failures import Failure, failure_of
-from kalda.cli.common.output import Progress, print_json
+from kalda.cli.common.output import ProgressLine, print_json
 from kalda.cli.common.session import json_option, unescape, with_cluster
 from kalda.cli.common.times import parse_time_ms
 from kalda.cli.records.record_input import EnvelopeFormat, InputRecord, LineFormat, Parse, read_pieces
@@ -361,7 +361,7 @@ class _Report:
     """Counts what was written. The producer's thread calls `delivered`."""
 
     def __init__(self, topic: str) -> None:
-        self.progress = Progress(self.line)
+        self.progress = ProgressLine(self.line)
         self.read_bytes = 0
         """Bytes of the keys and values that were sent."""
         self._error: Exception | None = None

@@ -18,7 +18,7 @@ from kalda.verify.history import Append, Consumed, Operation, Outcome, Read, See
 _ABORTS = 0.1
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     """What one poll has read: the position moved from `start` to `end`."""
 
     partition: TopicPartition
@@ -36,7 +36,7 @@ class Source(Protocol):
         """Go to the group's committed offsets, and return them. Waits until no transaction of the group is open."""
         ...
 
-    def poll(self) -> Batch | None: ...
+    def poll(self) -> ReadBatch | None: ...
 
 
 class Loop:
@@ -60,7 +60,7 @@ class Loop:
         self._outputs = outputs
         self._committed: dict[TopicPartition, int] | None = None
         """The group's offsets after the last transaction of this incarnation; None: to be read."""
-        self._waiting: list[Batch] = []
+        self._waiting: list[ReadBatch] = []
         """What was read since the last transaction: batches without a record, and then one that has some."""
         self.positions: dict[TopicPartition, int] = {}
 

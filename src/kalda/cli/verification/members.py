@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.loops import Batch
+from kalda.cli.verification.loops import ReadBatch
 from kalda.cli.verification.observers import seen
 from kalda.cli.verification.recording import now_us
 from kalda.cli.verification.writers import Ledger
@@ -30,10 +30,10 @@ _SESSION_MS = 6_000
 _ABORTS = 0.1
 
 
-class Source(Protocol):
+class AssignedSource(Protocol):
     """A member of a group that reads committed records."""
 
-    def poll(self) -> tuple[list[Batch], GroupMetadata]:
+    def poll(self) -> tuple[list[ReadBatch], GroupMetadata]:
         """What has come, where anything has; the batches of a partition follow each other, from the group's committed
         offset on. Raises `ApiError`."""
         ...
@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 class MemberSource:
-    """`Source` over the client's own consumer. It leaves the group by `close`."""
+    """`AssignedSource` over the client's own consumer. It leaves the group by `close`."""
 
     def __init__(self, config: Mapping[str, object], group: str, topics: Collection[str]) -> None:
         """`config` is that of a client of the cluster."""
@@ -82,7 +82,7 @@ class MemberSource:
     def assigned(self) -> frozenset[TopicPartition]:
         return self._consumer.assignment()
 
-    def poll(self) -> tuple[list[Batch], GroupMetadata]:
+    def poll(self) -> tuple[list[ReadBatch], GroupMetadata]:
         begun_us = now_us()
         records = self._consumer.poll(_POLL_S, _MAX_RECORDS)
         member = self._consumer.group_metadata()
@@ -95,7 +95,7 @@ class MemberSource:
             if start < 0:
                 start = self.committed(partition)
             end = self._positions[partition] = read[-1].offset + 1
-            batches.append(Batch(partition, start, end, seen(read), begun_us, now_us()))
+            batches.append(ReadBatch(partition, start, end, seen(read), begun_us, now_us()))
         return batches, member
 
     def committed(self, partition: TopicPartition) -> int:
@@ -124,7 +124,7 @@ class MemberLoop:
     def __init__(
         self,
         ledger: Ledger,
-        source: Source,
+        source: AssignedSource,
         record: Callable[[Operation], None],
         rng: Random,
         group: str,

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from kalda.base.configs.consumer import CONSUMER
 from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.cli.verification.loops import Batch
+from kalda.cli.verification.loops import ReadBatch
 from kalda.cli.verification.recording import now_us
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.transport.config_files import keys_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record
-from kalda.verify.history import Read, Sample, Seen
+from kalda.verify.history import OffsetSample, Read, Seen
 
 _POLL_S = 0.2
 _MAX_BATCH_BYTES = 16 * 1024
@@ -51,10 +51,10 @@ class CommittedReader:
         for partition, start in starts.items():
             self._consumer.seek(partition, start)
         self._positions = dict(starts)
-        self._ready: deque[Batch] = deque()
+        self._ready: deque[ReadBatch] = deque()
         """What the last poll has returned, one batch a partition."""
 
-    def poll(self) -> Batch | None:
+    def poll(self) -> ReadBatch | None:
         """The next records of a partition, or None. A batch without records has passed markers or aborted records.
         Raises `ApiError`."""
         if not self._ready:
@@ -66,7 +66,7 @@ class CommittedReader:
                 start = self._positions[partition]
                 if end > start:
                     found = seen(by_partition.get(partition, ()))
-                    self._ready.append(Batch(partition, start, end, found, begun_us, now_us()))
+                    self._ready.append(ReadBatch(partition, start, end, found, begun_us, now_us()))
                     self._positions[partition] = end
         return self._ready.popleft() if self._ready else None
 
@@ -92,20 +92,20 @@ class GroupSource:
         self._reader = CommittedReader(self._admin.config, starts)
         return starts
 
-    def poll(self) -> Batch | None:
+    def poll(self) -> ReadBatch | None:
         """Raises `ApiError`."""
         assert self._reader is not None, "`rewind` comes first"
         return self._reader.poll()
 
 
-def read_of(reader: str, batch: Batch) -> Read:
+def read_of(reader: str, batch: ReadBatch) -> Read:
     """A read without a transaction."""
     return Read(reader, batch.partition, batch.start, batch.end, batch.begun_us, batch.ended_us, batch.records)
 
 
-def sample(admin: CommandAdmin, partitions: Collection[TopicPartition]) -> list[Sample]:
+def sample(admin: CommandAdmin, partitions: Collection[TopicPartition]) -> list[OffsetSample]:
     """The last stable offset and then the high watermark of each partition. Raises `ApiError`."""
     at_us = now_us()
     stable = admin.offsets_at(partitions, OffsetSpec.LATEST, read_committed=True)
     ends = admin.offsets_at(partitions, OffsetSpec.LATEST)
-    return [Sample(partition, stable[partition], ends[partition], at_us) for partition in partitions]
+    return [OffsetSample(partition, stable[partition], ends[partition], at_us) for partition in partitions]

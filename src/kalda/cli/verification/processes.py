@@ -67,7 +67,7 @@ class Shared:
         self._phase.value = phase
 
 
-class Ready:
+class ProcessReady:
     """Set by a process when it may be killed and paused."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Ready:
         return bool(self._value.value)
 
 
-Main = Callable[[str, int, Ready], None]
+Main = Callable[[str, int, ProcessReady], None]
 """What a process runs: its name, its incarnation, and what to set when it is ready."""
 
 
@@ -95,12 +95,12 @@ class Role:
     takes_faults: bool
     incarnation: int = -1
     process: ForkProcess | None = None
-    ready: Ready = field(default_factory=Ready)
+    ready: ProcessReady = field(default_factory=ProcessReady)
     restart_at_s: float = 0.0
 
     def start(self) -> None:
         self.incarnation += 1
-        self.ready = Ready()
+        self.ready = ProcessReady()
         self.process = _FORK.Process(target=_run, args=(self.main, self.name, self.incarnation, self.ready))
         self.process.start()
 
@@ -115,7 +115,7 @@ class _Paused:
     until_s: float
 
 
-def _run(main: Main, name: str, incarnation: int, ready: Ready) -> None:
+def _run(main: Main, name: str, incarnation: int, ready: ProcessReady) -> None:
     """The body of a process. Failures end it; the parent starts the next incarnation."""
     from kalda.base.errors import ApiError
 

@@ -16,9 +16,9 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop, MemberSource
 from kalda.cli.verification.observers import CommittedReader, GroupSource, consumer_of, read_of, sample, seen
-from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
+from kalda.cli.verification.processes import Phase, Processes, ProcessReady, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, now_us, recorded_lines
-from kalda.cli.verification.writers import Ledger, Writer
+from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.client.admin.topics import NewTopic
 from kalda.client.producer.delivery import DeliveryFuture
 from kalda.client.producer.producer import Producer
@@ -27,13 +27,13 @@ from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.builder import NewRecord
-from kalda.verify.history import FinalLog, FinalOffset, Operation, Sample, Seen, Settings
+from kalda.verify.history import FinalLog, FinalOffset, OffsetSample, Operation, Seen, Settings
 from kalda.verify.history_file import FIRST_LINE
 
 # A producer of transactions with the calls of a `Ledger`, over the blocking producer.
 
 
-class TransactionalProducer:
+class TransactionOperations:
     """One transactional id. Calls that have no answer in time raise REQUEST_TIMED_OUT; `init`, `commit` and `abort` may
     be called again then, and continue."""
 
@@ -136,12 +136,12 @@ def wait_until_stable(
     partitions: Collection[TopicPartition],
     record: Callable[[Operation], None],
     timeout_s: float,
-) -> list[Sample]:
+) -> list[OffsetSample]:
     """Sample until every last stable offset has reached its high watermark, or the time has passed; the last samples.
 
     Raises `ApiError` where the cluster has not answered at all."""
     until_s = time.monotonic() + timeout_s
-    last: list[Sample] = []
+    last: list[OffsetSample] = []
     while True:
         failure: ApiError | None = None
         try:
@@ -238,7 +238,7 @@ _MAX_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VerificationPlan:
     """What to run. `name` begins the names of topics, group and transactional ids."""
 
     bootstrap: str
@@ -289,7 +289,7 @@ class Plan:
 class Clients:
     """The mains of the processes."""
 
-    def __init__(self, plan: Plan, shared: Shared, directory: Path) -> None:
+    def __init__(self, plan: VerificationPlan, shared: Shared, directory: Path) -> None:
         self._plan = plan
         self._shared = shared
         self._directory = directory
@@ -306,7 +306,7 @@ class Clients:
 
     def _ledger(self, admin: CommandAdmin, name: str, incarnation: int, recorder: Recorder) -> Ledger:
         """With a producer that has fenced the incarnations before. Raises `ApiError`."""
-        producer = TransactionalProducer(
+        producer = TransactionOperations(
             keys_of(PRODUCER, admin.config),
             f"{self._plan.name}-{name}",
             transaction_timeout_ms=self._plan.transaction_timeout_ms,
@@ -319,17 +319,17 @@ class Clients:
     def _rng(self, name: str, incarnation: int) -> Random:
         return Random(f"{self._plan.seed}/{name}/{incarnation}")
 
-    def write(self, name: str, incarnation: int, ready: Ready) -> None:
+    def write(self, name: str, incarnation: int, ready: ProcessReady) -> None:
         rng = self._rng(name, incarnation)
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
-            writer = Writer(self._ledger(admin, name, incarnation, recorder), rng, self._plan.inputs)
+            writer = LedgerWriter(self._ledger(admin, name, incarnation, recorder), rng, self._plan.inputs)
             ready.set()
             while self._shared.phase is Phase.RUN:
                 writer.step()
                 time.sleep(rng.uniform(0, _MAX_PAUSE_S))
         finish()
 
-    def loop(self, name: str, incarnation: int, ready: Ready) -> None:
+    def loop(self, name: str, incarnation: int, ready: ProcessReady) -> None:
         rng, plan = self._rng(name, incarnation), self._plan
         mine = plan.inputs[int(name.rpartition("-")[2]) :: plan.loops]
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
@@ -344,7 +344,7 @@ class Clients:
                         break
         finish()
 
-    def member(self, name: str, incarnation: int, ready: Ready) -> None:
+    def member(self, name: str, incarnation: int, ready: ProcessReady) -> None:
         rng, plan = self._rng(name, incarnation), self._plan
         own = f"{name}+{incarnation}"
         with Recorder(self._directory, own) as recorder, self._client(own) as admin:
@@ -370,7 +370,7 @@ class Clients:
                 return False
         return True
 
-    def read(self, name: str, incarnation: int, ready: Ready) -> None:
+    def read(self, name: str, incarnation: int, ready: ProcessReady) -> None:
         starts = dict.fromkeys([*self._plan.inputs, *self._plan.all_outputs], 0)
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
             reader = CommittedReader(admin.config, starts)
@@ -380,7 +380,7 @@ class Clients:
                     recorder.add(read_of(f"{name}.{incarnation}", batch))
         finish()
 
-    def sample(self, name: str, incarnation: int, ready: Ready) -> None:
+    def sample(self, name: str, incarnation: int, ready: ProcessReady) -> None:
         partitions = [*self._plan.inputs, *self._plan.all_outputs]
         with Recorder(self._directory, f"{name}.{incarnation}") as recorder, self._client(name) as admin:
             while self._shared.phase < Phase.STOP:
@@ -390,7 +390,7 @@ class Clients:
         finish()
 
 
-def run(plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]:
+def run(plan: VerificationPlan, directory: Path, report: Callable[[str], None]) -> list[str]:
     """The lines of the history. `report` is called with a line about the progress. Raises `ApiError` where the run
     cannot be begun, or the final logs cannot be read."""
     with CommandAdmin(plan.bootstrap, client_id="kalda-verify") as admin:
@@ -441,7 +441,7 @@ def _ignore(_: Operation) -> None:
     """Samples are recorded by the sampler while it runs: those of two processes would have no order."""
 
 
-def _create_topics(admin: CommandAdmin, plan: Plan) -> None:
+def _create_topics(admin: CommandAdmin, plan: VerificationPlan) -> None:
     """The plan's topics, with its number of replicas. Raises `ApiError`."""
     replicas = plan.replication_factor
     configs = {"min.insync.replicas": str(max(1, replicas - 1))}
@@ -453,7 +453,7 @@ def _create_topics(admin: CommandAdmin, plan: Plan) -> None:
         admin.topic(name)
 
 
-def remove_topics(plan: Plan) -> None:
+def remove_topics(plan: VerificationPlan) -> None:
     """Delete the plan's topics. A failure is ignored: nothing depends on it."""
     names = {partition.topic for partition in (*plan.inputs, *plan.all_outputs)}
     try:

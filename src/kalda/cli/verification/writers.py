@@ -26,7 +26,7 @@ _END_ATTEMPTS = 3
 """How often a commit or an abort without an answer is requested again, before its outcome is given up."""
 
 
-class Producer(Protocol):
+class TransactionProducer(Protocol):
     """A `TransactionalProducer`."""
 
     def begin(self) -> None: ...
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(
         self,
-        producer: Producer,
+        producer: TransactionProducer,
         record: Callable[[Operation], None],
         now_us: Callable[[], int],
         name: str,
@@ -115,7 +115,7 @@ def with_offsets(appends: tuple[Append, ...], written: Mapping[TopicPartition, S
     return tuple(found)
 
 
-class Writer:
+class LedgerWriter:
     """One transaction a step, to some of `partitions`."""
 
     def __init__(self, ledger: Ledger, rng: Random, partitions: Sequence[TopicPartition]) -> None:

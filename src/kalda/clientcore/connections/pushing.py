@@ -255,7 +255,7 @@ class TelemetryPusher:
         from math import isfinite
 
         from kalda.records.compression import Compression, compress
-        from kalda.telemetry.otlp import DataPoint, Kind, Temporality, encode
+        from kalda.telemetry.otlp import DataPoint, MetricKind, Temporality, encode
 
         temporality = Temporality.DELTA if self._sends_differences else Temporality.CUMULATIVE
         points = []
@@ -268,7 +268,7 @@ class TelemetryPusher:
             points.append(
                 DataPoint(
                     each.name,
-                    Kind.SUM if each.is_total else Kind.GAUGE,
+                    MetricKind.SUM if each.is_total else MetricKind.GAUGE,
                     value,
                     wall_ms * _NS_PER_MS,
                     self._pushed_ms * _NS_PER_MS if each.is_total else 0,

@@ -133,7 +133,7 @@ class JoinWaiter:
         self.pending.complete(in_version(response, self.version))
 
 
-class Member:
+class ClassicMember:
     """One member, with the requests that it has parked."""
 
     __slots__ = (
@@ -255,7 +255,7 @@ class ClassicGroup:
         """The assignor that all members of the generation support; None while the group is Empty."""
         self.leader_id = leader_id
         """The member that assigns; None while there are no members."""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ClassicMember] = {}
         """By member id, the oldest first. Joined or not: see `awaiting_joins`."""
         self.static_members: dict[str, str] = {}
         """Member id by instance id."""
@@ -302,7 +302,7 @@ class ClassicGroup:
         )
         for stored in value.members:
             timeout_ms = stored.session_timeout
-            member = Member(
+            member = ClassicMember(
                 stored.member_id,
                 instance_id=stored.group_instance_id,
                 client_id=stored.client_id,
@@ -388,7 +388,7 @@ class ClassicGroup:
 
     # -- members -------------------------------------------------------------------------------------------------
 
-    def add(self, member: Member, protocol_type: str, waiter: JoinWaiter) -> None:
+    def add(self, member: ClassicMember, protocol_type: str, waiter: JoinWaiter) -> None:
         """Add a member whose JoinGroup is parked. The first member is the leader."""
         assert member.member_id not in self.members
         if member.instance_id is not None:
@@ -421,7 +421,7 @@ class ClassicGroup:
 
     def update(
         self,
-        member: Member,
+        member: ClassicMember,
         protocols: Protocols,
         rebalance_timeout_ms: int,
         session_timeout_ms: int,
@@ -438,14 +438,14 @@ class ClassicGroup:
         member.awaiting_join = waiter
         self.awaiting_joins += waiter is not None
 
-    def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
+    def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:
         """A static member restarted: the new id gets the old one's place and assignment, the old one's requests are
         fenced."""
         old = self.members[old_id]
         fenced = int(ErrorCode.FENCED_INSTANCE_ID)
         self.answer_join(old, JoinGroupResponse(member_id=old_id, protocol_name=None, error_code=fenced))
         self.answer_sync(old, SyncGroupResponse(error_code=fenced))
-        new = Member(
+        new = ClassicMember(
             new_id,
             instance_id=old.instance_id,
             client_id=old.client_id,
@@ -461,7 +461,7 @@ class ClassicGroup:
         self.static_members[instance_id] = new_id
         return new
 
-    def answer_join(self, member: Member, response: JoinGroupResponse) -> bool:
+    def answer_join(self, member: ClassicMember, response: JoinGroupResponse) -> bool:
         """Answer the member's parked JoinGroup, if there is one."""
         waiter = member.awaiting_join
         if waiter is None:
@@ -471,7 +471,7 @@ class ClassicGroup:
         waiter.answer(response)
         return True
 
-    def answer_sync(self, member: Member, response: SyncGroupResponse) -> bool:
+    def answer_sync(self, member: ClassicMember, response: SyncGroupResponse) -> bool:
         """Answer the member's parked SyncGroup, if there is one."""
         pending = member.awaiting_sync
         if pending is None:
@@ -533,7 +533,7 @@ class ClassicGroup:
             votes[vote] = votes.get(vote, 0) + 1
         return max(votes, key=votes.__getitem__)
 
-    def _count_protocols(self, member: Member, by: int) -> None:
+    def _count_protocols(self, member: ClassicMember, by: int) -> None:
         for name, _ in member.protocols:
             self._supported[name] = self._supported.get(name, 0) + by
 

@@ -20,9 +20,9 @@ from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import (
     NO_ASSIGNMENT,
     ClassicGroup,
+    ClassicMember,
     GroupState,
     JoinWaiter,
-    Member,
     Protocols,
 )
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
@@ -165,7 +165,7 @@ class ClassicProtocol:
         protocols: Protocols,
         waiter: JoinWaiter,
     ) -> None:
-        member = Member(
+        member = ClassicMember(
             member_id,
             instance_id=request.group_instance_id,
             client_id=caller.client_id or "",

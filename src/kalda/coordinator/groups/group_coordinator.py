@@ -22,7 +22,7 @@ from kalda.coordinator.groups.classic_protocol import refusal
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GroupCounters
 from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
-from kalda.coordinator.groups.offsets import Topics, fail_commit
+from kalda.coordinator.groups.offsets import KnownTopics, fail_commit
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.groups.shard import GroupShard
 from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
@@ -86,7 +86,7 @@ class GroupCoordinator:
         self,
         config: GroupCoordinatorConfig,
         log: CoordinatorLog,
-        topics: Topics,
+        topics: KnownTopics,
         new_uuid: UuidSource,
         partition_count: Callable[[], int],
         wall_ms: Callable[[], int] | None = None,

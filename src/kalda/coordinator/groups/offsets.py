@@ -53,7 +53,7 @@ PendingKey: TypeAlias = tuple[str, str, int]
 CommitResponse = TypeVar("CommitResponse", OffsetCommitResponse, TxnOffsetCommitResponse)
 
 
-class Topics(Protocol):
+class KnownTopics(Protocol):
     """What the coordinator reads of the cluster's metadata."""
 
     def name_of(self, topic_id: Uuid) -> str | None: ...
@@ -66,7 +66,7 @@ class Topics(Protocol):
 class Offsets:
     """The offsets of one shard's groups."""
 
-    def __init__(self, registry: SnapshotRegistry, config: GroupCoordinatorConfig, topics: Topics) -> None:
+    def __init__(self, registry: SnapshotRegistry, config: GroupCoordinatorConfig, topics: KnownTopics) -> None:
         self._registry = registry
         self._config = config
         self._topics = topics

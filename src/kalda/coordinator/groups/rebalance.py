@@ -20,7 +20,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
-from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, GroupState, JoinWaiter, Member
+from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, ClassicMember, GroupState, JoinWaiter
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
@@ -218,7 +218,7 @@ class Rebalancer:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    def touch(self, group: ClassicGroup, member: Member, timeout_ms: int | None = None) -> None:
+    def touch(self, group: ClassicGroup, member: ClassicMember, timeout_ms: int | None = None) -> None:
         """The member has sent a request: its session ends in `timeout_ms`, or in its session timeout."""
         timer = member.session_timer
         if timer is None:
@@ -247,7 +247,7 @@ class Rebalancer:
         self._disarm(group.pending_joins.get(member_id))
         group.remove(member_id)
 
-    def _session_ended(self, group: ClassicGroup, member: Member) -> None:
+    def _session_ended(self, group: ClassicGroup, member: ClassicMember) -> None:
         if self._groups.get(group.group_id) is not group or group.members.get(member.member_id) is not member:
             return
         if group.state is GroupState.DEAD or member.satisfies_heartbeat():
@@ -259,7 +259,7 @@ class Rebalancer:
         elif group.state is GroupState.PREPARING_REBALANCE and group.all_members_joined():
             self.complete_join(group)
 
-    def expel(self, group: ClassicGroup, member: Member) -> None:
+    def expel(self, group: ClassicGroup, member: ClassicMember) -> None:
         """Remove a member. Its parked JoinGroup gets UNKNOWN_MEMBER_ID: a living client joins again without an id."""
         self._disarm(member.session_timer)
         group.answer_join(member, JoinGroupResponse(error_code=int(ErrorCode.UNKNOWN_MEMBER_ID)))
@@ -315,7 +315,7 @@ class Rebalancer:
             self._timers.disarm(timer)
 
     def admit(
-        self, group: ClassicGroup, member: Member, protocol_type: str, waiter: JoinWaiter, reason: str
+        self, group: ClassicGroup, member: ClassicMember, protocol_type: str, waiter: JoinWaiter, reason: str
     ) -> Pending[None] | None:
         """Add a new member whose JoinGroup is parked, and rebalance."""
         member.is_new = True

@@ -23,7 +23,7 @@ from kalda.coordinator.groups.classic_group import GROUP_TYPE, ClassicGroup, Gro
 from kalda.coordinator.groups.classic_protocol import ClassicProtocol
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.counters import GroupCounters
-from kalda.coordinator.groups.offsets import Offsets, Topics
+from kalda.coordinator.groups.offsets import KnownTopics, Offsets
 from kalda.coordinator.groups.rebalance import Rebalancer
 from kalda.coordinator.groups.records import (
     ForeignRecord,
@@ -59,7 +59,7 @@ class GroupShard:
         config: GroupCoordinatorConfig,
         timers: CoordinatorTimer,
         clock: EventClock,
-        topics: Topics,
+        topics: KnownTopics,
         new_uuid: UuidSource,
         counters: GroupCounters,
     ) -> None:

@@ -52,7 +52,7 @@ _LAST_RETRY_MS = 1_000
 _MAX_DOUBLINGS = 6
 
 
-class Clock(Protocol):
+class TransactionClock(Protocol):
     """The time of the event that is being handled."""
 
     def now_ms(self) -> int: ...
@@ -88,7 +88,7 @@ class TransactionShard:
         partition: CoordinatorPartition[TransactionRecord],
         config: TransactionConfig,
         timers: CoordinatorTimer,
-        clock: Clock,
+        clock: TransactionClock,
         markers: Markers,
         producer_ids: ProducerIdSource,
         transaction_version: Callable[[], int],

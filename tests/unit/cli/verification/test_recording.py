@@ -8,16 +8,16 @@ from pathlib import Path
 from random import Random
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.processes import Phase, Processes, Ready, Role, Shared, finish
+from kalda.cli.verification.processes import Phase, Processes, ProcessReady, Role, Shared, finish
 from kalda.cli.verification.recording import Recorder, recorded_lines
-from kalda.verify.history import Fault, Operation, Sample
+from kalda.verify.history import Fault, OffsetSample, Operation
 from kalda.verify.history_file import write_operation
 
 A = TopicPartition("t", 0)
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    samples = [Sample(A, number, number, number) for number in range(4)]
+    samples = [OffsetSample(A, number, number, number) for number in range(4)]
     for name, written in (("a", samples[:2]), ("b", samples[2:])):
         with Recorder(tmp_path, name) as recorder:
             for each in written:
@@ -34,9 +34,9 @@ def processes(roles: list[Role], shared: Shared, faults: list[Operation], comman
 
 
 def test_a_process_that_ends_is_followed_by_the_next_incarnation(tmp_path: Path) -> None:
-    def main(name: str, incarnation: int, ready: Ready) -> None:
+    def main(name: str, incarnation: int, ready: ProcessReady) -> None:
         with Recorder(tmp_path, f"{name}.{incarnation}") as recorder:
-            recorder.add(Sample(A, incarnation, incarnation, 0))
+            recorder.add(OffsetSample(A, incarnation, incarnation, 0))
         if incarnation == 2:
             finish()
         if incarnation == 1:
@@ -54,7 +54,7 @@ def test_a_process_that_ends_is_followed_by_the_next_incarnation(tmp_path: Path)
 
 
 def test_a_phase_ends_what_does_not_end_itself() -> None:
-    def main(name: str, incarnation: int, ready: Ready) -> None:
+    def main(name: str, incarnation: int, ready: ProcessReady) -> None:
         signal.pause()
 
     role = Role("writer-0", main, Phase.RUN, True)
@@ -66,7 +66,7 @@ def test_a_phase_ends_what_does_not_end_itself() -> None:
 
 
 def test_a_faults_command_is_recorded_with_its_begin_and_end(tmp_path: Path) -> None:
-    def main(name: str, incarnation: int, ready: Ready) -> None:
+    def main(name: str, incarnation: int, ready: ProcessReady) -> None:
         finish()
 
     faults: list[Operation] = []

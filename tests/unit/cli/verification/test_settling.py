@@ -9,7 +9,7 @@ import pytest
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification import run
-from kalda.verify.history import FinalLog, Operation, Sample
+from kalda.verify.history import FinalLog, OffsetSample, Operation
 
 A = TopicPartition("t", 0)
 
@@ -20,8 +20,8 @@ def read_finally(monkeypatch: pytest.MonkeyPatch, *passes: tuple[int, int, int, 
     left = list(passes)
     recorded: list[Operation] = []
 
-    def sample(*_: Any) -> list[Sample]:
-        return [Sample(A, left[0][0], left[0][1], 1)]
+    def sample(*_: Any) -> list[OffsetSample]:
+        return [OffsetSample(A, left[0][0], left[0][1], 1)]
 
     def final_logs(*_: Any) -> list[FinalLog]:
         _, _, stable, end = left.pop(0)

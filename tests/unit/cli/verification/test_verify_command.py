@@ -13,7 +13,7 @@ from hand_made import ABORTED, COMMITTED, A, log, transaction
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.commands import cli
 from kalda.cli.verification import run as runs
-from kalda.cli.verification.run import Plan
+from kalda.cli.verification.run import VerificationPlan
 from kalda.verify.history import Operation
 from kalda.verify.history_file import FIRST_LINE, write_operation
 
@@ -99,10 +99,10 @@ class Run:
     def __init__(self, operations: list[Operation], error: ApiError | None = None) -> None:
         self.operations = operations
         self.error = error
-        self.plans: list[Plan] = []
-        self.removed: list[Plan] = []
+        self.plans: list[VerificationPlan] = []
+        self.removed: list[VerificationPlan] = []
 
-    def run(self, plan: Plan, directory: Path, report: Callable[[str], None]) -> list[str]:
+    def run(self, plan: VerificationPlan, directory: Path, report: Callable[[str], None]) -> list[str]:
         self.plans.append(plan)
         report("running")
         if self.error is not None:

@@ -12,7 +12,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.cli.verification.loops import Loop
 from kalda.cli.verification.members import MemberLoop
-from kalda.cli.verification.writers import Ledger, Writer
+from kalda.cli.verification.writers import Ledger, LedgerWriter
 from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, ProducerFencedError
 from kalda.verify.findings import Rule
 from kalda.verify.history import Append, History, Operation, Outcome, Transaction
@@ -33,7 +33,7 @@ class Workload:
         self.cluster = ToyCluster()
         self.recorded: list[Operation] = []
         self.producer, self.loop_producer = ToyProducer(self.cluster), ToyProducer(self.cluster)
-        self.writer = Writer(self.ledger("writer-0", self.producer), Random(seed), INPUTS)
+        self.writer = LedgerWriter(self.ledger("writer-0", self.producer), Random(seed), INPUTS)
         self.loop = self.new_loop(0)
 
     def ledger(self, name: str, producer: ToyProducer, incarnation: int = 0) -> Ledger:

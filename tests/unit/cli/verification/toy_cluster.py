@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kalda.base.ids import TopicPartition
-from kalda.cli.verification.loops import Batch
+from kalda.cli.verification.loops import ReadBatch
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.records.builder import NewRecord
 from kalda.verify.history import FinalLog, FinalOffset, Seen
@@ -109,7 +109,7 @@ class ToySource:
         self._positions = {partition: self._cluster.offsets.get(partition, 0) for partition in self._partitions}
         return dict(self._positions)
 
-    def poll(self) -> Batch | None:
+    def poll(self) -> ReadBatch | None:
         cluster = self._cluster
         for partition, start in self._positions.items():
             log = cluster.logs.get(partition, [])
@@ -121,7 +121,7 @@ class ToySource:
                     for offset, value in enumerate(log[start:end], start)
                     if value is not None and offset not in cluster.aborted.get(partition, ())
                 )
-                return Batch(partition, start, end, records, cluster.clock(), cluster.clock())
+                return ReadBatch(partition, start, end, records, cluster.clock(), cluster.clock())
         return None
 
 
@@ -133,7 +133,7 @@ class ToyMember:
         self._committed = self._source.rewind()
         self.rewinds = 0
 
-    def poll(self) -> tuple[list[Batch], GroupMetadata]:
+    def poll(self) -> tuple[list[ReadBatch], GroupMetadata]:
         batch = self._source.poll()
         return ([batch] if batch is not None and batch.records else []), GroupMetadata("g", 1, "member")
 
