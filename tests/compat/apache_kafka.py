@@ -35,6 +35,7 @@ _CLASSES = {
     "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "storage": "kafka.tools.StorageTool",
     "topics": "org.apache.kafka.tools.TopicCommand",
     "transactional-message-copier": "org.apache.kafka.tools.TransactionalMessageCopier",
     "transactions": "org.apache.kafka.tools.TransactionsCommand",
@@ -86,29 +87,37 @@ def java(jars: Path, heap: str, level: str, *options: str) -> list[str]:
     ]
 
 
-class KafkaTools:
-    """Runs a tool to its end. The result is its output on both streams; a failure of the tool fails the test.
+class SharedClasses:
+    """The classes of a first run, saved in an archive with which later runs start in half the time."""
 
-    The first run saves its classes in an archive, with which later runs start in half the time.
-    """
+    def __init__(self, jars: Path, name: str, run: object) -> None:
+        """`run` tells apart the processes that may save the archive called `name` at the same time."""
+        self._archive = jars / f"{name}.jsa"
+        self._made = jars / f"{name}.jsa.{run}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """For the command line of a JVM."""
+        if self._archive.exists():
+            return ("-Xlog:disable", "-Xshare:auto", f"-XX:SharedArchiveFile={self._archive}")
+        return ("-Xlog:disable", f"-XX:ArchiveClassesAtExit={self._made}")
+
+    def keep(self) -> None:
+        """Take the archive of a JVM that has ended, where it saved one."""
+        if self._made.exists():
+            self._made.replace(self._archive)
+
+
+class KafkaTools:
+    """Runs a tool to its end. The result is its output on both streams; a failure of the tool fails the test."""
 
     def __init__(self, jars: Path) -> None:
         self._jars = jars
-        self._archive = jars / "tools.jsa"
-
-    def _shared_classes(self) -> list[str]:
-        if self._archive.exists():
-            return ["-Xlog:disable", "-Xshare:auto", f"-XX:SharedArchiveFile={self._archive}"]
-        return ["-Xlog:disable", f"-XX:ArchiveClassesAtExit={self._archive}.{os.getpid()}"]
-
-    def _keep_archive(self) -> None:
-        made = Path(f"{self._archive}.{os.getpid()}")
-        if made.exists():
-            made.replace(self._archive)
+        self._classes = SharedClasses(jars, "tools", os.getpid())
 
     def run(self, tool: str, *arguments: object, stdin: str | None = None) -> str:
         done = subprocess.run(
-            [*java(self._jars, "256M", "ERROR", *self._shared_classes()), _CLASSES[tool], *map(str, arguments)],
+            [*java(self._jars, "256M", "ERROR", *self._classes.options), _CLASSES[tool], *map(str, arguments)],
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,7 +125,7 @@ class KafkaTools:
             timeout=_TOOL_S,
             check=False,
         )
-        self._keep_archive()
+        self._classes.keep()
         assert done.returncode == 0, f"kafka-{tool} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout
 
@@ -129,14 +138,19 @@ class ApacheKafkaNode(LoneNode):
     def __init__(self, home: Path, jars: Path, properties: dict[str, object] | None = None) -> None:
         super().__init__(home, properties)
         self._jars = jars
+        self._classes = SharedClasses(jars, "server", f"{os.getpid()}.{self.port}")
 
     def format(self, cluster_id: str = "4L6g3nShT-eMCtK--X86sw", *arguments: str) -> None:
         """Kafka's own storage tool."""
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", *arguments]
-        subprocess.run(
-            [*java(self._jars, "256M", "ERROR"), "kafka.tools.StorageTool", *command], check=True, capture_output=True
-        )
+        KafkaTools(self._jars).run("storage", *command)
 
     def command(self) -> list[str]:
         """The command that runs the node."""
-        return [*java(self._jars, "512M", "INFO"), "kafka.Kafka", str(self.file)]
+        return [*java(self._jars, "512M", "INFO", *self._classes.options), "kafka.Kafka", str(self.file)]
+
+    def wait_exit(self, timeout_s: float = 60) -> int:
+        code = super().wait_exit(timeout_s)
+        if code in (0, 143):
+            self._classes.keep()
+        return code

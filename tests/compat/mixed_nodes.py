@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apache_kafka import java
+from apache_kafka import SharedClasses, java
 from confluent_kafka.admin import AdminClient
 from harness.blocking import BlockingConnection
 from lone_node import CLUSTER_ID, LoneNode
@@ -106,6 +106,7 @@ class MixedNode(LoneNode):
         super().__init__(home, {**SETTINGS, "node.id": node_id, "process.roles": roles, **settings})
         del self.properties["controller.quorum.bootstrap.servers"]
         self.node_id, self.kind, self._jars = node_id, kind, jars
+        self._classes = SharedClasses(jars, "server", f"{os.getpid()}.{self.port}")
         self.is_broker, self.is_controller = "broker" in roles, "controller" in roles
         named = [("PLAINTEXT", self.port)] if self.is_broker else []
         named += [("CONTROLLER", self.controller_port)] if self.is_controller else []
@@ -133,14 +134,7 @@ class MixedNode(LoneNode):
     def command(self) -> list[str]:
         if self.kind == KALDA:
             return super().command()
-        archive = self._jars / "server.jsa"
-        shared = f"-XX:SharedArchiveFile={archive}" if archive.exists() else f"-XX:ArchiveClassesAtExit={self._archive}"
-        options = ("-Xlog:disable", "-Xshare:auto", shared)
-        return [*java(self._jars, "400M", "INFO", *options), "kafka.Kafka", str(self.file)]
-
-    @property
-    def _archive(self) -> Path:
-        return self._jars / f"server.jsa.{os.getpid()}.{self.port}"
+        return [*java(self._jars, "400M", "INFO", *self._classes.options), "kafka.Kafka", str(self.file)]
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> None:
         self.former_lines += self.lines
@@ -160,8 +154,7 @@ class MixedNode(LoneNode):
         self.process.send_signal(signal.SIGTERM)
         code = self.wait_exit(120)
         assert code == (143 if self.kind == KAFKA else 0), f"exit code {code}:\n" + "\n".join(self.lines[-40:])
-        if self._archive.exists():
-            self._archive.replace(self._jars / "server.jsa")
+        self._classes.keep()
         return 0.0
 
     def pause(self) -> None:

@@ -121,7 +121,7 @@ def read_all(node: LoneNode, topic: str, partitions: int = PARTITIONS) -> dict[i
     deadline = time.monotonic() + 60
     while left:
         assert time.monotonic() < deadline, f"partitions {left} have no end"
-        for message in consumer.consume(1000, 1):
+        for message in consumer.consume(1000, 0.1):
             error = message.error()
             if error is None:
                 found[message.partition()].append(message.value())

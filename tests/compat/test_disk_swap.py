@@ -131,6 +131,8 @@ class Visitor:
         self.node, self.known = node, known
         self.name = f"{name}{known.visits}"
         self.is_kafka = name == "kafka"
+        self._producers: dict[str, Producer] = {}
+        """By codec: an idempotent one waits for its id for a good part of a second."""
         known.visits += 1
 
     # -- reading
@@ -202,8 +204,13 @@ class Visitor:
             }
         )
 
+    def _of_codec(self, codec: str) -> Producer:
+        if codec not in self._producers:
+            self._producers[codec] = self._producer(codec)
+        return self._producers[codec]
+
     def _produce(self, topic: str, codec: str) -> None:
-        producer = self._producer(codec)
+        producer = self._of_codec(codec)
         rows = self.known.rows[topic]
         for number in range(RECORDS):
             key = b"%s %d" % (self.name.encode(), number)
@@ -216,7 +223,7 @@ class Visitor:
     def _compact(self) -> None:
         if "compacted" not in self.known.configs:
             self._create("compacted", COMPACTED)
-        producer = self._producer("lz4")
+        producer = self._of_codec("lz4")
         for number in range(600):
             key, value = b"key %d" % (number % 37), b"%s %d" % (self.name.encode(), number) * 5
             producer.produce("compacted", value, key, 0)

@@ -31,8 +31,11 @@ late."""
 class Writer(threading.Thread):
     """Writes numbered records to all partitions until it is stopped; records the acknowledged ones."""
 
-    def __init__(self, addresses: str, settings: Mapping[str, str | int | bool] | None = None) -> None:
+    def __init__(
+        self, addresses: str, settings: Mapping[str, str | int | bool] | None = None, topic: str = TOPIC
+    ) -> None:
         super().__init__(daemon=True)
+        self._topic = topic
         self.acknowledged: dict[int, list[int]] = defaultdict(list)
         self.failures: list[str] = []
         self._stopped = threading.Event()
@@ -56,7 +59,9 @@ class Writer(threading.Thread):
         for number in itertools.count():
             if self._stopped.wait(0.001):
                 break
-            self._producer.produce(TOPIC, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered)
+            self._producer.produce(
+                self._topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered
+            )
             self._producer.poll(0)
         assert self._producer.flush(60) == 0, "not everything was acknowledged or refused"
 
@@ -83,7 +88,7 @@ class Writer(threading.Thread):
         self.join(60)
 
 
-def read_all(addresses: str) -> dict[int, list[int]]:
+def read_all(addresses: str, topic: str = TOPIC) -> dict[int, list[int]]:
     """All values in the topic, by partition, in order."""
     consumer = Consumer(
         {
@@ -95,13 +100,13 @@ def read_all(addresses: str) -> dict[int, list[int]]:
             "log_level": 0,
         }
     )
-    consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
     found: dict[int, list[int]] = defaultdict(list)
     ended: set[int] = set()
     deadline = time.monotonic() + 60
     while len(ended) < PARTITIONS:
         assert time.monotonic() < deadline, "the topic cannot be read to its end"
-        for message in consumer.consume(1000, 0.5):
+        for message in consumer.consume(1000, 0.1):
             if message.error() is None:
                 found[message.partition()].append(int(message.value()))
             elif message.error().code() == KafkaError._PARTITION_EOF:
@@ -124,8 +129,9 @@ def check(writer: Writer, found: dict[int, list[int]]) -> None:
 class Reader(threading.Thread):
     """One member of a group, which commits after every batch of records that it gets."""
 
-    def __init__(self, addresses: str) -> None:
+    def __init__(self, addresses: str, topic: str = TOPIC) -> None:
         super().__init__(daemon=True)
+        self._topic = topic
         self.seen: dict[int, set[int]] = defaultdict(set)
         self._stopped = threading.Event()
         self._consumer = Consumer(
@@ -143,7 +149,7 @@ class Reader(threading.Thread):
         self.commits = 0
 
     def run(self) -> None:
-        self._consumer.subscribe([TOPIC])
+        self._consumer.subscribe([self._topic])
         while not self._stopped.is_set():
             messages = [each for each in self._consumer.consume(500, 0.2) if each.error() is None]
             for message in messages:
