@@ -8,7 +8,7 @@ import pytest
 from controller_world import World, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller import departures
+from kalda.controller import broker_changes
 from kalda.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, PartitionChangeRecord
 
 STEP, PARTITIONS, SESSION_MS = 10, 95, 9_000
@@ -16,7 +16,7 @@ STEP, PARTITIONS, SESSION_MS = 10, 95, 9_000
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "PARTITIONS_A_STEP", STEP)
+    monkeypatch.setattr(broker_changes, "PARTITIONS_A_STEP", STEP)
 
 
 def a_world(elr: bool = False, controllers: int = 1) -> World:

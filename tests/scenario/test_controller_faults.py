@@ -11,7 +11,7 @@ import pytest
 from controller_world import World, creatable, state
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller import departures as departures_module
+from kalda.controller import broker_changes as departures_module
 from kalda.controller.suspects import Probe
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kalda.base.loop_time import LoopTime
-from kalda.controller import departures
+from kalda.controller import broker_changes
 from kalda.controller.quorum_controller import QuorumController
 from kalda.sim.cluster import SimCluster
 from kalda.sim.controller_faults import raise_once
@@ -31,7 +31,7 @@ def test_a_storm_around_controllers(seed: int, weather: Callable[[int], Any]) ->
 @pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_a_storm_around_controllers_that_take_many_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker is taken out of one partition in each event, so heartbeats and failures come in between."""
-    monkeypatch.setattr(departures, "PARTITIONS_A_STEP", 1)
+    monkeypatch.setattr(broker_changes, "PARTITIONS_A_STEP", 1)
     recover(storm(seed))
 
 

@@ -6,22 +6,22 @@ request. Brokers read decisions from the log.
 
 - `quorum_controller.py`: requests, becoming and ceasing to be active
 - `replaying.py`: which manager applies which record
-- `event_queue.py`: one event at a time; those that decide in steps, and what waits behind them
-- `faults.py`, `event_times.py`: events that fail, and events that are slow
+- `event_queue.py`: one event at a time; those that decide in steps, what waits behind them, and which are slow
+- `faults.py`: events that fail
 - `answers.py`: error fields of responses, and the limit of records for each request
 - `activation.py`: the first records of a new active controller
 - `periodic.py`: periodic tasks, and when they are due
 - `features.py`: finalized feature levels
-- `cluster.py`, `heartbeats.py`: registrations; sessions of brokers
+- `cluster.py`, `heartbeats.py`: registrations, and unclean elections that wait until a session would have ended;
+  sessions of brokers
 - `liveness.py`: which brokers are alive, and what happens to the others
 - `suspects.py`: finding dead brokers before their sessions end
-- `unclean_holds.py`: unclean elections that wait until a session would have ended
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
-- `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories
-- `departures.py`: the same in several events, for a broker of many partitions that leaves
+- `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories; in
+  several events for a broker of many partitions that leaves
 - `topics.py`, `placement.py`: creating, growing and removing topics; placing replicas
-- `alter_partition.py`, `elections.py`, `reassignment.py`, `directories.py`: other requests that change partitions
+- `replica_reports.py`, `elections.py`, `reassignment.py`: other requests that change partitions
 - `configs.py`, `config_requests.py`, `config_schema.py`: dynamic configs; their requests; types and defaults of keys
 - `producer_ids.py`, `client_quotas.py`, `scram.py`, `acls.py`, `delegation_tokens.py`: a domain each
 """

@@ -12,7 +12,7 @@ Invariants:
   fenced; likewise where brokers stop, and in unclean elections.
 - No broker is fenced for a stall of this controller, as long as the caller's time does not count it
   (`kalda.base.loop_time`).
-- A probe never leads to an unclean election before the session would have ended by time (`unclean_holds.py`).
+- A probe never leads to an unclean election before the session would have ended by time (`UncleanHolds`).
 """
 
 from __future__ import annotations

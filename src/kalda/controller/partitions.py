@@ -104,7 +104,7 @@ class PartitionControl:
 
     def may_elect_uncleanly(self, topic: str, partition: PartitionRegistration) -> bool:
         """Whether the controller may elect a leader that lacks acknowledged records: the topic allows it, and it need
-        not wait for a broker (`unclean_holds.py`)."""
+        not wait for a broker (`UncleanHolds`)."""
         return self._configs.unclean_election_enabled(topic) and not self._cluster.unclean_holds.blocks(partition)
 
     def leader_and_isr_updates(

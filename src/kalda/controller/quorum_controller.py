@@ -36,17 +36,14 @@ from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
-from kalda.controller.alter_partition import AlterPartitionControl
 from kalda.controller.broker_changes import BrokerChangeControl
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
 from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
 from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenConfig, TokenRequest
-from kalda.controller.directories import DirectoryControl
 from kalda.controller.elections import ElectionControl
-from kalda.controller.event_queue import Decide, Decision, EventQueue
-from kalda.controller.event_times import EventTimes
+from kalda.controller.event_queue import Decide, Decision, EventQueue, EventTimes
 from kalda.controller.faults import Faults
 from kalda.controller.features import FeatureControl, KraftVersionControl
 from kalda.controller.liveness import CONTINUE_SHUTDOWN, FENCE_STALE, BrokerLiveness
@@ -56,6 +53,7 @@ from kalda.controller.placement import Random
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
 from kalda.controller.replaying import other_records, replay_run, replay_table
+from kalda.controller.replica_reports import AlterPartitionControl, DirectoryControl
 from kalda.controller.scram import ScramControl
 from kalda.controller.suspects import Probe
 from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults

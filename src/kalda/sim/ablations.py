@@ -373,7 +373,7 @@ def _keep_what_a_snapshot_lacks(switch: Switch) -> None:
 
 
 def _trust_any_broker_epoch(switch: Switch) -> None:
-    from kalda.controller.alter_partition import AlterPartitionControl
+    from kalda.controller.replica_reports import AlterPartitionControl
 
     switch.set(AlterPartitionControl, "_is_eligible", lambda self, replica: self._cluster.is_active(replica.broker_id))
 
@@ -566,7 +566,7 @@ def _end_sessions_first(switch: Switch) -> None:
 
 
 def _elect_uncleanly_at_once(switch: Switch) -> None:
-    from kalda.controller.unclean_holds import UncleanHolds
+    from kalda.controller.cluster import UncleanHolds
 
     switch.set(UncleanHolds, "blocks", lambda self, partition: False)
 

@@ -1,4 +1,6 @@
-"""A leader proposes its ISR (AlterPartition, KIP-497), and the controller decides.
+"""What brokers report of their replicas: ISRs (AlterPartition, KIP-497) and log directories (AssignReplicasToDirs).
+
+A leader proposes its ISR, and the controller decides.
 
 Only the leader has the replicas' fetch positions; only the controller has the brokers' sessions. So a proposal is
 refused when it was made under an older leader or partition epoch, or when it contains a replica that is fenced,
@@ -10,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kalda.base.background import ITEMS_A_STEP, Steps
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.cluster import ClusterControl
+from kalda.controller.features import FeatureControl
 from kalda.controller.partition_index import TopicIdPartition
 from kalda.controller.partitions import PartitionControl
 from kalda.metadata.partition import NO_LEADER_CHANGE, LeaderRecoveryState, PartitionRegistration
@@ -23,6 +26,11 @@ from kalda.protocol.messages.brokers import (
     AlterPartitionResponse,
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    AssignReplicasToDirsResponseDirectoryData,
+    AssignReplicasToDirsResponsePartitionData,
+    AssignReplicasToDirsResponseTopicData,
 )
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord
 from kalda.protocol.record_framing import VersionedRecord
@@ -128,3 +136,68 @@ class AlterPartitionControl:
             return False
         epoch = self._cluster.brokers[replica.broker_id].epoch
         return replica.broker_epoch in (_SKIP_EPOCH_CHECK, epoch)
+
+
+class DirectoryControl:
+    """Answers AssignReplicasToDirs.
+
+    A broker reports the log directories of its replicas (AssignReplicasToDirs, KIP-858).
+
+    When a directory fails, the controller then finds the affected partitions without the broker.
+    """
+
+    def __init__(self, state: PartitionControl, features: FeatureControl, cluster: ClusterControl) -> None:
+        self._state = state
+        self._features = features
+        self._cluster = cluster
+
+    def assign(
+        self, request: AssignReplicasToDirsRequest
+    ) -> Steps[Result[VersionedRecord, AssignReplicasToDirsResponse]]:
+        """Raises `ApiError` UNSUPPORTED_VERSION, STALE_BROKER_EPOCH. A replica in a directory that is offline is
+        removed from its ISR."""
+        if not self._features.metadata_version.is_directory_assignment_supported:
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, "Directory assignment is not supported yet.")
+        broker_id = request.broker_id
+        self._cluster.check_broker_epoch(broker_id, request.broker_epoch)
+        records: list[VersionedRecord] = []
+        lost: dict[TopicIdPartition, None] = {}
+        response = AssignReplicasToDirsResponse()
+        done = 0
+        for directory in request.directories:
+            online = self._cluster.has_online_directory(broker_id, directory.id)
+            topics = []
+            for topic in directory.topics:
+                answers = []
+                for one in topic.partitions:
+                    at = TopicIdPartition(topic.topic_id, one.partition_index)
+                    code = self._assign_one(broker_id, directory.id, at, records)
+                    answers.append(
+                        AssignReplicasToDirsResponsePartitionData(partition_index=one.partition_index, error_code=code)
+                    )
+                    if code == ErrorCode.NONE and not online:
+                        lost[at] = None
+                    done += 1
+                    if done % ITEMS_A_STEP == 0:
+                        yield
+                topics.append(AssignReplicasToDirsResponseTopicData(topic_id=topic.topic_id, partitions=answers))
+            response.directories.append(AssignReplicasToDirsResponseDirectoryData(id=directory.id, topics=topics))
+        records += self._state.leader_and_isr_updates(lost, removed=broker_id)
+        return Result(records, response)
+
+    def _assign_one(
+        self, broker_id: int, directory: Uuid, at: TopicIdPartition, records: list[VersionedRecord]
+    ) -> ErrorCode:
+        if at.topic_id not in self._state.topic_names:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        partition = self._state.partitions.get(at)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if broker_id not in partition.replicas:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        change = self._state.change(at, partition)
+        change.move_to_directory(broker_id, directory)
+        record = change.build()
+        if record is not None:
+            records.append(record)
+        return ErrorCode.NONE
