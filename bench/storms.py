@@ -46,7 +46,7 @@ from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, 
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.protocol.notation import Request
 from kalda.records.compression import Compression, compress
-from kalda.telemetry.otlp import DataPoint, Kind, encode
+from kalda.telemetry.otlp import DataPoint, MetricKind, encode
 
 _QUOTAS = {
     "producer_byte_rate": 1e6,
@@ -123,7 +123,7 @@ def storm(kind: str, port: int, seconds: float) -> None:
 def push_bombs(port: int, until: float) -> None:
     """Each push is of another client, so that none comes too early."""
     attributes = [(f"k{number}", "v" * 1_000) for number in range(50)]
-    points = [DataPoint(f"m{number}", Kind.GAUGE, 1.0, 1) for number in range(10_000)]
+    points = [DataPoint(f"m{number}", MetricKind.GAUGE, 1.0, 1) for number in range(10_000)]
     metrics = bytes(compress(Compression.ZSTD, encode(points, tuple(attributes))))
     with BlockingConnection("127.0.0.1", port, client_id="storm", timeout_ms=60_000) as connection:
         while time.monotonic() < until:

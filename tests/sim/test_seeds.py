@@ -43,9 +43,9 @@ def test_a_network_that_fails(seed: int) -> None:
 
 _TRACE = """
 import hashlib, sys
-from kalda.sim.scenario import Plan, simulate
+from kalda.sim.scenario import SimPlan, simulate
 trace = hashlib.sha256()
-verdict = simulate(Plan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
+verdict = simulate(SimPlan(2, 3, duration_s=8), lambda line: trace.update(line.encode()), verbose=True)
 print(trace.hexdigest(), verdict.acked)
 """
 

@@ -11,6 +11,10 @@ Time is shared by three queues: calls, steps of answers (`Priority.ANSWER`), mai
 next step is one of the queue that has used least of its share. So maintenance gets a ninth of the time or more, and the
 work of one queue never waits for the end of that of another. In a queue of steps, generators alternate; calls keep
 their order.
+
+Not obvious:
+
+- A request that is handled in steps holds its connection alone; its first step runs on the spot.
 """
 
 from __future__ import annotations

@@ -6,6 +6,11 @@ object one place where it does its work: `run` does it, a call of `run` that arr
 it once more, and while a change is under way (`held`) the work waits until the change is complete.
 
 Invariant: the body is not on the stack twice, and no call of `run` is lost: the body begins at least once after it.
+
+Not obvious:
+
+- An object that calls out completes its state change first, or works in a `Reentrancy`. An append, a settled
+  `Pending` and a moved high watermark all call back.
 """
 
 from __future__ import annotations

@@ -16,6 +16,10 @@ argument, so the same events give the same measurements. Stores.
 Invariant: a tag names something that exists (a topic, a partition), never a name that a client makes up. Where that
 thing is removed, its sensors are (`Sensors.remove`). So the number of sensors is bounded. Sensors of clients have an
 owner that bounds them (`kalda.quota`), and are listed by a source (`Sensors.add_source`).
+
+Not obvious:
+
+- A gauge and a counter of one name are an error; the order of tags is part of a sensor's identity.
 """
 
 from __future__ import annotations

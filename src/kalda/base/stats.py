@@ -7,6 +7,10 @@ as if nothing had come before it, not as if it had all come within a millisecond
 
 A stat's `config` may be replaced at any time: what was recorded stays, so a quota that changes keeps the usage. Time is
 an argument, and must not decrease from call to call. A negative value undoes a recorded one. Stores.
+
+Not obvious:
+
+- The moments at which a sampled stat drops old samples change its denominator.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ It owns the clock, threads, sockets and files. It decides nothing that a floor b
 - `quorum/`: the metadata log, its loader, and with the controller role a controller
 - `channels/`: requests to other brokers and to the active controller
 - `metrics/`: what a node measures, and what clients push
+- `policies.py`: the operator's own rules for topics and configs; its name is public
 - `stopwatch.py`: for how long requests hold the event loop; compiled
 - `system_clock.py`: the machine's clocks; compiled
 """

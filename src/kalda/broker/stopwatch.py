@@ -3,6 +3,11 @@
 
 A request that does not wait costs two calls of a `RequestTimer`, which read the machine's clock in C. The timer belongs
 to a route: the loop runs one request at a time. A request that waits gets a `Stopwatch`.
+
+Not obvious:
+
+- The time of a request is on its route's timer until it is answered or waits: no other request of the route may be
+  decoded before that on the same stack.
 """
 
 from __future__ import annotations

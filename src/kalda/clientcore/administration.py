@@ -10,6 +10,11 @@ up. One that yields `ELAPSED_MS` gets the time since it was started.
 
 With `first_contact_ms`, an operation of a client that never had a connection fails with `Unreachable` after that time:
 a node may be starting, but a wrong address has to fail soon.
+
+Not obvious:
+
+- Until one connection was made, calls of commands wait for `first_contact_ms` only; plans, with all that they check,
+  run on the I/O thread.
 """
 
 from __future__ import annotations

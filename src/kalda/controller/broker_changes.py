@@ -3,6 +3,11 @@
 A broker that is fenced or shuts down is removed from all ISRs and leaderships at once, so that producers with acks=all
 do not wait for it. A broker that is unfenced becomes the leader only of partitions without one. It re-enters an ISR
 when it has caught up.
+
+Not obvious:
+
+- A broker of many partitions that is being fenced is not fenced in the metadata before the last event, but inactive
+  to every decision from the first one on: only `ClusterControl.is_active` knows that.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ changes between two of its steps, and what it has decided holds when it is writt
 The periodic tasks are polled by the shell, with the time. While an event is under way or waits, a poll waits behind it:
 `poll_later` puts one there, and `on_poll` is called when its turn comes. So a heartbeat that has come before a poll
 counts in it.
+
+Not obvious:
+
+- An operation of the controller on many things is one event, which is decided in steps and written whole: it names
+  10,000 things at most, so that what waits behind it waits a second at most.
 """
 
 from __future__ import annotations

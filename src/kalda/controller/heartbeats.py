@@ -18,6 +18,10 @@ a leader in metadata responses.
 
 Invariant: whether a broker is fenced here follows from replayed records only. No request and no task sets it: their
 records may be refused by the log.
+
+Not obvious:
+
+- `BrokerHeartbeats` is changed by the replayed record that fences or unfences a broker, never by the decision.
 """
 
 from __future__ import annotations

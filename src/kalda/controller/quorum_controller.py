@@ -20,6 +20,11 @@ The managers decide what one request does. This class connects them:
 - `probes_due` returns the brokers that may be dead, with the addresses to probe; `on_probed` takes the outcomes.
 
 Each call that needs the time gets it as `now_ms`, from any clock in milliseconds that never goes back.
+
+Not obvious:
+
+- An operation of the controller changes nothing before it returns its records: where it raises, the leadership goes
+  on with the state that it has.
 """
 
 from __future__ import annotations

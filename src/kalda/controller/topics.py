@@ -2,6 +2,11 @@
 
 Each topic of a request is granted or refused on its own. The records of all granted ones are one batch, so that they
 are applied together or not at all.
+
+Not obvious:
+
+- Responses of CreateTopics share their list of default configs, and equal partitions their lists: they are never
+  changed.
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ records are replayed. So commits are applied by a `Reentrancy`, which waits unti
 
 Life of a partition: loading → active → closed. It is never reopened: a load that is tried again, and a partition that
 this node leads again, get a new one.
+
+Not obvious:
+
+- An append may raise the high watermark before its records are replayed; therefore a write holds the partition's
+  turn.
 """
 
 from __future__ import annotations

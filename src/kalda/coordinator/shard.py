@@ -3,6 +3,10 @@
 A shard holds replayed state. Records of its partition are decoded and replayed in the order of the log, both when the
 partition is loaded and when this node has just appended them; nothing else changes what is replayed. What a shard
 keeps besides (sessions, requests that wait, timers) it rebuilds in `on_loaded` and ends in `on_unloaded`.
+
+Not obvious:
+
+- `replay` calls nothing out: a response that a record makes due is sent by a timer without delay.
 """
 
 from __future__ import annotations

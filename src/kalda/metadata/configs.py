@@ -1,4 +1,9 @@
-"""Dynamic configs, by resource. The image has the values that were set, without defaults or synonyms."""
+"""Dynamic configs, by resource. The image has the values that were set, without defaults or synonyms.
+
+Not obvious:
+
+- A removed topic's configs have no records of their own.
+"""
 
 from __future__ import annotations
 

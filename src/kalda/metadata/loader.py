@@ -13,6 +13,10 @@ made only after as many records as the image has topics.
 
 There are no timers here. `poll` installs publishers that wait, for the case that the high watermark became known
 without a commit of any record. The shell calls it after every commit and change of leader while `is_waiting`.
+
+Not obvious:
+
+- While a metadata transaction is open, the loader's delta holds its records only.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 `leader_epoch` grows with every record that names a leader, even the same one; `partition_epoch` grows with every
 change. So a broker distinguishes its election from a change of its ISR, and the controller a stale AlterPartition from
 a current one.
+
+Not obvious:
+
+- A partition record that names a leader raises the leader epoch, even for the same leader.
+- Equal partitions share one registration, which is never changed in place.
 """
 
 from __future__ import annotations

@@ -12,6 +12,12 @@ So unread answers take the limit, `MAX_MADE` answers, one answer of a connection
 read of each connection.
 
 The inter-broker listener and those of controllers have a memory of their own, which clients of others cannot use up.
+
+Not obvious:
+
+- Of answers that may be much larger than their requests (`Row.has_large_answer`) four are made at a time; others wait
+  after their first step, so that step keeps little, and what makes them waits for no other node. Above the limit of
+  unread answers those with most of them are closed, but never one that reads 256 KB/s.
 """
 
 from __future__ import annotations

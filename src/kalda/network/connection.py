@@ -14,6 +14,11 @@ closed it.
 
 Invariants: slots are in request order; `_out` holds only answers that come before all slots, and `_sending` what comes
 before `_out`; while a hold is set no frame goes to the handler.
+
+Not obvious:
+
+- While a hold is set, no frame reaches the handler. While nothing is read from a connection, only the sweep notices
+  that its peer has closed it.
 """
 
 from __future__ import annotations

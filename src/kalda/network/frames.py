@@ -13,6 +13,13 @@ one callback of the loop.
 
 Invariant: `[_start, _end)` of `_view` has arrived and was not returned by `next_frame` yet. The bytes from `_end` on
 are only read into; they need not be zeros.
+
+Not obvious:
+
+- A frame that is kept keeps its whole arena of 256 KiB in memory: keep what was decoded instead. Bytes after the end
+  of what arrived are not zeros.
+- The memory of a frame grows in place in `room()`, when no view of it is in use; in `next_frame()` the transport
+  still has one.
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ The login is complete with the client's last token. The server has no token afte
 with an empty one, a bare token (after SaslHandshake v0) with nothing.
 
 Each step may read a key table, and a client's first step may send requests to the KDC, so all run on threads.
+
+Not obvious:
+
+- Each login by GSSAPI has a ticket cache of its own name, since plain `MEMORY:` is shared in the process. A prepared
+  exchange is used within 60 s: servers refuse old authenticators.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 A URL is used only where `kalda.sasl.oauthbearer.allowed.urls` (for nodes) or the system property of the same meaning in
 Apache Kafka allows it: a configuration that a client may set must not make this process read any file or address
 (CVE-2025-27817). Everything here blocks, and is called on threads. No text contains a token or a secret.
+
+Not obvious:
+
+- The timer that renews a token holds it weakly, and its finalizer cancels the timer.
 """
 
 from __future__ import annotations

@@ -14,6 +14,12 @@ Then:
   arrives cannot keep those waiting.
 
 The inter-broker listener and those of controllers have a memory of their own, which clients of others cannot use up.
+
+Not obvious:
+
+- What has arrived of a request counts for `queued.max.request.bytes` until its frame is handed out, then as long as
+  the answer is pending. Beyond the limit only the oldest request that is not complete goes on, or none would ever be;
+  where it stops for 2 to 4 s while others wait, its connection is closed.
 """
 
 from __future__ import annotations

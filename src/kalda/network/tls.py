@@ -11,6 +11,11 @@ nor its memory.
 
 Nothing is buffered here but what a read or a write of the connection needs: the socket's transport holds what the peer
 does not read, and pauses the connection; a paused connection pauses the socket.
+
+Not obvious:
+
+- A TLS connection counts from its accept on. A step of its handshake runs on a thread, once a record is complete;
+  while it is queued or runs, the loop touches neither the TLS object nor its memory.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Windows, watermarks, joins and transformWithState are Spark's; their state is in RocksDB. A derived topic is written
 with the sink's exactly-once mode unless the file says otherwise, a derived table by the file sink.
+
+Not obvious:
+
+- A Python sink has no output mode `update`, so `derive` writes such topics in `foreachBatch`; the name of the write
+  is the query's id in the checkpoint. Modules beside a project file are pickled by value.
 """
 
 from __future__ import annotations

@@ -12,6 +12,11 @@ so after a load the directory has exactly the table's files, for any other reade
 
 The sink's list of files has all files in its latest entry (spark.sql.streaming.fileSink.log.compactInterval=1), which
 one rename replaces: so compaction is atomic.
+
+Not obvious:
+
+- Two queries never write one lake: Spark skips batch ids that are in the sink's log. `compactInterval` is 1, so that
+  one rename replaces the list of all files.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ that would spread or order them otherwise is refused, since other rows would be 
 
 Within a lane rows are in the order of the columns that are given, by default partition and offset; equal ones in the
 order of a hash of what is written, so that they are in the same order each time.
+
+Not obvious:
+
+- A replay reads its committed offset after `init_transactions`, which ends what a task that died has left open.
 """
 
 from __future__ import annotations

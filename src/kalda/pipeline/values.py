@@ -3,6 +3,10 @@
 Every record becomes a row. One whose value has the declared format has it in `value`; any other one has null there,
 its bytes in `raw`, and in `reason` what is wrong, and so has one whose timestamp Spark does not have. A record without
 a value (a tombstone) is good.
+
+Not obvious:
+
+- `from_avro` makes a row of nulls of a value that it cannot read, hence the field `_kalda_decoded`.
 """
 
 from __future__ import annotations

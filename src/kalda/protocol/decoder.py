@@ -12,6 +12,10 @@ message is recursive.
 
 A message with record batches is decoded from the frame itself, and the batches are views of the frame. Any other
 message is copied to `bytes` first: one copy of some hundred bytes, after which every slice costs half.
+
+Not obvious:
+
+- A string of more than a KB counts as an element for each 256 bytes.
 """
 
 from __future__ import annotations

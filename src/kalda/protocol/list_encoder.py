@@ -2,6 +2,11 @@
 
 So the memory of such an answer is its bytes. The fields before the list and those behind it are encoded last, when the
 number of items is known. Items are encoded in steps, as one of them may be large: a topic with all its partitions.
+
+Not obvious:
+
+- An answer that may be much larger than its request is encoded item by item while it is made; its first buffer has
+  the throttle time, which the charge stage may write.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ what the next request needs. A limit that changes keeps the usage.
 
 Client ids are made up by clients. So sensors, and the memory of their names, are bounded: where a new one has no room,
 the ones that were made first are removed, and such a client begins with an unused quota. A store.
+
+Not obvious:
+
+- After a change of a default quota, limits are read through `ClientQuotas.find` or `each_sensors`.
 """
 
 from __future__ import annotations

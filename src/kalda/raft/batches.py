@@ -2,6 +2,11 @@
 
 A batch of the metadata log is an ordinary v2 batch: uncompressed, with the leader's epoch, its timestamps the time of
 the append. Control batches hold KRaft's own records, which the state machines do not receive.
+
+Not obvious:
+
+- Partition records that differ only in their id are encoded once: `partition_id` is the first field of a
+  `PartitionRecord`, behind a frame of three bytes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A synchronous store over a `Disk`. What may wait long for the device (syncing the log, writing a snapshot) is returned
 as a job for another thread. The rest is in the page cache, or rare.
+
+Not obvious:
+
+- The log start offset of the metadata log is in no file: opening it derives the offset from the leader epochs.
 """
 
 from __future__ import annotations

@@ -9,6 +9,12 @@ in the order in which it must be carried out. Between two steps of the machine t
 - `high_watermark` never decreases, `high_watermark <= log.end_offset`, and the log is never truncated below it;
 - records are appended to the log as the leader by a `LeaderRole` only, and in its own epoch only;
 - `history` holds the control records of the log, from the first to the last, and of the snapshot before it.
+
+Not obvious:
+
+- An epoch of another replica is adopted only after `Replica.adopts_epoch`: the last one would end all elections.
+- `Replica.log` of the quorum is ahead of the file by the effects that are queued. Every transition empties the
+  outbox, every truncation raises the generation of flushes.
 """
 
 from __future__ import annotations

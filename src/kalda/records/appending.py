@@ -11,6 +11,11 @@ the garbage collector tracks, so no other thread can run. Uncompiled this does n
 
 Invariant of `Records`: `HEADER_SIZE <= position <= len(data)`, and `data[HEADER_SIZE:position]` holds `count` whole
 records, with offset deltas from 0 on.
+
+Not obvious:
+
+- `Records.put` is atomic only by the interpreter's lock: between its check and its write it runs no Python code and
+  allocates nothing that is garbage-collected.
 """
 
 from __future__ import annotations

@@ -11,6 +11,12 @@ as well as by slots. A session for which there is no room is not made: its fetch
 
 Invariants: a session's epoch is the one that its next request must carry; the cache never holds more sessions than
 it has slots, nor more than `max_bytes`, by the cost of each partition. A store.
+
+Not obvious:
+
+- A Fetch that is answered empty by a quota is taken back from its session.
+- A fetch session keeps "may read everything" by version of the authorizer, principal and host. Whoever adds
+  partitions to a session resets it.
 """
 
 from __future__ import annotations

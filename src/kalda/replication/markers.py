@@ -8,6 +8,10 @@ committed: the coordinator forgets the transaction after that, so no leader may 
 
 The log of a coordinator is written by that coordinator alone. A marker for its partition is passed to it, and it
 applies the marker as it appends it: `delegate`. A driver.
+
+Not obvious:
+
+- A marker in a coordinator's log is appended through its `CoordinatorPartition`, or its state lacks what its log has.
 """
 
 from __future__ import annotations

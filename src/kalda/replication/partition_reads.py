@@ -16,6 +16,13 @@ Which partitions are read, which checks precede, and what the answer says is the
 `PartitionReads`: `fetch.Fetch` answers fetch sessions.
 
 A driver. A follower's fetch may advance high watermarks, and what waits for those may append while others are read.
+
+Not obvious:
+
+- `PartitionReads.advanced` is set after reading in steps too. A fetch with `min_bytes` may then wait up to
+  `max_wait_ms` for bytes that were appended between two steps to a partition it had read.
+- An answer to a Fetch has at most 2 MB of records in memory, all else is slices of files; a fetch that is cut for
+  that is answered at once, whatever its `min_bytes`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ REQUEST_TIMED_OUT; the records stay, and the retry of an idempotent producer is 
 A request of many partitions is handled in steps, with others served in between. Logs that have not been opened yet are
 opened by a job first. The first batch of a transaction in a partition waits
 until the transaction's coordinator has verified it (`verification.py`). A driver.
+
+Not obvious:
+
+- Between the steps of a Produce, leaders may change: the leader epoch of each append is kept, and checked before the
+  wait for replicas begins.
 """
 
 from __future__ import annotations

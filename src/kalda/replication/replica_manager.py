@@ -3,6 +3,12 @@
 The metadata assigns partitions and leaders to brokers; `apply` opens, leads or follows accordingly. Handlers find
 partitions here by name. A replica whose log directory is offline has no `Partition`; requests for it are answered with
 KAFKA_STORAGE_ERROR. A driver.
+
+Not obvious:
+
+- A producer's batches are taken in the order in which they were sent even where the first one was refused: one that
+  is behind a refused batch gets the same error until that has come again, or 10 s are over. What appends for a client
+  asks `RefusedBatches.check` first.
 """
 
 from __future__ import annotations

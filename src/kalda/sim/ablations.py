@@ -2,6 +2,10 @@
 would prove nothing about it.
 
 A switch patches named attributes and restores them afterwards. The product has no code for it.
+
+Not obvious:
+
+- Ablations patch attributes by name, on the class that defines them: a rename goes there too.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 A process may be killed (its connections are closed, and the disk has all that it wrote), paused, or ended by a power
 loss, at once or at one of its next operations on the disk. After a power loss the disk has what was synced, and a
 random part of the rest.
+
+Not obvious:
+
+- Budgets end by `Host.work_ns`. In the simulator this clock moves at each read: simulated time stands still while the
+  loop works.
 """
 
 from __future__ import annotations

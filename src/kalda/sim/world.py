@@ -2,6 +2,10 @@
 
 Each part that needs random numbers has a source of its own, seeded with its name, so that one more draw in one part
 does not change the numbers of another.
+
+Not obvious:
+
+- Each part draws from its own random source. One more draw, or another name, changes every committed seed.
 """
 
 from __future__ import annotations

@@ -23,6 +23,11 @@ Invariants:
   where a batch is run again, the driver refuses it if the task had committed rows.
 
 What is not atomic: the tasks of one batch are committed one after another.
+
+Not obvious:
+
+- The number of tasks of an exactly-once batch is written before its first EndTxn: that a batch which is run again is
+  the same batch rests on it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ connections. It fetches nothing beyond the range, so that no Fetch that waits fo
 
 Where the log has lost offsets of the range, or the topic was deleted, the task fails, or reads what there is where
 `failOnDataLoss` is false.
+
+Not obvious:
+
+- `RangeConsumer.release` must not assign nothing, which drops the topic's metadata.
 """
 
 from __future__ import annotations

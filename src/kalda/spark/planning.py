@@ -3,6 +3,11 @@
 Starts and ends given as times or as earliest and latest become offsets when the query is planned, so a task that is run
 again reads the same records. Offsets of a range that the log does not have are data loss: the query fails or, with
 `failOnDataLoss` false, reads without them.
+
+Not obvious:
+
+- Which ranges share a task depends on the ranges and the options alone, never on cores: a batch that is planned again
+  must have the same tasks.
 """
 
 from __future__ import annotations

@@ -6,6 +6,12 @@ Spark makes the source in a separate Python process, calls `partitions` there, a
 There are two sources, since PySpark refuses a reader with `pushFilters` where the session does not allow it. The one
 with filters is registered where the user asks for it: Spark (seen with 4.3) keeps the narrowed partitions with the
 relation that `load` has made, and a later query of the same frame that has no condition reads those only.
+
+Not obvious:
+
+- `streamReader()` of a PySpark source must not raise, since PySpark hides the error.
+- Spark calls `initialOffset` again and writes only the ends of batches into a checkpoint: the start of a stream from
+  `latest` must not change between calls, and its first batch must be empty.
 """
 
 from __future__ import annotations

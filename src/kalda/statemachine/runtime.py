@@ -25,6 +25,10 @@ those of the write.
 Answers are parked in the order of their offsets, which rise with each append: a FIFO, completed from its head once the
 log is stable. What a callback raises is logged and goes no further: the records of an answer are committed, or lost,
 whether or not its client can be answered, and the other answers must not wait for it.
+
+Not obvious:
+
+- `replay_run` leaves a record that it cannot apply to `replay`, or a fault names the wrong offset.
 """
 
 from __future__ import annotations

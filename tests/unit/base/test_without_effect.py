@@ -27,7 +27,7 @@ from kalda.storage.config import LogConfig
 SOURCE = Path(kalda.__file__).parent
 READERS = ("listeners.py", "server_values.py")
 """The modules of `base/configs` that read values. The others have tables and checks only."""
-TOOLS = ("cli", "client", "sim", "spark", "testing")
+TOOLS = ("cli", "client", "clientcore", "sim", "spark", "testing")
 """Packages that set keys of nodes, and read none."""
 CHECKED_ONLY = {"remote.log.storage.system.enable"}
 DEFAULTS_OF_TOPICS = {name: key for key, sources in BROKER_SYNONYMS.items() for name, _ in sources}

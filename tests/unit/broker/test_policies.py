@@ -8,8 +8,7 @@ import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.process.node import StartError
-from kalda.broker.process.policies import (
+from kalda.broker.policies import (
     ALTER_CONFIG,
     CREATE_TOPIC,
     AlterConfigRequest,
@@ -17,6 +16,7 @@ from kalda.broker.process.policies import (
     Policies,
     PolicyViolation,
 )
+from kalda.broker.process.node import StartError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.configs import Resource
 from kalda.metadata.configs import topic_resource

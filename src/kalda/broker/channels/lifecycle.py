@@ -25,6 +25,10 @@ A broker that cannot report a failed directory to the controller within `log.dir
 well: it would remain the leader of partitions that it cannot serve.
 
 A machine without sockets or clocks: it sends through an injected channel and waits on injected timers.
+
+Not obvious:
+
+- Until the broker shuts down, either a request to the controller is under way or a timer is set, never both.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 Nothing here reads a record: a produce passes views of the request's frame to the log, a fetch passes the log's buffers
 to the response.
+
+Not obvious:
+
+- `Authorizer.allowed` holds what is known to be allowed, by principal, host, operation and resource. It is a new set
+  after each change of entries: read the attribute each time. Whoever uses it checks the audit log's DEBUG level, too,
+  and for a follower first that it is one: READ is not enough for it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ What is pushed is decompressed, decoded and turned into records by a job, with a
 copies the bytes, and no more. Where too many pushes wait to be decoded, the next ones are refused as if they came too
 early. The answer waits for the job, since a client has to learn that its metrics cannot be read (INVALID_RECORD); it
 does not wait for the sinks.
+
+Not obvious:
+
+- Pushed metrics are decoded one push at a time, since decoding holds the interpreter.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Coming up: register; catch up with the metadata; recover the logs on threads; apply the first image, which opens every
 partition; start the modules; become unfenced; serve. Going down: hand leadership over; close the modules; stop serving;
 close the logs; write the marker of a clean stop as the very last thing.
+
+Not obvious:
+
+- A log directory may fail while the broker is being made, before there are replicas.
 """
 
 from __future__ import annotations

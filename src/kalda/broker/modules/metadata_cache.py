@@ -14,6 +14,11 @@ In two cases responses differ from the image, each for a short time, for clients
   again with its next Metadata request, a second later: librdkafka does. A broker that led nothing leaves the list at
   once, and so does one that shuts down in a controlled way: its partitions have moved before, and a client that still
   listed it would wait longer with every attempt to connect, and miss its return.
+
+Not obvious:
+
+- Whatever changes a Metadata response must drop the responses that the cache keeps, and raise `changes`: a response
+  that is made in steps begins anew then. With an authorizer none is kept, since callers may see different topics.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ Calls come in this order, all on the event loop:
 publishers do nothing may wait: the loader, and all else that follows metadata, goes on when they return. An exception
 in `on_config` or `start` stops the node, except one in `on_config` after the first image: it is logged and counted, and
 the other modules are called all the same (`kalda.broker.replicas.publishing_faults`).
+
+Not obvious:
+
+- `Module.on_config` must be harmless without a change and must not wait; an exception in it stops the node.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 The list is below, in `Services.__init__`; `modules/module.py` is the manual for a new module. The modules are made
 before the broker registers. Clients are served through `pipeline` when the broker is unfenced.
+
+Not obvious:
+
+- Publishers run in this order: the metadata cache, dynamic configs, the modules'. Logs that the first image opens
+  take their defaults from dynamic configs.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Requests go to the brokers that lead the partitions; those for partitions of this broker are handled by a call. All that
 is queued in one turn of the event loop leaves together, in the next turn: a coordinator queues markers while its log
 reports a commit, and sending would call that log back.
+
+Not obvious:
+
+- Markers leave in the next turn of the loop: sent at once, they would call the log back inside its commit.
 """
 
 from __future__ import annotations

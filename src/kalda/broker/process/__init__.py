@@ -7,7 +7,6 @@
 - `sasl_answers`: credentials of users, delegation tokens, OAuth tokens
 - `dynamic_configs`: the effective configuration, handed to all modules when it changes
 - `config_providers`: `server.properties` with the secrets that it refers to
-- `policies`: the operator's own rules for topics and configs
 - `loggers`: the loggers of this process as a config resource
 - `logs`: the format of log lines
 - `dir_locks`: the locks on a node's directories

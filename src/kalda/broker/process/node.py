@@ -8,6 +8,10 @@ registered: from a refused connection the controller infers that the predecessor
 for the end of its session. `stop` undoes all of it in reverse.
 
 A start that fails raises `StartError` with what to do about it; `stop` then closes what was opened.
+
+Not obvious:
+
+- `Listener.handler` changes when the gate opens: a connection keeps the handler it was made with.
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@ keys are read at the start, and again when a dynamic config names others or when
 (`kalda.ssl.reload.interval.ms`): new connections use what was read last, those that are open keep what they have. A
 store that cannot be read, or whose certificate has another owner than the one before (KIP-978: `ssl.allow.dn.changes`,
 `ssl.allow.san.changes`), is logged, and the one before stays.
+
+Not obvious:
+
+- `_of_sasl` names every property whose change makes a listener's SASL anew; all begin with `sasl.` or `kalda.sasl.`,
+  or are listed there.
+- The stamps of a key store's files are taken before they are read, and each side has its own.
 """
 
 from __future__ import annotations

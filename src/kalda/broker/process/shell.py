@@ -1,6 +1,12 @@
 """The real timers, threads and entropy, and `Host`, which holds them for a node.
 
 The simulator replaces `Host`; all other code of a node is the same in both.
+
+Not obvious:
+
+- An exception that is raised again keeps every frame that it passed, and one in a local of the frame that caught it
+  keeps that frame until a full collection, which is rare.
+- Every connection of a node to another takes its address through `Host.route`, or `kalda.testing` cannot break it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from kalda.raft.values import ReplicaKey, VoterEndpoint
 from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
-    from kalda.broker.process.policies import Policies
+    from kalda.broker.policies import Policies
     from kalda.broker.quorum.prober import Prober
     from kalda.controller.quorum_controller import QuorumController
     from kalda.controller.suspects import Probe
@@ -207,7 +207,7 @@ class QuorumSide:
 
         config = self._config
         if config["create.topic.policy.class.name"] or config["alter.config.policy.class.name"]:
-            from kalda.broker.process.policies import Policies
+            from kalda.broker.policies import Policies
 
             self._policies = Policies(config.properties)
         self._prober = Prober(self._host.is_refused, self._on_probed)

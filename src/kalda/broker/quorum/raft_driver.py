@@ -18,6 +18,11 @@ is never written. Between the two halves nothing else is called.
 Invariant: an exception never ends the replica in silence. It is answered, or it stops the node through `on_fatal`.
 
 `RaftListeners` delivers what is committed.
+
+Not obvious:
+
+- The controller applies records before the quorum has them: nothing may be appended between `prepare_append` and
+  `schedule_append`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ receives nothing until `resume`, which says from where on it lacks batches.
 
 Re-entrancy: `deliver` runs in a `Reentrancy`, and a registration is changed before its listener is called. So a
 listener may call the driver, and what becomes due by that is delivered before the outermost `deliver` returns.
+
+Not obvious:
+
+- "This replica leads" is delivered to a listener only after all that was committed by then.
 """
 
 from __future__ import annotations

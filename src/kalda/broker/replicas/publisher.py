@@ -15,6 +15,10 @@ A log that cannot be made for want of a file descriptor is tried again every ten
 An update is a sequence of steps, each for one partition or so. An unexpected exception in a step is contained, except
 in the first update, where it is raised (`kalda.broker.replicas.publishing_faults`). An exception between the steps
 stops the node: the rest of the update could not be applied.
+
+Not obvious:
+
+- Faults are contained within a step of an update of metadata. An exception between two steps stops the node.
 """
 
 from __future__ import annotations

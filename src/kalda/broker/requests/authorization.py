@@ -6,6 +6,11 @@ decision is made with the access control entries of that image or of a later one
 `authorizer.class.name` names Kafka's StandardAuthorizer, or a Python class (`kalda.security.custom_authorizer`). The
 file of such a class is checked every few seconds: when it has changed, the class is loaded anew. Where that fails, the
 former one stays, and the reason is logged.
+
+Not obvious:
+
+- The authorizer is the first publisher: otherwise a part of the node acts on an image while decisions use older
+  entries. Until the entries are loaded only super users are served.
 """
 
 from __future__ import annotations

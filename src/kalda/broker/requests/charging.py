@@ -10,6 +10,13 @@ has waited or taken steps is charged before it is encoded, in steps, but a Fetch
 While the time of requests is a quota, the time for which a request holds the event loop is measured: from its decoding
 to its encoded answer, without the time for which it waits. A `RequestTimer` measures the requests that are answered at
 once, a `Stopwatch` each of the others.
+
+Not obvious:
+
+- The charge stage writes `throttle_time_ms` into the response, so a handler never returns an object that several
+  requests share.
+- While mutations of the controller are charged, such a request holds its connection alone (`answer_alone`): the pause
+  is known when the controller has answered. `Charge.encode_again` must not count errors twice.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ every request, so it is one function for each. The sensors of a client are kept 
 the quota's clients; what surely stays within the quota is recorded by one compiled call, without measuring the rate.
 Replies that wait or are made in steps, requests without an answer, and those that count against two quotas are charged
 by `kalda.broker.requests.charging.Charge`.
+
+Not obvious:
+
+- Answers that are made at once are encoded before they are charged, and encoded again, without counting errors, where
+  the client pauses.
 """
 
 from __future__ import annotations

@@ -11,6 +11,17 @@ ApiVersions announced.
 
 The charge stage is described in `kalda.broker.requests.charging`. A request out of an envelope is not charged here: the
 broker that holds the client's connection charges it. Only the partitions that it creates or deletes are.
+
+Not obvious:
+
+- The pipeline compares the class of each reply with its route's `returned_at_once`. On a charged route this may be a
+  class that no reply has, so routes without a charge pay nothing for the check.
+- `pipeline.errors` is set before the first route is made. A page of metrics is listed in pieces, of which some are
+  empty.
+- A `Pending` that a handler returns is answered by a call in the background, not on the stack that settles it.
+- A response that has waited or taken steps is charged before it is encoded, which takes steps too; a Fetch, which is
+  charged by its size, is encoded first.
+- A row with `Authorization.UNCHECKED` is refused as a whole where there is an authorizer.
 """
 
 from __future__ import annotations

@@ -6,6 +6,11 @@ first quota of a kind adds the charge stage to the routes of all pipelines, and 
 `client.quota.callback.class` names a Python class in place of the eight levels of entities, as `package.module.Class`
 or `package.module:Class`. Its file is checked every few seconds: when it has changed, the class is loaded anew. Where
 that fails, the former one stays, and the reason is logged.
+
+Not obvious:
+
+- A route has its charge stage only while a quota that is in use counts it: whatever changes that calls
+  `renew_routes`. A route's `handler_at_once` has charged: `Charge.answer` would charge again.
 """
 
 from __future__ import annotations

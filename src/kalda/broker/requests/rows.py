@@ -4,6 +4,12 @@ Rows are declared beside the handlers. What the pipeline can decide without the 
 the caller may send such a request at all (`authorize`), which quota pays for it (`quota`), and how its response reports
 that the whole request failed (`failed`). `Authorizer` and `Throttle` are the interfaces of the floors that decide about
 the first two.
+
+Not obvious:
+
+- The lists of a request have at most `Row.max_elements` elements together, which the decoder checks before it
+  allocates memory for them; beyond that the connection is closed. So a request is decoded and handled whole, and what
+  is per item is handled in steps. Kalda's own clients and nodes name at most half as many.
 """
 
 from __future__ import annotations

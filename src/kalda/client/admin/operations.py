@@ -6,6 +6,10 @@
 An operation has the signature and the docstring that users see, and returns the plan that does it. The modules of
 plans, with the messages that they need, are imported by the first call: a program that only lists topics pays for no
 others.
+
+Not obvious:
+
+- The time that an admin request gives to the broker never exceeds `request.timeout.ms`.
 """
 
 from __future__ import annotations

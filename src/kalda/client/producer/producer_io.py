@@ -8,6 +8,11 @@ memory, a transaction or the end. Where several threads wait, the producer's thr
 `_baton` is held by the thread that runs turns. What a turn raises on a thread of the application ends the producer: all
 records fail, as where the producer's own thread fails. Signal handlers (Ctrl-C) run, and may raise, while the thread
 waits for sockets, and else behind its turn (`held_signals`).
+
+Not obvious:
+
+- The blocking producer's turns run on its own thread or on one that waits for a record, and callbacks with them:
+  compare with `is_current`, never with the thread.
 """
 
 from __future__ import annotations

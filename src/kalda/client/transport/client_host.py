@@ -1,4 +1,9 @@
-"""What an asyncio client gets from the machine that it runs on: clocks, random numbers, and its connections."""
+"""What an asyncio client gets from the machine that it runs on: clocks, random numbers, and its connections.
+
+Not obvious:
+
+- In the asyncio shells only the host's clocks and random numbers are used, or the simulator is not deterministic.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,12 @@
 
 It holds no reference to the client itself, so a client that is dropped without `close` can be collected. What the
 thread itself raises is a fault of this program: it is logged, and everything that waits fails with it.
+
+Not obvious:
+
+- `select.poll` keeps descriptors that were closed, and reports them at every call: `IoThread` removes them.
+- `wake` sets `_wake_is_due` before it reads `_is_selecting`; a turn clears the first at its start, and `_wait` sets
+  the second before it reads the first. In any other order a wake is lost.
 """
 
 from __future__ import annotations

@@ -21,6 +21,10 @@ within its timeout closes its connection (whose other requests fail with it). Af
 connect to the node is made after an exponential backoff, and may take longer each time (KIP-601). A node has failed
 when all addresses of its host have been tried, each as a connection of its own (KIP-302), and its backoff is kept while
 the metadata does not list it.
+
+Not obvious:
+
+- A shell carries out a core's actions before any other I/O, or a failed request's memory might still be written.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ last request failed, and otherwise when the last response is `max_age_ms` old. T
 
 Bootstrap servers are brokers with negative ids until the first response. `rebootstrap` returns to them (KIP-899,
 KIP-1102): where no known broker can be reached, or a broker demands it, and the strategy allows it.
+
+Not obvious:
+
+- Whatever changes `brokers` or `topics` of the metadata clears `_leaders`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ them itself; never both. Each partition has a `PartitionState`:
 
 Invariants: offset <= fetch_offset, and all records from `offset` up to `fetch_offset` are in chunks of this partition
 that have its `seeks`. A seek changes `seeks`, which makes the chunks and the responses in flight stale.
+
+Not obvious:
+
+- `PartitionState.redirect_at_ms` survives seeks, `retry_at_ms` does not.
 """
 
 from __future__ import annotations

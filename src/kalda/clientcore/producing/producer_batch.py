@@ -11,6 +11,11 @@ compressed. A batch is done once:
     failed, aborted → failed      ignored
 
 Anything after `succeeded` is an error of this program.
+
+Not obvious:
+
+- An open batch's memory is replaced under the accumulator's lock while the batch is closed: other threads append to
+  it without the lock.
 """
 
 from __future__ import annotations

@@ -17,6 +17,11 @@ batch that is `delivery_timeout_ms` old fails, wherever it is. Its memory stays 
 `finished` has the batches that are done, for the shell, which calls the callbacks. Those of a partition are in the
 order of their records: a batch that is done before an earlier one waits for it, and not beyond its own timeout, since
 the earlier one expires no later.
+
+Not obvious:
+
+- A batch that has expired in flight keeps its memory until its request has ended.
+- The sender asks what is ready anew after each drain: what is behind a full batch may still linger.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ A directory goes offline with the first error of its disk and stays so until the
 every call; those of other directories go on.
 
 Checkpoints cover all logs of the directory and are written only where their contents have changed.
+
+Not obvious:
+
+- `.kalda_disk_failed` makes the next start treat the stop as unclean and the page cache as untrue, until all logs are
+  open. A file that is replaced meanwhile is synced at once: the former one may be on the device.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@ removal of files whose delay is over.
 
 `poll` gives out as jobs what waits for a device, and visits a bounded number of logs in one call; it is called again at
 `next_deadline_ms`. A walk over all logs (retention, producers, flushes) is spread over as many calls as it needs.
+
+Not obvious:
+
+- Checkpoints are written up to a second after a deletion: a new log of a former name drops the former entries.
 """
 
 from __future__ import annotations

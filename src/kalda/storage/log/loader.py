@@ -17,6 +17,10 @@ thus not be on the device yet: where durability is promised, it is flushed first
 Indexes that were missing below the recovery point are synced: no later recovery would make them anew.
 
 All functions here work on their own objects and may run on any thread.
+
+Not obvious:
+
+- Producer snapshots lack transactions whose marker is above the high watermark: one at or below it is loaded.
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ the result; any other outcome is a `SnapshotJob`, for `run_snapshots`.
 
 A `ColdRead` may find a `FileSlice` as well: then it has read the index alone, and a thread reads the batches while they
 are sent, a piece at a time.
+
+Not obvious:
+
+- A frame's memory is not written to after its records were appended: followers may read them from there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 before it creates a topic or alters a config:
 
 ```python
-from kalda.broker.process.policies import PolicyViolation
+from kalda.broker.policies import PolicyViolation
 
 class TopicsHaveOwners:
     def configure(self, configs):            # optional: the node's properties, once, at its start
