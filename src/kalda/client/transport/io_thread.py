@@ -41,7 +41,8 @@ NEVER_MS = 2**62
 class Awaited(Protocol):
     """What a turn may end for."""
 
-    is_done: bool
+    @property
+    def is_done(self) -> bool: ...
 
 
 class IoThread(threading.Thread):

@@ -66,9 +66,10 @@ class OneNode:
         self._io = _Turns("kalda-one-node", self._driven, security, -1, -1)
         self._connections.is_ready(_NODE, monotonic_ms())  # begins to connect
         try:
-            self._io.run_until(self._is_connected_or_failed)
+            self._io.run_until(self._is_connected_or_failed, monotonic_ms() + connect_timeout_ms)
             if not self._connections.is_connected(_NODE):
-                raise self._driven.refused or disconnected(self._connections.last_failure)
+                late = f"{host}:{port} has not listed its API versions within {connect_timeout_ms} ms"
+                raise self._driven.refused or disconnected(self._connections.last_failure or late)
         except BaseException:
             self.close()
             raise
@@ -126,13 +127,25 @@ class OneNode:
         return is_idle or self._connections.is_connected(_NODE)
 
 
+class _Condition:
+    """What a turn waits for."""
+
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
+
+    @property
+    def is_done(self) -> bool:
+        return self._check()
+
+
 class _Turns(IoThread):
     """The turns of a thread that is never started: the caller's runs them."""
 
-    def run_until(self, is_done: Callable[[], bool]) -> None:
-        """Run turns until that is so."""
-        while not is_done():
-            self._turn()
+    def run_until(self, is_done: Callable[[], bool], limit_ms: int | None = None) -> None:
+        """Run turns until that is so, or it is `limit_ms`. A turn that makes it so waits for nothing more."""
+        awaited = _Condition(is_done)
+        while not awaited.is_done and (limit_ms is None or monotonic_ms() < limit_ms):
+            self._turn(awaited, limit_ms)
 
     def carry_out(self) -> None:
         """Write what was sent."""
