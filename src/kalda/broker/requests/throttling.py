@@ -230,8 +230,7 @@ class _Mutations:
 
 
 def _fetched_size(context: RequestContext, response: Response | Encoded | None, size_bytes: int) -> int:
-    """The size of a Fetch's response as Kafka counts it. Of one that is encoded in steps, its records alone; of one
-    that is encoded in parts, its partitions."""
+    """The size of a Fetch's response as Kafka counts it. Of one that is encoded in steps, its records alone."""
     if size_bytes:
         return size_bytes - _RESPONSE_OVERHEAD[context.api_version >= _FIRST_FLEXIBLE_FETCH]
     if isinstance(response, Encoded) and isinstance(response.buffers, list):
