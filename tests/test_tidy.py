@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ DRIVERS = (
 )  # fmt: skip
 """Drivers among the shells: synchronous, with state of their own, given `Jobs`, `Timers` and `send`."""
 SHELL_MODULES = frozenset(("asyncio", "socket", "time", "threading"))
+MAX_FOLDER_FILES = 30
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
 LONG_FUNCTIONS: frozenset[str] = frozenset()
@@ -78,6 +80,12 @@ def expect_none(found: list[str]) -> None:
 def test_no_file_is_long() -> None:
     sizes = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in sources("src", "tests", "bench")}
     expect_none([f"{name}: {size} lines" for name, size in sizes.items() if size > MAX_FILE_LINES])
+
+
+def test_no_folder_has_many_files() -> None:
+    """A folder is a room that can be seen at a glance."""
+    sizes = Counter(name_of(path.parent) for path in sources("src"))
+    expect_none([f"{name}: {size} files" for name, size in sizes.items() if size > MAX_FOLDER_FILES])
 
 
 def test_no_function_is_long() -> None:
