@@ -62,7 +62,7 @@ USUAL = (
     # The machine is busy.
     r"|Exceptionally slow controller event|controller event queue overloaded|received error REQUEST_TIMED_OUT"
     r"|unable to start processing because of TimeoutException|no byte came from the controller"
-    r"|the event loop was late by|The controller stalled for"
+    r"|the event loop (was late by|has been held for)|The controller stalled for"
 )
 """Warnings that a cluster of three Apache Kafka nodes also logs in these tests."""
 
