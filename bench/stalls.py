@@ -4,10 +4,8 @@ A node with both roles in a process of its own, two connections to a listener: o
 things, the other sends ApiVersions all the time. Printed are the longest time that the second waited, the time until
 the first was answered, and the peak of the node's resident memory meanwhile (`VmHWM`), above what it was before.
 
-Beside it is the peak for an honest request of that size: for a Produce of as many bytes, which are batches of up to a
-megabyte, and the bytes of the answer besides. The ratio is what the worst request takes beyond 4 MB, divided by that:
-code that is loaded, and steps of other work, take some megabytes whatever is sent. Each request gets a fresh node that
-has answered a small one of that API: memory that was freed and kept for the next request would hide its growth.
+Each request gets a fresh node that has answered a small one of that API: memory that was freed and kept for the next
+request would hide its growth.
 
     python bench/stalls.py [--quick] [--items 19900] [--only PRODUCE] [--listener broker]
 
@@ -15,15 +13,6 @@ With `--heavy`, the requests that are heavy because of what the node holds: 15,0
 20,000 quotas, 100,000 transactional ids.
 
     python bench/stalls.py --heavy [--only groups acls]
-
-With `--honest`, the memory of the worst requests beside that of an honest one of the same API and of as many bytes: one
-that names 9,900 distinct partitions of a topic, or 4,900 topics, which exist. Each is sent to a fresh node.
-
-    python bench/stalls.py --honest [--only FETCH]
-
-With `--largest`, requests of 95 MB, each to a fresh node.
-
-    python bench/stalls.py --largest [--only Metadata]
 """
 
 from __future__ import annotations
@@ -33,14 +22,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import NamedTuple
 
 from harness.blocking import BlockingConnection
 from harness.heavy_state import PROPERTIES, heavy_requests
-from harness.honest_requests import HONEST, OF_TOPICS, TOPICS
-from harness.honest_requests import PARTITIONS as HONEST_PARTITIONS
-from harness.largest_requests import largest_requests
 from harness.nodes import Node
 from harness.systems import KALDA
 from harness.watching import Pings, Resident
@@ -49,19 +34,12 @@ from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
 from kalda.base.errors import ApiError
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.calls import Call, choose_version, frame_request
-from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.protocol.notation import Request, Response
-from kalda.records.builder import build_batch
 
 _ENDS_THE_NODE = frozenset((ApiKey.UNREGISTER_BROKER,))
 _HIDDEN = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 """Served by brokers, but announced only where metrics of clients are asked for."""
-_LARGEST_BATCH = 1_000_000
 _WINDOW = 200
-_ALLOWED_BYTES = 4_000_000
-"""What a request may take besides what depends on its size."""
-
-
 _LAST_WITH_NAMES = {ApiKey.PRODUCE: 12, ApiKey.FETCH: 12, ApiKey.OFFSET_COMMIT: 9, ApiKey.OFFSET_FETCH: 9}
 """Later versions name topics by ids, which these requests lack."""
 
@@ -112,31 +90,6 @@ def measure(port: int, pid: int, request: Request) -> Measured:
     return Measured(took, pings.longest_s, resident.grown(), len(frame), answer_bytes)
 
 
-def produce(size_bytes: int) -> Request:
-    """A Produce request of about so many bytes, in batches of at most a megabyte to several partitions."""
-    data = []
-    for index in range(min(PARTITIONS, 1 + size_bytes // _LARGEST_BATCH)):
-        size = min(_LARGEST_BATCH, size_bytes) - 200
-        batch = build_batch([(0, None, bytes(max(1, size)), ())])
-        data.append(PartitionProduceData(index=index, records=batch))
-    return ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=TOPIC, partition_data=data)])
-
-
-@cache
-def produced(size_bytes: int) -> int:
-    """By how many bytes a node grows for a Produce of so many, at least by these."""
-    with a_node() as (node, pid):
-        measure(node.port, pid, produce(1_000))
-        return max(size_bytes, measure(node.port, pid, produce(size_bytes)).grown_bytes)
-
-
-def honest(done: Measured) -> int:
-    """The growth for an honest request of that size: for a Produce, between the sizes that are measured, and the
-    answer."""
-    measured = 1 << max(16, done.sent_bytes.bit_length())
-    return produced(measured) * done.sent_bytes // measured + done.answer_bytes
-
-
 def announced(port: int) -> Iterator[tuple[ApiKey, int]]:
     """The APIs that a listener announces, and the highest version of each."""
     with BlockingConnection("127.0.0.1", port) as connection:
@@ -158,14 +111,12 @@ def _sent(port: int, requests: Sequence[Request]) -> list[Response]:
 
 
 @contextmanager
-def a_node(
-    properties: str = "", topics: Sequence[str] = (TOPIC,), partitions: int = PARTITIONS
-) -> Iterator[tuple[Node, int]]:
+def a_node(properties: str = "") -> Iterator[tuple[Node, int]]:
     """A node that is up and has the topic, and its process id."""
     node = Node(KALDA, properties)
     try:
         node.start()
-        node.create_topics(topics, partitions)
+        node.create_topics([TOPIC], PARTITIONS)
         assert node.process is not None
         yield node, node.process.pid
     finally:
@@ -195,49 +146,7 @@ def measure_worst(listener: str, items: Sequence[int], only: Sequence[str]) -> N
                     port = node.port if listener == "broker" else node.controller_port
                     measure(port, pid, worst_requests(key, version, 1)[0])
                     done = measure(port, pid, request)
-                usual = honest(done)
-                ratio = max(0, done.grown_bytes - _ALLOWED_BYTES) / usual
-                print(f"{listener:<11}{key.name:<34}{count:>8}{done}{usual / 1e6:>12.1f}{ratio:>7.1f}", flush=True)
-
-
-def measure_honest(only: Sequence[str]) -> None:
-    """Print the memory of the worst request of as many bytes as an honest one."""
-    print(f"{'request':<34}{'MB':>8}{'honest, MB':>12}{'worst, MB':>12}{'ratio':>7}")
-    for key, make in HONEST.items():
-        if only and key.name not in only:
-            continue
-        measured: list[Measured] = []
-        honest_request = make()
-        for is_worst in (False, True):
-            topics, partitions = (TOPICS, 1) if key in OF_TOPICS else ([TOPIC], HONEST_PARTITIONS)
-            with a_node(topics=topics, partitions=partitions) as (node, pid):
-                with BlockingConnection("127.0.0.1", node.port) as connection:
-                    version = version_with_names(honest_request, connection)
-                measure(node.port, pid, worst_requests(key, version, 1)[0])
-                request = honest_request
-                if is_worst:
-                    size = len(
-                        b"".join(frame_request(Call(key, version, 1), worst_requests(key, version, 1_000)[0], ""))
-                    )
-                    count = max(1, measured[0].sent_bytes * 1_000 // size)
-                    request = worst_requests(key, version, count)[0]
-                measured.append(measure(node.port, pid, request))
-        honest_done, worst = measured
-        ratio = max(0, worst.grown_bytes - _ALLOWED_BYTES) / max(1, honest_done.grown_bytes)
-        print(
-            f"{key.name:<34}{worst.sent_bytes / 1e6:>8.2f}{honest_done.grown_bytes / 1e6:>12.1f}"
-            f"{worst.grown_bytes / 1e6:>12.1f}{ratio:>7.1f}",
-            flush=True,
-        )
-
-
-def measure_largest(only: Sequence[str]) -> None:
-    """Print what the largest requests do."""
-    print(f"{'request':<40}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}  answer")
-    for name, request in largest_requests():
-        if not only or name in only:
-            with a_node() as (node, pid):
-                print(f"{name:<40}{measure(node.port, pid, request)}", flush=True)
+                print(f"{listener:<11}{key.name:<34}{count:>8}{done}", flush=True)
 
 
 def main() -> None:
@@ -246,22 +155,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--listener", nargs="*", default=["broker", "controller"])
     parser.add_argument("--heavy", action="store_true", help="heavy because of what the node holds")
-    parser.add_argument("--honest", action="store_true", help="memory beside that of honest requests")
-    parser.add_argument("--largest", action="store_true", help="requests of 95 MB")
     parser.add_argument("--quick", action="store_true", help="9,900 items only")
     options = parser.parse_args()
     if options.quick:
         options.items = [9_900]
-    for is_chosen, measures in (
-        (options.heavy, measure_heavy),
-        (options.honest, measure_honest),
-        (options.largest, measure_largest),
-    ):
-        if is_chosen:
-            measures(options.only)
-            return
+    if options.heavy:
+        measure_heavy(options.only)
+        return
     head = f"{'listener':<11}{'request':<34}{'items':>8}{'answer, s':>11}{'longest wait, ms':>18}{'memory, MB':>12}"
-    print(f"{head}  {'answer':>8}{'honest, MB':>12}{'ratio':>7}")
+    print(f"{head}  {'answer':>8}")
     for listener in options.listener:
         measure_worst(listener, options.items, options.only)
 

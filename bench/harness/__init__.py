@@ -8,8 +8,6 @@
 - `transacting`: its workloads of transactions
 - `steady`: one client process that writes without a pause, and reports the longest times without an acknowledgement
 - `worst_requests`: what a client can send that makes a node work longest, for each API
-- `honest_requests`: what they are compared with: requests that name distinct existing things
-- `largest_requests`: requests of 95 MB
 - `heavy_state`: state by the ten thousand, and the requests that list, alter or end it
 - `sparks`: a Spark session, and a topic for it to read
 - `blocking`: requests over a blocking socket, also such as no client sends; tests use it too

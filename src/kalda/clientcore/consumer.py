@@ -53,6 +53,7 @@ from kalda.clientcore.groups.consumer_membership import ConsumerMembership
 from kalda.clientcore.groups.membership import Callback, Membership, MembershipConfig
 from kalda.clientcore.interceptors import codec_of
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from kalda.protocol.naming import MAX_ELEMENTS_SENT
 from kalda.records.consuming import Record
 
 _MAX_IN_FLIGHT = 100
@@ -525,7 +526,7 @@ class ConsumerCore:
         self._topics_in_flight = True
         self._unresolved_at_ms = self.requests.retry_at_ms()
         request = MetadataRequest(
-            topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in topic_ids],
+            topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in topic_ids[:MAX_ELEMENTS_SENT]],
             allow_auto_topic_creation=False,
         )
         self.requests.send(node_id, request, self._on_topic_ids)

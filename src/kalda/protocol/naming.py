@@ -6,7 +6,7 @@ two where its topic has no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
@@ -59,3 +59,10 @@ def turn_of(wanted: Mapping[K, V], begin: int, most: int) -> Mapping[K, V]:
         return wanted
     begin %= len(wanted)
     return {key: wanted[key] for key in islice(cycle(wanted), begin, begin + most)}
+
+
+def pieces(things: Iterable[V], most: int = MAX_PARTITIONS_NAMED) -> Iterator[list[V]]:
+    """The things of one request, and of the next ones."""
+    left = iter(things)
+    while piece := list(islice(left, most)):
+        yield piece

@@ -27,6 +27,7 @@ from kalda.protocol.messages.security import (
     ScramCredentialUpsertion,
     UserName,
 )
+from kalda.protocol.naming import MAX_ELEMENTS_SENT, pieces
 
 
 class ScramCredential(NamedTuple):
@@ -163,6 +164,11 @@ def delete_acls(filters: Collection[AclFilter]) -> Plan[Outcomes[AclFilter, list
 
 def describe_scram_credentials(users: Collection[str] | None) -> Plan[Outcomes[str, list[ScramCredential]]]:
     """DescribeUserScramCredentials; None: of all users."""
+    if users is not None and len(users) > MAX_ELEMENTS_SENT:
+        merged: Outcomes[str, list[ScramCredential]] = Outcomes()
+        for some in pieces(users):
+            merged.update((yield from describe_scram_credentials(some)))
+        return merged
     names = None if users is None else [UserName(name=user) for user in users]
     answer = yield from single(Ask(ANY, DescribeUserScramCredentialsRequest(users=names)), error_of("users"))
     outcomes: Outcomes[str, list[ScramCredential]] = Outcomes()

@@ -20,6 +20,7 @@ from kalda.protocol.messages.admin import (
 )
 from kalda.protocol.messages.brokers import UnregisterBrokerRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
 
 class Node(NamedTuple):
@@ -71,11 +72,15 @@ def unregister_broker(broker_id: int) -> Plan[None]:
 def describe_log_dirs(
     broker_ids: Collection[int], partitions: Collection[TopicPartition] | None = None
 ) -> Plan[Outcomes[int, list[LogDir]]]:
-    """DescribeLogDirs: each directory with those of `partitions`, or with None all, that are in it."""
-    topics: dict[str, DescribableLogDirTopic] = {}
-    for name, index in partitions or ():
-        topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(index)
-    request = DescribeLogDirsRequest(topics=None if partitions is None else list(topics.values()))
+    """DescribeLogDirs: each directory with those of `partitions`, or with None all, that are in it. Of very many
+    partitions all are requested."""
+    wanted = None if partitions is None else frozenset(partitions)
+    topics: dict[str, DescribableLogDirTopic] | None = None
+    if partitions is not None and len(partitions) <= MAX_PARTITIONS_NAMED:
+        topics = {}
+        for name, index in partitions:
+            topics.setdefault(name, DescribableLogDirTopic(topic=name)).partitions.append(index)
+    request = DescribeLogDirsRequest(topics=None if topics is None else list(topics.values()))
 
     def read(answer: Any, group: list[int]) -> Iterator[tuple[int, list[LogDir] | ApiError]]:
         (broker_id,) = group
@@ -96,6 +101,7 @@ def describe_log_dirs(
                         TopicPartition(topic.name, partition.partition_index): partition.partition_size
                         for topic in each.topics
                         for partition in topic.partitions
+                        if wanted is None or (topic.name, partition.partition_index) in wanted
                     },
                 )
                 for each in answer.results

@@ -19,6 +19,7 @@ from kalda.protocol.messages.topics import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from kalda.protocol.naming import MAX_PARTITIONS_NAMED, pieces
 
 
 class Reassignment(NamedTuple):
@@ -38,6 +39,11 @@ def elect_leaders(
     partitions: Collection[TopicPartition] | None, election: ElectionType, *, timeout_ms: int
 ) -> Plan[Outcomes[TopicPartition, None]]:
     """ElectLeaders. With None all partitions are considered; the result then has those that needed an election."""
+    if partitions is not None and len(partitions) > MAX_PARTITIONS_NAMED:
+        merged: Outcomes[TopicPartition, None] = Outcomes()
+        for some in pieces(partitions):
+            merged.update((yield from elect_leaders(some, election, timeout_ms=timeout_ms)))
+        return merged
     topics = None
     if partitions is not None:
         topics = [
@@ -95,9 +101,9 @@ def alter_reassignments(
 def list_reassignments(
     partitions: Collection[TopicPartition] | None, *, timeout_ms: int
 ) -> Plan[dict[TopicPartition, Reassignment]]:
-    """ListPartitionReassignments."""
+    """ListPartitionReassignments; of very many partitions all are listed."""
     topics = None
-    if partitions is not None:
+    if partitions is not None and len(partitions) <= MAX_PARTITIONS_NAMED:
         topics = [
             ListPartitionReassignmentsTopics(name=name, partition_indexes=indexes)
             for name, indexes in by_topic(partitions).items()
@@ -106,10 +112,12 @@ def list_reassignments(
         Ask(ANY, ListPartitionReassignmentsRequest(timeout_ms=timeout_ms, topics=topics)),
         lambda found: refused(found.error_code, "the reassignments", found.error_message) if found.error_code else None,
     )
-    return {
+    found = {
         TopicPartition(topic.name, each.partition_index): Reassignment(
             tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
         )
         for topic in answer.topics
         for each in topic.partitions
     }
+    asked = found if partitions is None else frozenset(partitions)
+    return {partition: each for partition, each in found.items() if partition in asked}

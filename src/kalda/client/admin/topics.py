@@ -27,6 +27,7 @@ from kalda.protocol.messages.topics import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
 )
+from kalda.protocol.naming import pieces
 
 BROKER_DEFAULT = -1
 """For partitions and replication factor: the cluster's default (KIP-464)."""
@@ -206,16 +207,24 @@ def eligible_replicas(names: Collection[str]) -> Plan[dict[TopicPartition, Eligi
     """DescribeTopicPartitions, page by page: the eligible replicas of all partitions of the topics; empty where the
     brokers do not support KIP-966. Raises `ApiError`."""
     found: dict[TopicPartition, EligibleReplicas] = {}
+    try:
+        for some in pieces(sorted(names)):
+            found.update((yield from _eligible_replicas(some)))
+    except ApiError as error:
+        if error.code is ErrorCode.UNSUPPORTED_VERSION:
+            return {}
+        raise
+    return found
+
+
+def _eligible_replicas(names: list[str]) -> Plan[dict[TopicPartition, EligibleReplicas]]:
+    """Those of as many topics as a request names."""
+    found: dict[TopicPartition, EligibleReplicas] = {}
     request = DescribeTopicPartitionsRequest(
-        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in sorted(names)]
+        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in names]
     )
     while True:
-        try:
-            answer = yield from single(Ask(ANY, request))
-        except ApiError as error:
-            if error.code is ErrorCode.UNSUPPORTED_VERSION:
-                return {}
-            raise
+        answer = yield from single(Ask(ANY, request))
         before = len(found)
         for topic in answer.topics:
             for partition in topic.partitions:

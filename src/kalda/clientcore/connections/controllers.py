@@ -6,6 +6,7 @@ There are no topics, and requests that any broker would answer are sent to the a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kalda.base.errors import ErrorCode
@@ -21,7 +22,8 @@ class ControllerMetadata(ClusterMetadata):
 
     is_of_controllers = True
 
-    def cluster_request(self) -> Request:
+    def cluster_request(self, topics: Sequence[str]) -> Request:
+        del topics
         return controllers_request()
 
     def on_response(self, response: Any, now_ms: int) -> None:

@@ -10,7 +10,9 @@
 
 A request is due at once for a topic that has never been asked for, after a backoff where an update was requested or the
 last request failed, and otherwise when the last response is `max_age_ms` old. Topics that have not been used for
-`max_idle_ms` are dropped. A partition's leader is only replaced by one of a later or the same epoch (KIP-320).
+`max_idle_ms` are dropped. Where nothing else is due, a request is about the new topics alone (KIP-526). Of very
+many topics a request names some, and the next one, which is due at once, others: a round of requests names all. A
+partition's leader is only replaced by one of a later or the same epoch (KIP-320).
 
 Bootstrap servers are brokers with negative ids until the first response. `rebootstrap` returns to them (KIP-899,
 KIP-1102): where no known broker can be reached, or a broker demands it, and the strategy allows it.
@@ -40,6 +42,7 @@ from kalda.clientcore.connections.cluster_values import (
 )
 from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from kalda.protocol.naming import MAX_ELEMENTS_SENT
 from kalda.protocol.notation import Request
 
 log = logging.getLogger(__name__)
@@ -90,8 +93,14 @@ class ClusterMetadata:
         """Wanted topics that no request was sent for yet: a request is due at once."""
         self._update_requested = False
         self._updated_at_ms: int | None = None
+        self._left: list[str] = []
+        """Topics that the further requests of this round name."""
+        self._is_complete = True
+        """Whether all responses of this round were useful."""
+        self._is_partial = False
+        """Whether this round is about new topics alone."""
         self._attempts = 0
-        """Requests since the last useful response."""
+        """Rounds since the last useful one."""
         self._not_before_ms = 0
         """When the next request is allowed, unless it is about a new topic. After a useful response too: what that says
         may prove wrong at once, as where it lists a dead broker."""
@@ -197,7 +206,7 @@ class ClusterMetadata:
         """When a request is due; None while one is in flight, and where no topic is wanted."""
         if self._in_flight:
             return None
-        if self._unknown and self._attempts == 0:
+        if self._left or (self._unknown and self._attempts == 0):
             return now_ms
         if self._update_requested or self._updated_at_ms is None or self._unknown:
             return max(now_ms, self._not_before_ms)
@@ -209,24 +218,36 @@ class ClusterMetadata:
             for topic in [topic for topic, used in self._wanted.items() if now_ms - used >= self._max_idle_ms]:
                 self.forget(topic)
         self._in_flight = True
-        self._update_requested = False
-        self._unknown.clear()
-        self._attempts += 1
-        self._not_before_ms = now_ms + self._backoff.pause_ms(self._attempts)
+        if not self._left:
+            is_due = self._update_requested or self._updated_at_ms is None
+            is_due = is_due or now_ms >= self.updated_at_ms + self._max_age_ms
+            self._is_partial = bool(self._unknown) and not is_due
+            self._left = sorted(self._unknown if self._is_partial else self._wanted)
+            self._is_complete = True
+            self._update_requested = False
+            self._attempts += 1
+            self._not_before_ms = now_ms + self._backoff.pause_ms(self._attempts)
         if self._trying_since_ms is None:
             self._trying_since_ms = now_ms
-        return self.cluster_request()
+        named, self._left = self._left[:MAX_ELEMENTS_SENT], self._left[MAX_ELEMENTS_SENT:]
+        self._unknown.difference_update(named)
+        return self.cluster_request([topic for topic in named if topic in self._wanted])
 
-    def cluster_request(self) -> Request:
-        """The request for the brokers and the wanted topics."""
+    def cluster_request(self, topics: Sequence[str]) -> Request:
+        """The request for the brokers and these topics."""
         return MetadataRequest(
-            topics=[MetadataRequestTopic(name=topic) for topic in sorted(self._wanted)],
+            topics=[MetadataRequestTopic(name=topic) for topic in topics],
             allow_auto_topic_creation=self._allow_auto_topic_creation,
         )
 
     def on_failure(self, now_ms: int) -> None:
         """The request has no response."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The next request names all topics again, after the backoff."""
         self._in_flight = False
+        self._left = []
         self._update_requested = True
 
     def on_response(self, response: MetadataResponse, now_ms: int) -> None:
@@ -236,7 +257,7 @@ class ClusterMetadata:
             self.rebootstrap(now_ms)
             return
         if response.error_code or not response.brokers:
-            self._update_requested = True  # a broker without an image yet answers without brokers
+            self._begin_anew()  # a broker without an image yet answers without brokers
             code = ErrorCode(response.error_code)
             if code is not ErrorCode.NONE and not code.retriable:
                 self.fatal_error = code
@@ -246,26 +267,25 @@ class ClusterMetadata:
         self._leaders.clear()
         read = read_metadata(response)
         self._take_over(read, now_ms)
-        is_complete = True
         for name, topic in read.topics.items():
             if name not in self._wanted:
                 continue
             cached = self.topics.get(name)
             if topic.error_code and topic.error_code not in _NEW_TOPIC_FAILED:
-                is_complete = False
+                self._is_complete = False
                 if cached is not None and not cached.error_code and ErrorCode(topic.error_code).retriable:
                     self.topics[name] = topic
                     continue
-            is_complete &= all(not partition.error_code for partition in topic.partitions)
+            self._is_complete &= all(not partition.error_code for partition in topic.partitions)
             if cached is not None and cached.topic_id != topic.topic_id:
                 self.topic_names.pop(cached.topic_id, None)
             self.topics[name] = newest(topic, cached) if cached is not None and not cached.error_code else topic
             if topic.topic_id != ZERO_UUID:
                 self.topic_names[topic.topic_id] = name
-        if is_complete:
-            self._attempts = 0
-        else:
+        if not self._is_complete:
             self._update_requested = True
+        elif not self._left:
+            self._attempts = 0
         self.version += 1
 
     def _take_over(self, read: Metadata, now_ms: int) -> None:
@@ -274,7 +294,8 @@ class ClusterMetadata:
             self._rebootstraps = 0
         self.brokers = read.brokers
         self.cluster_id = read.cluster_id
-        self._updated_at_ms = now_ms
+        if not self._is_partial:
+            self._updated_at_ms = now_ms
         self._trying_since_ms = None
 
     # -- without a reachable broker
@@ -290,17 +311,15 @@ class ClusterMetadata:
     def rebootstrap(self, now_ms: int) -> None:
         """Forget the brokers, and begin again with the bootstrap servers. Topics stay, until the next response, and so
         does the backoff of requests: the bootstrap servers may answer the same."""
+        self._begin_anew()
         if not self._may_rebootstrap:
-            self._update_requested = True
             return
         log.info("no known broker is usable: metadata is fetched from the bootstrap servers again")
         self._leaders.clear()
         self._use_bootstrap()
-        self._in_flight = False
         self._rebootstraps += 1
         self._rebootstrap_at_ms = now_ms + self._backoff.pause_ms(self._rebootstraps)
         self._trying_since_ms = now_ms
-        self._update_requested = True
         self.version += 1
 
     @property
