@@ -30,7 +30,7 @@ from harness.systems import systems
 from pyspark.sql import SparkSession
 
 from kalda import Consumer, Producer
-from kalda.pipeline.background import SMALL_FETCHES, enter_background
+from kalda.spark.background import SMALL_FETCHES, enter_background
 from kalda.spark.java import ending_java
 
 COLD, LIVE = "cold", "live"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kalda.records import codec
-from kalda.records.arrow import build_batches, to_record_batch
+from kalda.records.arrow import RowEncoder, iter_record_batches
 from kalda.records.batch import HEADER_SIZE, read_header
 from kalda.records.builder import build_batch, read_records
 from kalda.records.checksum import crc32c
@@ -46,7 +46,8 @@ def main() -> None:
     batch = build_batch(rows)
     header = read_header(batch)
     joined = b"".join(build_batch(rows, base_offset=RECORDS * i) for i in range(BATCHES))
-    columns = to_record_batch(joined)
+    (columns,) = iter_record_batches(joined)
+    buffer = bytearray(len(joined) + 1_000_000)
     single = build_batch(rows[:10])
     section = bytes(batch[HEADER_SIZE:])
     rules = RecordRules()
@@ -62,8 +63,8 @@ def main() -> None:
 
     print(f"compiled: {codec.COMPILED}; {len(section) / RECORDS:.0f} bytes a record")
     rate("parse", RECORDS, survey)
-    rate("decode to Arrow", RECORDS * BATCHES, lambda: to_record_batch(joined))
-    rate("encode from Arrow", RECORDS * BATCHES, lambda: build_batches(columns, now_ms=NOW))
+    rate("decode to Arrow", RECORDS * BATCHES, lambda: list(iter_record_batches(joined)))
+    rate("encode from Arrow", RECORDS * BATCHES, lambda: RowEncoder(columns, NOW).encode(buffer, 0))
     rate("decode to Python", RECORDS, lambda: read_records(batch))
     rate("encode from Python", RECORDS, lambda: build_batch(rows))
     print(f"{'validate 10 records':<28}{best_of(validate, arguments.seconds) * 1e6:10.2f} µs")

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection as Pipe
 import uvloop
 
 from kalda.broker.system_clock import SystemClock
-from kalda.network.connection import Answer, Connection
-from kalda.network.server import Server
+from kalda.network.server.connection import Answer, Connection
+from kalda.network.server.server import Server
 
 
 def serve(pipe: Pipe, loop_name: str, handler_us: int, response: int) -> None:

@@ -35,7 +35,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.access import ScramUpsertion
 from kalda.metadata.scram import ScramMechanism
 from kalda.metadata.scram_arguments import salted_password
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.security.certificates import Authority

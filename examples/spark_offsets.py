@@ -17,11 +17,10 @@ from contextlib import closing
 from typing import Any
 
 from kalda import Admin
-from kalda.spark import offset_ranges, session
-from kalda.spark.options import EARLIEST_OFFSET
-from kalda.spark.planning import OffsetRange
-from kalda.spark.ranges import starting_after
+from kalda.spark import offset_ranges, session, starting_after
 
+EARLIEST = -2
+"""In startingOffsets, the first offset of the log."""
 _TABLES = (
     "create table if not exists records (topic text, number integer, position bigint, value {blob})",
     "create table if not exists positions (topic text, number integer, position bigint, primary key (topic, number))",
@@ -51,7 +50,7 @@ class Database:
             cursor.execute("select topic, number, position from positions")
             return {(topic, number): position for topic, number, position in cursor.fetchall()}
 
-    def store(self, rows: Iterable[Sequence[Any]], ranges: Iterable[OffsetRange]) -> None:
+    def store(self, rows: Iterable[Sequence[Any]], ranges: Iterable[Any]) -> None:
         """One transaction."""
         marks = ", ".join([self._mark] * 4)
         with closing(self._connect()) as connection:
@@ -82,7 +81,7 @@ def load(spark: Any, servers: str, topic: str, database: Database, limit: int) -
     positions = database.positions()
     with Admin({"bootstrap.servers": servers}) as admin:
         partitions = [(topic, each.partition) for each in admin.describe_topics([topic]).value(topic).partitions]
-    starts = {each: positions.get(each, EARLIEST_OFFSET) for each in partitions}
+    starts = {each: positions.get(each, EARLIEST) for each in partitions}
     stream = (
         spark.readStream.format("kalda")
         .option("kafka.bootstrap.servers", servers)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,14 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell has its background jobs ignore SIGINT, and so do all that they start: what is interrupted would never end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _check_compiled_modules()
+    _begin_with_a_share(config)
+
+
+def _check_compiled_modules() -> None:
     """Refuse to run where a compiled module is older than its source, since the old module would be tested, and where
     some modules are compiled and others are not: they call each other's compiled functions."""
     compiled = {module.with_name(module.name.partition(".")[0]): module for module in SOURCES.rglob("*.so")}
@@ -52,6 +62,17 @@ def pytest_configure() -> None:
         raise pytest.UsageError(
             f"newer than the compiled module, or not compiled: {names}. Run: python setup.py build_ext --inplace"
         )
+
+
+def _begin_with_a_share(config: pytest.Config) -> None:
+    """To rewrite the assertions of all tests takes most of a collection's time. Of several processes that collect them,
+    each begins with other files: when it comes to the rest, others have written their bytecode."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or [Path(config.invocation_params.dir, each) for each in config.args] != [TESTS]:
+        return
+    files = sorted(map(str, TESTS.rglob("test_*.py")))
+    first = int(worker["workerid"].removeprefix("gw")) * len(files) // int(worker["workercount"])
+    config.args = [*files[first:], *files[:first]]
 
 
 def _missing(*modules: str) -> list[str]:
@@ -73,25 +94,40 @@ def _lacks(marker: str) -> str | None:
     return None
 
 
-ORDER = ("spark", "compat", "sim", "property", "scenario", "unit")
-"""Directories. Long files come first, so that no process ends long after the others."""
-TOGETHER = ("tests/spark/", "tests/compat/test_same_")
+ORDER = ("spark", "compat", "sim", ".", "property", "scenario", "unit")
+"""Directories, and a dot for the files beside them. Long files come first, so that no process ends long after the
+others."""
+TOGETHER = ("tests/spark/test_projects", "tests/spark/", "tests/compat/test_same_")
 """Files that share a fixture of the session, which takes longer to make than most of their tests: one process runs
 them all."""
 
 
-def _turn(item: pytest.Item) -> int:
-    directory = item.path.relative_to(TESTS).parts[0]
-    return ORDER.index(directory) if directory in ORDER else len(ORDER)
+@cache
+def _turn(path: Path) -> tuple[int, str]:
+    """The place of a file's tests, wherever the collection began."""
+    place = path.relative_to(TESTS)
+    return ORDER.index(place.parent.as_posix().split("/")[0]), place.as_posix()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)
+    items.sort(key=lambda item: _turn(item.path))
     reasons = {marker: _lacks(marker) for marker in ("compat", "spark", "peer")}
     for item in items:
         for marker, reason in reasons.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers_are_given_back() -> Generator[None, None, None]:
+    """A command that runs in the tests' process sends log lines to its standard output, which is closed after it."""
+    loggers = [logging.getLogger(name) for name in ("kalda", "kafka.authorizer.logger")]
+    former = [(each, each.handlers[:], each.level, each.propagate) for each in loggers]
+    yield
+    for logger, handlers, level, propagate in former:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,9 +142,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests live until the end: the garbage collector need not walk through them each time."""
+    """Thousands of collected tests live until the end: the garbage collector need not walk through them each time. And
+    it walks more rarely through what a test makes, most of which is garbage without a cycle."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)

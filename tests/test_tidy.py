@@ -10,7 +10,7 @@ import ast
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,9 +29,9 @@ IMPURE_MODULES = frozenset(
     )
 )  # fmt: skip
 DRIVERS = (
-    "broker/channels/forwarding.py", "broker/channels/lifecycle.py", "broker/modules/auto_topics.py",
-    "broker/modules/coordinator_table.py", "broker/modules/metadata_cache.py", "broker/modules/producer_ids.py",
-    "broker/modules/transaction_markers.py", "broker/quorum/controller_catch_up.py", "broker/quorum/quorum_side.py",
+    "broker/channels/forwarding.py", "broker/channels/lifecycle.py", "broker/channels/auto_topics.py",
+    "broker/replicas/coordinators.py", "broker/metadata_cache.py", "broker/channels/producer_ids.py",
+    "broker/channels/transaction_markers.py", "broker/quorum/controller_catch_up.py", "broker/quorum/quorum_side.py",
     "broker/quorum/raft_driver.py", "broker/quorum/raft_listeners.py", "broker/replicas/assignments.py",
     "broker/replicas/log_keeper.py", "broker/replicas/publisher.py",
 )  # fmt: skip
@@ -58,12 +58,19 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's tree: to walk through the tree takes longer than to parse it."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _trees_of_this_module() -> Iterator[None]:
     """The trees are millions of objects without a cycle: the garbage collector takes three times as long as the parser
     to walk through them, and would go on to in the tests behind these."""
     gc.disable()
     yield
+    nodes_of.cache_clear()
     tree_of.cache_clear()
     gc.enable()
 
@@ -91,7 +98,7 @@ def test_no_folder_has_many_files() -> None:
 def test_no_function_is_long() -> None:
     found = []
     for path in sources("src", "tests", "bench", "examples"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 size = node.end_lineno - node.lineno + 1
@@ -101,14 +108,15 @@ def test_no_function_is_long() -> None:
     expect_none(found)
 
 
-def imported_modules(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(tree_of(path)):
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
+    found = set[str]()
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
-    return found
+    return frozenset(found)
 
 
 def circles_of(graph: dict[str, set[str]]) -> set[frozenset[str]]:
@@ -140,8 +148,8 @@ def test_imports_form_no_circle() -> None:
     files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in sources("src")}
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
-        graph[name] = imported_modules(path) & files.keys()
-        for node in ast.walk(tree_of(path)):
+        graph[name] = set(imported_modules(path)) & files.keys()
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 graph[name] |= {f"{node.module}.{each.name}" for each in node.names} & files.keys()
     expect_none([f"a circle: {circle}" for circle in sorted(map(sorted, circles_of(graph)))])
@@ -167,7 +175,7 @@ def test_drivers_are_synchronous() -> None:
         found += [f"{name_of(path)}: {module}" for module in imported_modules(path) if module in SHELL_MODULES]
         found += [
             f"{name_of(path)}:{node.lineno}: async def {node.name}"
-            for node in ast.walk(tree_of(path))
+            for node in nodes_of(path)
             if isinstance(node, ast.AsyncFunctionDef)
         ]
     expect_none(found)
@@ -189,8 +197,10 @@ def test_package_docstrings_list_their_files() -> None:
 
 
 def test_packages_do_not_re_export() -> None:
-    """Import from the file that has it; only `kalda`, its tools for tests and its Spark source have public names."""
-    inner = [package for package in packages() if package not in (PACKAGE / "testing", PACKAGE / "spark")]
+    """Import from the file that has it; only `kalda`, its tools for tests, its Spark source and its pipelines, for
+    definition files, have public names."""
+    public = (PACKAGE / "testing", PACKAGE / "spark", PACKAGE / "pipeline")
+    inner = [package for package in packages() if package not in public]
     expect_none([name_of(package) for package in inner if imported_modules(package / "__init__.py") - {"__future__"}])
 
 
@@ -202,6 +212,27 @@ def test_every_floor_is_on_the_map() -> None:
     paths += [f"src/kalda/{floor}" for row in rows for floor in re.findall(r"`([\w/]+)`", row)]
     expect_none([f"{floor} is not in ARCHITECTURE.md" for floor in sorted(floors) if f"`{floor}`" not in text])
     expect_none([f"{path} is in ARCHITECTURE.md only" for path in paths if not (ROOT / path).exists()])
+
+
+def test_what_the_design_names_exists() -> None:
+    """Files that DESIGN.md names, and in its table of decisions the functions behind each file."""
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
+    expect_none([f"{file} is in DESIGN.md only" for file in sorted(files) if not (PACKAGE / file).exists()])
+    table = text.split("## Where it is decided")[1].split("\n## ")[0]
+    pairs, file = [], ""
+    for row in re.findall(r"^\|.* \| (.+) \|$", table, re.MULTILINE):
+        for name in re.findall(r"`([\w./]+)`", row):
+            if name.endswith(".py"):
+                file = name
+            else:
+                pairs.append((file, name))
+    assert len(pairs) > 10
+    sources = {file: (PACKAGE / file).read_text(encoding="utf-8") for file, _ in pairs}
+    defined = r"^ *(?:(?:def|class|cdef class) {0}\b|{0}\b.*=)"
+    expect_none(
+        [f"{file} has no {name}" for file, name in pairs if not re.search(defined.format(name), sources[file], re.M)]
+    )
 
 
 def test_benchmarks_are_listed_and_have_a_quick_run() -> None:
@@ -235,7 +266,7 @@ def test_no_task_is_let_go() -> None:
     """
     found = []
     for path in sources("src", "examples"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
                 continue
             called = ast.unparse(node.value.func)
@@ -261,3 +292,111 @@ def test_tests_do_not_import_tests() -> None:
             if module.startswith("test_")
         ]
     )
+
+
+# Names that nothing uses.
+
+MENTIONED = re.compile(r"\w+_\w+|\w+(?=[(`])")
+"""A name in prose: it has an underscore, or a bracket or a backtick behind it."""
+WORDS = re.compile(r"[A-Za-z_]\w*")
+PLAIN_DECORATORS = ("property", "method", ".setter", "dataclass", "cache", "contextmanager", "override", "overload")
+"""Ends of decorators that do not register what they decorate."""
+OWN_BASES = {"ABC", "Protocol", "Generic", "NamedTuple"}
+"""Bases of others that call no method of ours."""
+
+
+def uses_in(nodes: Iterable[ast.AST]) -> Counter[str]:
+    """How often each name is read in the nodes, words of strings included: `getattr` takes those. Docstrings and
+    imports under the same name are no uses."""
+    found, prose = Counter[str](), set[int]()
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            prose.add(id(node.value))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found[node.id] += 1
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found[node.attr] += 1
+        elif isinstance(node, ast.keyword) and node.arg:
+            found[node.arg] += 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            for word in {*WORDS.findall(node.value), *WORDS.findall(node.value.replace("-", "_"))}:
+                found[word] += 1
+                found[f"_{word}"] += 1
+        elif isinstance(node, ast.alias) and node.asname not in (None, node.name):
+            found[node.name] += 1
+    return found
+
+
+def test_uses_in() -> None:
+    text = 'from a import b, c as d\ndef e():\n    """f"""\n    g.h = i(j="k-l")\n'
+    assert set(uses_in(ast.walk(ast.parse(text)))) == {"c", "g", "i", "j", "k", "_k", "l", "_l", "k_l", "_k_l"}
+
+
+def definitions_in(
+    body: list[ast.stmt], owner: ast.ClassDef | None = None
+) -> Iterator[tuple[str, ast.stmt, ast.ClassDef | None]]:
+    """Functions, classes and constants of a module, and the methods of its classes: the name, the statement, and the
+    class that it is a method of."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node, owner
+            if isinstance(node, ast.ClassDef):
+                yield from definitions_in(node.body, node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and owner is None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, node, owner) for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.If | ast.Try):
+            yield from definitions_in([*node.body, *node.orelse], owner)
+
+
+def bases_of(node: ast.ClassDef, classes: dict[str, list[ast.ClassDef]]) -> set[str]:
+    """All above the class, as they are written there: `asyncio.Transport`."""
+    found = {ast.unparse(base).split("[")[0] for base in node.bases}
+    for base in tuple(found):
+        for each in classes.get(base, ()):
+            found |= bases_of(each, classes)
+    return found
+
+
+def public_classes(classes: dict[str, list[ast.ClassDef]]) -> set[str]:
+    """Names of the classes that users hold, and of their bases."""
+    found = set[str]()
+    for node in (*nodes_of(PACKAGE / "__init__.py"), *nodes_of(PACKAGE / "aio.py")):
+        if isinstance(node, ast.ImportFrom):
+            found.update(each.name for each in node.names)
+    return found.union(*(bases_of(node, classes) for name in found for node in classes.get(name, ())))
+
+
+def test_no_name_is_dead() -> None:
+    """What nothing in `src` uses is for tests only, or for nobody. Names are compared, not what they stand for: a
+    method is in use where any attribute of its name is read."""
+    files = sources("src")
+    used = Counter[str]()
+    for path in files:
+        used.update(uses_in(nodes_of(path)))
+    texts = [ROOT / "README.md", ROOT / "pyproject.toml", *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.pxd")]
+    texts += sources("docs")
+    named = {word for path in texts for word in MENTIONED.findall(path.read_text(encoding="utf-8"))}
+    everything = [(path, *each) for path in files for each in definitions_in(tree_of(path).body)]
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for _, name, node, _ in everything:
+        if isinstance(node, ast.ClassDef):
+            classes.setdefault(name, []).append(node)
+    public = public_classes(classes)
+    found = []
+    for path, name, node, owner in everything:
+        if (
+            used[name] > 50
+            or used[name] > uses_in(ast.walk(node))[name]
+            or name in named
+            or name.startswith(("__", "pytest_"))
+        ):
+            continue
+        if path.is_relative_to(PACKAGE / "protocol" / "messages"):
+            continue  # Kafka's schemas, all of them; a decoder finds them by the class of the message
+        if not all(ast.unparse(each).endswith(PLAIN_DECORATORS) for each in getattr(node, "decorator_list", ())):
+            continue
+        if owner is not None and (owner.name in public or bases_of(owner, classes) - classes.keys() - OWN_BASES):
+            continue  # users call it, or what it overrides is not ours
+        found.append(f"{name_of(path)}:{node.lineno}: nothing uses {name}")
+    expect_none(found)

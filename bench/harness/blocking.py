@@ -31,7 +31,7 @@ from kalda.protocol.calls import (
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 
 class BlockingConnection:

@@ -110,7 +110,7 @@ def evenly(rows: int, count: int) -> list[InputPartition]:
 def batches(names: list[str], left: int) -> Iterator[pa.RecordBatch]:
     """`left` rows, in record batches as large as the reader's."""
     from kalda.client.consumer.columns import TYPES, SparkColumns
-    from kalda.clientcore.consuming.fetching import Taken
+    from kalda.clientcore.consuming.fetcher import Taken
     from kalda.records.builder import build_batch
 
     values = os.urandom(VALUE_BYTES * 10_000)

@@ -182,9 +182,9 @@ def _reassign(count: int) -> Request:
 
 
 def _describe_configs(count: int) -> Request:
-    """Half of them exist, and their configs are described with synonyms and documentation."""
+    """A tenth of them exist, one behind the other, and their configs are described with synonyms and documentation."""
     asked = [
-        configs.DescribeConfigsResource(resource_type=2, resource_name=TOPIC if n % 2 else f"missing-{n}")
+        configs.DescribeConfigsResource(resource_type=2, resource_name=TOPIC if n < count // 10 else f"missing-{n}")
         for n in range(count)
     ]
     return configs.DescribeConfigsRequest(resources=asked, include_synonyms=True, include_documentation=True)
@@ -278,12 +278,23 @@ WORST: Mapping[ApiKey, Make] = {
 }
 
 
+def worst_makers(key: ApiKey, version: int) -> list[Make]:
+    """What makes the worst requests of an API with a number of items."""
+    if key in WORST:
+        return [WORST[key]]
+
+    def wide(count: int) -> Request:
+        return _of_schema(key, version, count, 1)
+
+    def deep(count: int) -> Request:
+        return _of_schema(key, version, 1, count)
+
+    return [wide] if wide(2) == deep(2) else [wide, deep]
+
+
 def worst_requests(key: ApiKey, version: int, count: int) -> list[Request]:
     """The worst requests of an API with so many items."""
-    if key in WORST:
-        return [WORST[key](count)]
-    wide, deep = _of_schema(key, version, count, 1), _of_schema(key, version, 1, count)
-    return [wide] if repr(wide) == repr(deep) else [wide, deep]
+    return [make(count) for make in worst_makers(key, version)]
 
 
 def _of_schema(key: ApiKey, version: int, count: int, inner: int) -> Request:

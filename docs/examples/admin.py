@@ -2,7 +2,7 @@
 
 import os
 
-from kalda import Admin, Alteration, ConfigOperation, ConfigResourceType, NewTopic, OffsetSpec, Resource
+from kalda import Admin, Alteration, ConfigOperation, ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
 
 SERVERS = os.environ.get("KALDA_BOOTSTRAP_SERVER", "localhost:9092")
 
@@ -15,7 +15,7 @@ with Admin(bootstrap_servers=SERVERS) as admin:
     for name, topic in admin.list_topics().items():
         print(name, len(topic.partitions))
 
-    invoices = Resource(ConfigResourceType.TOPIC, "invoices")
+    invoices = ConfigResource(ConfigResourceType.TOPIC, "invoices")
     admin.alter_configs({invoices: [Alteration("retention.ms", ConfigOperation.SET, "86400000")]}).check()
     print(admin.describe_configs([invoices]).value(invoices)["retention.ms"].value)
 

@@ -16,4 +16,6 @@ with Consumer(
     bootstrap_servers=SERVERS, value_deserializer=registry.read_avro(), auto_offset_reset="earliest"
 ) as consumer:
     consumer.assign([("avro-orders", 0)])
-    print(consumer.poll(timeout=10)[0].value["total"])
+    for record in consumer.poll(timeout=10):
+        if record.value is not None:  # None is a tombstone
+            print(record.value["total"])

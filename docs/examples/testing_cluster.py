@@ -3,7 +3,7 @@
 from kalda import Producer
 from kalda.testing import Cluster
 
-with Cluster(brokers=3) as cluster:
+with Cluster(nodes=3) as cluster:
     cluster.create_topic("orders", configs={"min.insync.replicas": 2})
     leader = cluster.leader("orders")
     with Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:

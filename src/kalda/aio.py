@@ -1,16 +1,20 @@
 """The asyncio clients: `from kalda.aio import Producer`. Each is imported at its first use."""
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from kalda.client.admin.aio_admin import Admin as Admin
-    from kalda.client.consumer.aio_consumer import Consumer as Consumer
-    from kalda.client.producer.aio_producer import Producer as Producer
+    from kalda.client.admin.aio_admin import Admin
+    from kalda.client.consumer.aio_consumer import Consumer
+    from kalda.client.consumer.aio_share_consumer import ShareConsumer
+    from kalda.client.producer.aio_producer import Producer
+
+__all__ = ["Admin", "Consumer", "Producer", "ShareConsumer"]
 
 _PUBLIC = {
     "Admin": "kalda.client.admin.aio_admin",
     "Consumer": "kalda.client.consumer.aio_consumer",
     "Producer": "kalda.client.producer.aio_producer",
+    "ShareConsumer": "kalda.client.consumer.aio_share_consumer",
 }
 
 
@@ -25,4 +29,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *__all__})

@@ -43,7 +43,8 @@ _CLASSES = {
 
 
 def kafka_jars() -> Path | str:
-    """The folder of the jars, or why there is none. `KALDA_KAFKA_JARS` names a folder that has them."""
+    """The folder of the jars, or why there is none. `KALDA_KAFKA_JARS` names a folder that has them,
+    of this release or a later one."""
     named = os.environ.get("KALDA_KAFKA_JARS")
     if named:
         return Path(named)
@@ -54,6 +55,12 @@ def kafka_jars() -> Path | str:
     with open(cache / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that run the tests fetches them, and the others wait
         return _fetched(cache) or cache
+
+
+def release_of(jars: Path) -> str:
+    """The release of these jars, as storage is formatted for it: 4.3."""
+    name = next(jars.glob("kafka-clients-*.jar")).stem
+    return ".".join(name.removeprefix("kafka-clients-").split(".")[:2])
 
 
 def _fetched(cache: Path) -> str | None:
@@ -140,9 +147,10 @@ class ApacheKafkaNode(LoneNode):
         self._jars = jars
         self._classes = SharedClasses(jars, "server", f"{os.getpid()}.{self.port}")
 
-    def format(self, cluster_id: str = "4L6g3nShT-eMCtK--X86sw", *arguments: str) -> None:
+    def format(self, cluster_id: str = "4L6g3nShT-eMCtK--X86sw", *arguments: str, release: str | None = None) -> None:
         """Kafka's own storage tool."""
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", *arguments]
+        command += ["--release-version", release] if release is not None else []
         KafkaTools(self._jars).run("storage", *command)
 
     def command(self) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars
+from apache_kafka import ApacheKafkaNode, KafkaTools, kafka_jars, release_of
 from lone_node import LoneNode
 from same_answers import Asker, compare
 
@@ -56,7 +56,8 @@ def both(tmp_path_factory: pytest.TempPathFactory, jars: Path) -> Iterator[Calla
         ApacheKafkaNode(tmp_path_factory.mktemp("peer") / "kafka", jars) as kafka,
         LoneNode(tmp_path_factory.mktemp("node") / "kalda") as kalda,
     ):
+        kafka.format()
+        kalda.format(release=release_of(jars))
         for each in (kafka, kalda):
-            each.format()
             each.start()
         yield lambda scenario: compare(scenario, kafka.port, kalda.port)

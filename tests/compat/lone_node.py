@@ -84,9 +84,11 @@ class LoneNode:
         path.write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
         return path
 
-    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
-        """`kalda storage format`, in this process."""
+    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str, release: str | None = None) -> None:
+        """`kalda storage format`, in this process. `release`: whose levels of features the cluster has; None for those
+        of this version."""
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--standalone", "--ignore-formatted", *arguments]
+        command += ["--release-version", release] if release is not None else []
         storage.main(command, standalone_mode=False)
 
     # -- the process

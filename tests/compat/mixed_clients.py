@@ -10,12 +10,12 @@ from contextlib import suppress
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from mixed_nodes import MixedCluster, MixedNode
 from mixed_requests import TIMEOUT_MS, elect_preferred
-from node_cluster import wait_until
 
 from kalda.base.errors import ErrorCode
 from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kalda.coordinator.internal_topics import coordinator_partition
 from kalda.protocol.messages.fetch import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from waiting import wait_until
 
 TOPIC = "orders"
 INTERNAL_PARTITIONS = 2

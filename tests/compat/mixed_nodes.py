@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apache_kafka import SharedClasses, java
+from apache_kafka import SharedClasses, java, release_of
 from confluent_kafka.admin import AdminClient
 from harness.blocking import BlockingConnection
 from lone_node import CLUSTER_ID, LoneNode
-from node_cluster import SETTINGS, wait_until
+from node_cluster import SETTINGS
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import random_uuid, uuid_to_text
@@ -28,6 +28,7 @@ from kalda.protocol.messages.quorum import (
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
+from waiting import wait_until
 
 KALDA, KAFKA = "Kalda", "Apache Kafka"
 METADATA = "__cluster_metadata"
@@ -127,8 +128,10 @@ class MixedNode(LoneNode):
         """Whether its process is running."""
         return self.process is not None and self.process.poll() is None
 
-    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str) -> None:
+    def format(self, cluster_id: str = CLUSTER_ID, *arguments: str, release: str | None = None) -> None:
+        """With the levels of features that both kinds of nodes know, unless a release is named."""
         command = ["format", "-t", cluster_id, "-c", str(self.file), "--ignore-formatted", *arguments]
+        command += ["--release-version", release or release_of(self._jars)]
         storage.main(command, standalone_mode=False)
 
     def command(self) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from mixed_nodes import MixedCluster, MixedNode
-from node_cluster import wait_until
 
 from kalda.base.errors import ErrorCode
 from kalda.coordinator.internal_topics import coordinator_partition
@@ -31,6 +30,7 @@ from kalda.protocol.messages.topics import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from waiting import wait_until
 
 ROUNDS = int(os.environ.get("KALDA_MIXED_ROUNDS", "1"))
 TIMEOUT_MS = 60_000

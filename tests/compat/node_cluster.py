@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from kalda.base.errors import ApiError
 from kalda.cli.storage import storage
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from waiting import wait_until
 
 SETTINGS: dict[str, object] = {
     "offsets.topic.num.partitions": 4,
@@ -119,7 +119,7 @@ class NodeCluster:
 
     def partition(self, topic: str, index: int) -> Any:
         """A partition's metadata as a new client gets it; None while it gets none."""
-        received = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        received = self.admin.list_topics(topic, timeout=60).topics[topic].partitions
         return received.get(index)
 
     def wait_leader(self, topic: str, index: int, node_id: int) -> None:
@@ -156,11 +156,3 @@ class NodeCluster:
             return whole and all(each == first for each in others)
 
         wait_until(is_whole, f"every replica of {topic} is in sync")
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    """Wait until the condition holds; fails where it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)

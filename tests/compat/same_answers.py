@@ -41,6 +41,17 @@ _KEYS = (
     "producer_epoch", "last_sequence",
 )  # fmt: skip
 _READY_S = 10
+_NEWER = {
+    "errors.deadletterqueue.auto.create.topics.enable",
+    "errors.deadletterqueue.copy.record.enable",
+    "errors.deadletterqueue.group.enable",
+    "errors.deadletterqueue.topic.name",
+    "errors.deadletterqueue.topic.name.prefix",
+    "max.decompressed.message.bytes",
+    "streams.assignor.name",
+    "streams.rack.aware.assignment.tags",
+}
+"""Configs of 4.4, which an Apache Kafka of 4.3 does not have."""
 
 
 class Seen(NamedTuple):
@@ -160,6 +171,7 @@ def plain(value: Any, name: str = "") -> Any:
         return None if value is None else whole_batches(value).hex()
     if isinstance(value, list):
         all_shown = [plain(each, name) for each in value]
+        all_shown = [each for each in all_shown if not (isinstance(each, dict) and each.get("name") in _NEWER)]
         return sorted(all_shown, key=_order) if all_shown and isinstance(all_shown[0], dict) else all_shown
     if isinstance(value, bytes | bytearray | memoryview):
         return ("an id" if any(value) else "no id") if name in _IDS else bytes(value).hex()

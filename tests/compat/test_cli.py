@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from lone_node import CLUSTER_ID, LoneNode
 
 import kalda
+from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.topics import NewTopic
 
@@ -24,22 +26,28 @@ pytestmark = pytest.mark.compat
 
 
 class Shell:
-    """Runs `kalda` with the node's address in the environment."""
+    """Runs `kalda` with the node's address in the environment: in this process, or as one of its own."""
 
     def __init__(self, address: str) -> None:
         sources = str(Path(kalda.__file__).parents[1])
         self.environment = {**os.environ, "KALDA_BOOTSTRAP_SERVER": address, "PYTHONPATH": sources}
 
-    def run(self, *arguments: object, given: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [sys.executable, "-m", "kalda.cli.main", *map(str, arguments)],
-            input=given,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            timeout=60,
-        )
-        assert result.returncode == code, f"{arguments}: {result.returncode}\n{result.stdout}{result.stderr}"
+    def run(self, *arguments: object, given: str = "", code: int = 0) -> Result | subprocess.CompletedProcess[str]:
+        """Wait for a command's end. Those that read or write records get a process, since they do so by descriptor."""
+        words = list(map(str, arguments))
+        if words[0] in ("produce", "consume"):
+            ended = subprocess.run(
+                [sys.executable, "-m", "kalda.cli.main", *words],
+                input=given,
+                capture_output=True,
+                text=True,
+                env=self.environment,
+                timeout=60,
+            )
+            assert ended.returncode == code, f"{words}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+            return ended
+        result = CliRunner().invoke(cli, words, input=given, env=self.environment, prog_name="kalda")
+        assert result.exit_code == code, f"{words}: {result.exit_code}\n{result.output}"
         return result
 
     def json(self, *arguments: object) -> list[dict[str, object]] | dict[str, object]:
@@ -79,9 +87,9 @@ def test_topic_commands(shell: Shell) -> None:
     assert isinstance(described, dict)
     assert (described["partitions"], described["configs"]) == (3, {"retention.ms": "5000"})
     assert "life" in shell.run("topics", "list").stdout.split()
-    shell.run("topics", "delete", "life")
-    assert "topic life" in shell.run("topics", "delete", "life", code=1).stderr
-    shell.run("topics", "delete", "life", "--if-exists")
+    shell.run("topics", "delete", "--yes", "life")
+    assert "topic life" in shell.run("topics", "delete", "--yes", "life", code=1).stderr
+    shell.run("topics", "delete", "--yes", "life", "--if-exists")
 
 
 def test_configs(shell: Shell) -> None:
@@ -168,14 +176,32 @@ def test_what_kcat_can_do(shell: Shell, tmp_path: Path) -> None:
     assert "topic kcat-b has no partition 7; it has 2" in refused
 
 
+def test_a_share_group_is_consumed_and_what_is_not_printed_is_left_to_others(shell: Shell) -> None:
+    shell.run("topics", "create", "jobs", "-p", 1)
+    shell.run("produce", "jobs", given="a\nb\nc\n")
+    shell.run("configs", "alter", "--group", "pickers", "--add-config", "share.auto.offset.reset=earliest")
+    assert shell.run("consume", "jobs", "--share", "pickers", "-n", 2).stdout == "a\nb\n"
+    assert shell.run("consume", "jobs", "--share", "pickers", "-n", 1).stdout == "c\n", "it was released"
+    for options, why in (
+        (("--from", "latest"), "share.auto.offset.reset"),
+        (("--isolation-level", "read_committed"), "share.isolation.level"),
+        (("--group", "g"), "exclude each other"),
+        (("-e",), "--timeout-ms"),
+    ):
+        refused = CliRunner().invoke(cli, ["consume", "jobs", "--share", "pickers", *options], env=shell.environment)
+        assert (refused.exit_code, why in refused.stderr) == (2, True)
+
+
 def test_offsets_and_deleted_records(shell: Shell) -> None:
     shell.run("topics", "create", "shortened", "-p", 2)
     shell.run("produce", "shortened", "-p", 1, given="a\nb\nc\n")
     rows = shell.json("topics", "offsets", "shortened")
     assert isinstance(rows, list)
     assert [(row["beginning"], row["end"]) for row in rows] == [(0, 0), (0, 3)]
-    assert "Nothing was deleted" in shell.run("topics", "delete-records", "shortened", "--before", -1).stderr
-    shell.run("topics", "delete-records", "shortened", "--before", -1, "--execute")
+    assert (
+        "Nothing was deleted" in shell.run("topics", "delete-records", "shortened", "--before", -1, "--dry-run").stderr
+    )
+    shell.run("topics", "delete-records", "shortened", "--before", -1, "--yes")
     assert shell.run("consume", "shortened", "--from", 0, "-e").stdout == "c\n"
     assert shell.json("topics", "offsets", "shortened", "--at", "earliest")[1]["offset"] == 2  # type: ignore[index]
 
@@ -234,10 +260,15 @@ def test_a_group_continues_at_its_committed_offsets(shell: Shell) -> None:
     assert isinstance(plan, dict)
     assert plan["executed"] is False
     shell.run("groups", "reset-offsets", "workers", "--topic", "work:0", "--to-earliest", "--execute")
+    explained = shell.json("explain", "lag", "workers", "--for", 1)
+    assert isinstance(explained, dict)
+    assert [row["lag"] for row in explained["lag"]] == [50, 0]
+    assert "has no members" in explained["findings"][0]
+    assert "never" in shell.run("explain", "lag", "workers", "--for", 1).stdout
     again = shell.run("consume", "work", "-g", "workers", "--timeout-ms", 1500).stdout.split()
     assert sorted(map(int, again)) == list(range(50))
-    shell.run("groups", "delete-offsets", "workers", "--topic", "work:1")
-    shell.run("groups", "delete", "workers")
+    shell.run("groups", "delete-offsets", "--yes", "workers", "--topic", "work:1")
+    shell.run("groups", "delete", "workers", "--yes")
     assert "GROUP_ID_NOT_FOUND" in shell.run("groups", "describe", "workers", code=1).stderr
 
 

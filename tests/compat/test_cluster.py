@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from node_cluster import NodeCluster, wait_until
+from node_cluster import NodeCluster
 from watched_clients import PARTITIONS, Reader, Writer, check, read_all
 
 from kalda.protocol.messages.topics import (
@@ -30,6 +30,7 @@ from kalda.protocol.messages.topics import (
     ReassignablePartition,
     ReassignableTopic,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 
@@ -106,7 +107,7 @@ def test_a_rolling_restart_is_not_noticed(cluster: NodeCluster) -> None:
         cluster.wait_in_sync(topic, PARTITIONS)
     consume(100)
     consumer.commit(asynchronous=False)
-    committed = consumer.committed([TopicPartition(topic, index) for index in range(PARTITIONS)], timeout=20)
+    committed = consumer.committed([TopicPartition(topic, index) for index in range(PARTITIONS)], timeout=60)
     writer.stop()
     consumer.close()
     for index in range(PARTITIONS):
@@ -169,7 +170,7 @@ def test_replicas_move_and_leaders_return(cluster: NodeCluster) -> None:
         cluster.wait_leader(topic, 0, 3)
 
         fresh = AdminClient({"bootstrap.servers": cluster.addresses, "log_level": 0})  # it has no cached leader
-        deleted = fresh.delete_records([TopicPartition(topic, 0, 400)], request_timeout=20)
+        deleted = fresh.delete_records([TopicPartition(topic, 0, 400)], request_timeout=60)
         assert next(iter(deleted.values())).result(20).low_watermark == 400
         fresh.delete_topics([topic])[topic].result(30)
         wait_until(lambda: log_dirs_with(cluster, f"{topic}-0") == [], "no log of the topic is left")

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_cluster import NodeCluster, wait_until
+from node_cluster import NodeCluster
 from watched_clients import PARTITIONS, QUICK_TO_ASK, TOPIC, Writer, check, quorum, read_all
 
 from kalda.base.errors import ErrorCode
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.builder import build_batch
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from cut_links import SpacedCluster, SpacedNode, why_not
-from node_cluster import wait_until
 from watched_clients import PARTITIONS, QUICK_TO_ASK, TOPIC, Writer, check, quorum, read_all
+
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apache_kafka import ApacheKafkaNode, KafkaTools
+from apache_kafka import ApacheKafkaNode, KafkaTools, release_of
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from lone_node import LoneNode
@@ -316,9 +316,11 @@ def dump(tools: KafkaTools, data: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("kalda", "kafka") * TURNS, ("kafka", "kalda") * TURNS], ids=["kalda", "kafka"])
-def test_taking_turns(brokers: dict[str, LoneNode], kafka_tools: KafkaTools, order: tuple[str, ...]) -> None:
+def test_taking_turns(
+    brokers: dict[str, LoneNode], kafka_tools: KafkaTools, jars: Path, order: tuple[str, ...]
+) -> None:
     known = Known()
-    brokers[order[0]].format()
+    brokers[order[0]].format(release=release_of(jars))
     for name in order:
         node = brokers[name]
         node.start()

@@ -14,7 +14,7 @@ from kalda import aio
 from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.client.admin.configs import Alteration, Resource
+from kalda.client.admin.configs import Alteration, ConfigResource
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.producing.transaction_errors import FatalTransactionError
 from kalda.protocol.messages.fetch import OffsetSpec
@@ -84,13 +84,13 @@ def test_records_offsets_and_groups(node: LoneNode, admin: kalda.Admin, fresh: C
 def test_configs_and_the_cluster(admin: kalda.Admin, fresh: Callable[[str], str]) -> None:
     topic = fresh("configs")
     admin.create_topics([NewTopic(topic, 1, 1)]).check()
-    resource, missing = (Resource(ConfigResourceType.TOPIC, name) for name in (topic, "missing-topic"))
+    resource, missing = (ConfigResource(ConfigResourceType.TOPIC, name) for name in (topic, "missing-topic"))
     change = Alteration("retention.ms", ConfigOperation.SET, "5000")
     altered = admin.alter_configs({resource: [change], missing: [change]})
     assert altered[resource] is None
     assert code_of(altered[missing]) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     cluster = admin.describe_cluster()
-    broker = Resource(ConfigResourceType.BROKER, str(cluster.nodes[0].node_id))
+    broker = ConfigResource(ConfigResourceType.BROKER, str(cluster.nodes[0].node_id))
     configs = admin.describe_configs([resource, broker]).check()
     assert configs.value(resource)["retention.ms"].value == "5000"
     assert "log.dirs" in configs.value(broker)

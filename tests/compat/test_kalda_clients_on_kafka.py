@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.consumer import SubscriptionPattern
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 ROUNDS = int(os.environ.get("KALDA_MODERN_ROUNDS", "2"))
@@ -125,13 +125,6 @@ def test_a_modern_group_goes_on_through_kills_and_new_topics(kafka: str, fresh: 
             wait_until(is_shared)
         finally:
             members.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        threading.Event().wait(0.1)
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import random
 import re
@@ -19,13 +18,14 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 from consuming_members import Members
+from cutting_proxy import CuttingProxy
 from lone_node import LoneNode
 
 import kalda
 from kalda import aio
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.client.consumer.consumer_calls import ConsumerClosed
+from kalda.client.consumer.common_calls import ConsumerClosed
 from kalda.clientcore.consuming.consumer_errors import UndecodableRecord, Wakeup
 from kalda.testing import Cluster
 
@@ -51,7 +51,7 @@ def take(consumer: kalda.Consumer, count: int, within_s: float = 60) -> list[Any
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as made:
+    with Cluster(nodes=3) as made:
         yield made
 
 
@@ -127,48 +127,6 @@ def test_a_topic_deleted_and_made_again(node: LoneNode, fresh: Callable[[str], s
         assert [record.value for record in take(consumer, 3)] == [b"c", b"d", b"e"]
 
 
-class Proxy:
-    """Forwards connections, and cuts them in the middle of a response."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.left = 0
-        """Bytes of responses before the next cut; 0: none."""
-        self.cuts = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.target))
-            for source, sink, is_response in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._pump, args=(source, sink, is_response), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, is_response: bool) -> None:
-        try:
-            while data := source.recv(65_536):
-                if is_response and self.left:
-                    if len(data) >= self.left:
-                        sink.sendall(data[: self.left])
-                        self.left = 0
-                        self.cuts += 1
-                        return
-                    self.left -= len(data)
-                sink.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for each in (source, sink):
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # a close would wait for the other thread's recv
-                each.close()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_connection_cut_in_the_middle_of_a_response(
     node: LoneNode, fresh: Callable[[str], str], seed: int, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +134,6 @@ def test_a_connection_cut_in_the_middle_of_a_response(
     topic = fresh("cut")
     server = f"127.0.0.1:{node.port}"
     send(server, topic, [b"%d" % n + b"x" * 200 for n in range(3_000)], 2)
-    proxy = Proxy(node.port)
     connect = socket.socket.connect_ex
 
     def through_proxy(self: socket.socket, address: Any) -> int:
@@ -185,7 +142,7 @@ def test_a_connection_cut_in_the_middle_of_a_response(
     monkeypatch.setattr(socket.socket, "connect_ex", through_proxy)
     chooser = random.Random(seed)
     settings = {"bootstrap.servers": server, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 20_000}
-    with kalda.Consumer(settings) as consumer:
+    with CuttingProxy(node.port) as proxy, kalda.Consumer(settings) as consumer:
         consumer.assign([(topic, 0), (topic, 1)])
         got: list[Any] = []
         end = time.monotonic() + 60

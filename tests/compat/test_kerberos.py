@@ -15,7 +15,7 @@ from harness.blocking import BlockingConnection
 import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.messages.security import SaslHandshakeRequest
@@ -122,7 +122,7 @@ def test_a_ticket_logs_in(cluster: Cluster, kdc: Path) -> None:
     """The principal is made by the rules."""
     with connect(keys(cluster, kdc)) as connection:
         assert connection.request(MetadataRequest(topics=None)).brokers
-        server = cluster.nodes[1]._server
+        server = cluster.nodes[1].running.listeners.server
         assert server is not None
         assert "User:krb-alice" in [each.principal for each in list(server.connections.values())]
 

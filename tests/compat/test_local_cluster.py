@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from node_cluster import wait_until
 
 import kalda
 from kalda.cli.commands import cli
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 

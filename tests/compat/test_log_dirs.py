@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ from kalda.protocol.messages.admin import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
-
-_WAIT_S = 60
 
 
 @pytest.fixture
@@ -60,13 +58,6 @@ def placed(node: LoneNode, topic: str) -> list[tuple[str, int, bool]]:
         for described in found.topics
         for partition in described.partitions
     )
-
-
-def wait_until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline, f"not in {_WAIT_S} s: {what}"
-        time.sleep(0.05)
 
 
 def all_in(node: LoneNode, topic: str, target: str) -> None:

@@ -29,8 +29,9 @@ from mixed_requests import (
     values_of,
     wait_config,
 )
-from node_cluster import wait_until
 from watched_clients import PARTITIONS, TOPIC, Writer, check, read_all
+
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 

@@ -15,7 +15,6 @@ from harness.blocking import BlockingConnection
 from lone_node import CLUSTER_ID
 from mixed_nodes import KAFKA, KALDA, MAX_LEAD, METADATA, MixedCluster, MixedNode
 from mixed_requests import ROUNDS, change_metadata
-from node_cluster import wait_until
 
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_from_text
 from kalda.network.free_ports import free_ports
@@ -29,6 +28,7 @@ from kalda.protocol.messages.quorum import (
     RemoveRaftVoterRequest,
 )
 from kalda.protocol.notation import Request
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.compat,

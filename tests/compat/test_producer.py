@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +16,15 @@ import pytest
 from apache_kafka import ApacheKafkaNode
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from cutting_proxy import CuttingProxy
 from lone_node import LoneNode
-from node_cluster import NodeCluster, wait_until
+from node_cluster import NodeCluster
 
 from kalda import Producer
 from kalda.aio import Producer as AsyncProducer
 from kalda.client.producer.delivery import DeliveryFuture
 from kalda.clientcore.producing.transaction_errors import ProducerFencedError
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 TIMEOUT_S = 120
@@ -79,11 +80,13 @@ def test_every_acknowledgement_and_codec(server: LoneNode, fresh: Callable[[str]
     keys = {"acks": acks, "compression.type": codec, "batch.size": 2_000}
     with Producer({"bootstrap.servers": server.address, **keys}) as producer:
         futures = [producer.send(topic, b"value %d" % number, partition=number % 2) for number in range(2_000)]
-    offsets = [future.result(0).offset for future in futures]
-    assert offsets == ([-1] * 2_000 if acks == "0" else [number // 2 for number in range(2_000)])
-    expected = [[b"value %d" % number for number in range(index, 2_000, 2)] for index in (0, 1)]
-    # Without acknowledgements a broker may have records still to append when the producer has sent all.
-    wait_until(lambda: read(server.address, topic, 2) == expected, "every record is in the topic, in its order")
+        producer.flush()
+        offsets = [future.result(0).offset for future in futures]
+        assert offsets == ([-1] * 2_000 if acks == "0" else [number // 2 for number in range(2_000)])
+        expected = [[b"value %d" % number for number in range(index, 2_000, 2)] for index in (0, 1)]
+        # Without acknowledgements a broker may have records still to append when the producer has sent all, and those
+        # that it has not read yet are lost with a connection that is closed.
+        wait_until(lambda: read(server.address, topic, 2) == expected, "every record is in the topic, in its order")
 
 
 def test_the_asyncio_producer(server: LoneNode, fresh: Callable[[str], str]) -> None:
@@ -259,50 +262,8 @@ def test_a_killed_and_a_paused_leader_lose_nothing(cluster: NodeCluster, fresh: 
     stream.check(read(cluster.addresses, topic, 3))
 
 
-class Proxy:
-    """Passes bytes on to a node that advertises the proxy's port; `cut` breaks all connections, mid-request or not."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self._open |= {client, server}
-            for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65_536):
-                target.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for each in (source, target):
-                each.close()
-                self._open.discard(each)
-
-    def cut(self) -> None:
-        for each in list(self._open):
-            each.close()
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
-
-
 def test_cut_connections_lose_nothing(tmp_path: Path) -> None:
-    with LoneNode(tmp_path / "node") as node:
-        proxy = Proxy(node.port)
+    with LoneNode(tmp_path / "node") as node, CuttingProxy(node.port) as proxy:
         node.properties["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{proxy.port}"
         node.format()
         node.start()
@@ -312,12 +273,11 @@ def test_cut_connections_lose_nothing(tmp_path: Path) -> None:
             stream.wait_progress(300)
             proxy.cut()
         stream.stop()
-        proxy.close()
         stream.check(_read_direct(node))
 
 
 def _read_direct(node: LoneNode) -> list[list[bytes]]:
-    """The values on disk: the node advertises a proxy that has ended."""
+    """The values on disk."""
     from kalda.records.batch import iter_batches
     from kalda.records.builder import read_records
 

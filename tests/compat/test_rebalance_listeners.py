@@ -43,13 +43,13 @@ def test_a_listener_finds_the_position_of_a_new_partition(node: LoneNode, topic:
     with kalda.Consumer(**keys_of(node, topic)) as consumer:
 
         def assigned(partitions: list[TopicPartition]) -> None:
-            found.update({partition: consumer.position(partition, timeout=10) for partition in partitions})
+            found.update({partition: consumer.position(partition, timeout=60) for partition in partitions})
             consumer.seek(partitions[0], 7)
 
         consumer.subscribe([topic], on_assigned=assigned)
-        records = consumer.poll(10)
+        records = consumer.poll(60)
         while len(records) < PARTITIONS * RECORDS - 7:
-            records += consumer.poll(10)
+            records += consumer.poll(60)
     assert found == {TopicPartition(topic, index): 0 for index in range(PARTITIONS)}
     assert min(record.offset for record in records if record.partition == 0) == 7
 
@@ -61,10 +61,10 @@ def test_a_listener_of_asyncio_finds_the_position_of_a_new_partition(node: LoneN
         async with aio.Consumer(**keys_of(node, topic)) as consumer:
 
             async def assigned(partitions: list[TopicPartition]) -> None:
-                found.extend([await consumer.position(partition, timeout=10) for partition in partitions])
+                found.extend([await consumer.position(partition, timeout=60) for partition in partitions])
 
             consumer.subscribe([topic], on_assigned=assigned)
-            assert await consumer.poll(10)
+            assert await consumer.poll(60)
 
     asyncio.run(run())
     assert found == [0] * PARTITIONS
@@ -74,8 +74,8 @@ def test_a_listener_cannot_poll(node: LoneNode, topic: str) -> None:
     with kalda.Consumer(**keys_of(node, topic)) as consumer:
         consumer.subscribe([topic], on_assigned=lambda _partitions: consumer.poll(1))
         with pytest.raises(RuntimeError, match="a rebalance listener cannot poll"):
-            consumer.poll(10)
-        assert consumer.poll(10)
+            consumer.poll(60)
+        assert consumer.poll(60)
 
 
 def test_a_listener_of_asyncio_cannot_poll(node: LoneNode, topic: str) -> None:
@@ -83,8 +83,8 @@ def test_a_listener_of_asyncio_cannot_poll(node: LoneNode, topic: str) -> None:
         async with aio.Consumer(**keys_of(node, topic)) as consumer:
             consumer.subscribe([topic], on_assigned=lambda _partitions: consumer.poll(1))
             with pytest.raises(RuntimeError, match="a rebalance listener cannot poll"):
-                await consumer.poll(10)
-            assert await consumer.poll(10)
+                await consumer.poll(60)
+            assert await consumer.poll(60)
 
     asyncio.run(run())
 
@@ -98,7 +98,7 @@ def test_a_listener_may_close_while_the_consumer_is_closed(node: LoneNode, topic
         consumer.close()
 
     consumer.subscribe([topic], on_revoked=revoked)
-    assert consumer.poll(10)
+    assert consumer.poll(60)
     consumer.close()
     assert calls == [PARTITIONS]
     assert not consumer._io.is_alive()
@@ -111,13 +111,13 @@ def test_a_member_whose_listener_raises_at_the_end_has_left(node: LoneNode, topi
     keys = {**keys_of(node, topic), "enable_auto_commit": False}
     first = kalda.Consumer(**keys)
     first.subscribe([topic], on_revoked=fail)
-    assert first.poll(10)
+    assert first.poll(60)
     with pytest.raises(ZeroDivisionError, match="of the listener"):
         first.close()
     assert not first._io.is_alive()
     with kalda.Consumer(**keys) as second:  # it would wait for the session's end, 45 s
         second.subscribe([topic])
-        assert second.poll(10)
+        assert second.poll(60)
 
 
 def test_a_member_of_asyncio_whose_listener_raises_at_the_end_has_left(node: LoneNode, topic: str) -> None:
@@ -128,12 +128,12 @@ def test_a_member_of_asyncio_whose_listener_raises_at_the_end_has_left(node: Lon
         keys = {**keys_of(node, topic), "enable_auto_commit": False}
         first = aio.Consumer(**keys)
         first.subscribe([topic], on_revoked=fail)
-        assert await first.poll(10)
+        assert await first.poll(60)
         with pytest.raises(ZeroDivisionError, match="of the listener"):
             await first.close()
         async with aio.Consumer(**keys) as second:
             second.subscribe([topic])
-            assert await second.poll(10)
+            assert await second.poll(60)
 
     asyncio.run(run())
 
@@ -146,10 +146,10 @@ def test_one_of_two_threads_that_poll_calls_the_listener(node: LoneNode, topic: 
         def assigned(partitions: list[TopicPartition]) -> None:
             calls.append(len(partitions))
             entered.set()
-            assert others_polled.wait(20)
+            assert others_polled.wait(60)
 
         def poll_beside() -> None:
-            assert entered.wait(20)
+            assert entered.wait(60)
             empty.extend(consumer.poll(0.2))
             others_polled.set()
 
@@ -158,7 +158,7 @@ def test_one_of_two_threads_that_poll_calls_the_listener(node: LoneNode, topic: 
         other = threading.Thread(target=poll_beside)
         other.start()
         assert consumer.poll(20)
-        other.join(20)
+        other.join(60)
     assert calls == [PARTITIONS]
     assert empty == []
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_cluster import SERVES, NodeCluster, wait_until
+from node_cluster import SERVES, NodeCluster
 
 import kalda
 from kalda.base.ids import TopicPartition
 from kalda.network.free_ports import free_ports
 from kalda.testing.security import ClusterSecurity
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.compat,

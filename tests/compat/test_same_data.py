@@ -63,7 +63,7 @@ def test_invalid_versions_frames_and_software_names(both: Both) -> None:
             answer = asker.quiet(ApiVersionsRequest(client_software_name=name, client_software_version=version), 3)
             asker.note(f"software {name!r} {version!r}", answer.error_code)
         for key, version in (
-            (18, 5), (18, 99), (18, -1), (3, 14), (3, 99), (0, 0), (0, 2), (0, 14), (2, 0), (1, 3), (4, 0), (7, 0),
+            (18, 6), (18, 99), (3, 14), (3, 99), (0, 0), (0, 2), (0, 14), (2, 0), (1, 3), (4, 0), (7, 0),
             (93, 0), (999, 0), (-1, 0), (10, 7), (11, 10),
         ):  # fmt: skip
             frame = struct.pack(">hhih", key, version, 77, 4) + b"test"

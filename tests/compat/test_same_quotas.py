@@ -6,7 +6,6 @@ eleven seconds (S / 10 - T) / T * 10 s. So the times do not depend on when the r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 
@@ -59,9 +59,7 @@ def produce(topic: str, size: int) -> ProduceRequest:
 def wait_for_quotas(asker: Asker, topic: str) -> None:
     """Until the broker has applied the last quota, and so all before it."""
     limit(asker, "sentinel", "producer_byte_rate", 1.0)
-    deadline = time.monotonic() + READY_S
-    while not send(asker, "sentinel", produce(topic, 10), 9).throttle_time_ms:
-        assert time.monotonic() < deadline
+    wait_until(lambda: send(asker, "sentinel", produce(topic, 10), 9).throttle_time_ms, "it is applied", READY_S)
 
 
 def test_throttle_times_of_first_requests(both: Both, fresh: Fresh) -> None:

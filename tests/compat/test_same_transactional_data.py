@@ -351,10 +351,11 @@ def test_offsets_in_transactions(both: Both, fresh: Fresh, version: int) -> None
         commit("another producer", producer_id=each.producer_id + 100_000)
         commit("an old epoch", producer_epoch=-1)
         commit("no group", group_id="")
-        commit("a generation without a group", group_id=f"{name}-none", generation_id=3 if version >= 3 else -1)
+        generation = {"generation_id_or_member_epoch": 3 if version >= 3 else -1}
+        commit("a generation without a group", group_id=f"{name}-none", **generation)
         if version >= 3:
-            commit("a member that is not there", member_id="nobody", generation_id=3)
-            commit("a static member that is not there", member_id="nobody", group_instance_id="i", generation_id=3)
+            commit("a member that is not there", member_id="nobody", **generation)
+            commit("a static member that is not there", member_id="nobody", group_instance_id="i", **generation)
         end = 5 if version >= 5 else 3
         wait_free = EndTxnRequest(
             transactional_id=each.id, producer_id=each.producer_id, producer_epoch=each.epoch, committed=True

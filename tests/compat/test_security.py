@@ -9,7 +9,6 @@ import asyncio
 import datetime
 import logging
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,13 +28,13 @@ from kalda.base.ids import TopicPartition
 from kalda.security.certificates import Authority
 from kalda.security.jwt import unsecured_token
 from kalda.testing import Cluster
+from waiting import wait_until
 
 pytestmark = pytest.mark.compat
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 CASES = [("SSL", "")] + [(protocol, each) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for each in MECHANISMS]
 WAIT_S = 20
-PAUSE = threading.Event()
 WRONG = "wr0ng-secret"
 PLAIN_REFUSED = "Authentication failed: Invalid username or password"
 
@@ -197,14 +196,9 @@ def test_a_handshake_that_fails_is_not_tried_again(
         with pytest.raises(ApiError, match=why), kalda.Producer({**config, **wrong}) as producer:
             producer.send("t", b"x").result(WAIT_S)
         # The client has its error before the node has read the alert that it logs.
-        wait_for(lambda logged=logged: logged in caplog.text and "Failed authentication with /127.0.0.1" in caplog.text)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        PAUSE.wait(0.02)
+        wait_until(
+            lambda logged=logged: logged in caplog.text and "Failed authentication with /127.0.0.1" in caplog.text
+        )
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS[:3])
@@ -224,7 +218,7 @@ def test_a_wrong_password_is_an_error_of_the_login(
         by_librdkafka(cluster, mechanism, WRONG)
     with pytest.raises(KafkaConnectionError):
         by_aiokafka(cluster, mechanism, WRONG)
-    wait_for(lambda: caplog.text.count("Failed authentication with /127.0.0.1") >= 3)
+    wait_until(lambda: caplog.text.count("Failed authentication with /127.0.0.1") >= 3)
     lines = [record.getMessage() for record in caplog.records]
     assert any("Failed authentication with /127.0.0.1" in line and expected in line for line in lines)
     assert WRONG not in "".join(lines)

@@ -87,6 +87,10 @@ def commit_or_abort(producer: confluent_kafka.Producer) -> None:
         return
 
 
+PAUSE_S = 0.03
+"""Between a producer's transactions: the tests wait for the faults, and the nodes have the machine for them."""
+
+
 class Committers:
     """Producers on threads of their own, each of which commits transactions of two records, one to each partition."""
 
@@ -124,6 +128,7 @@ class Committers:
                     producer = None
                 continue
             self._committed.extend(values)
+            self._stop.wait(PAUSE_S)
 
     def wait_progress(self, transactions: int = 10) -> None:
         """Until so many more were committed."""

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from node_cluster import ClusterNode, wait_until
+from node_cluster import ClusterNode
 
 from kalda.protocol.messages.quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
+from waiting import wait_until
 
 PARTITIONS = 3
 TOPIC = "orders"
@@ -26,6 +27,9 @@ QUICK_TO_ASK: dict[str, str | int | bool] = {
 }
 """Settings for a leader that is cut off or paused: it sends no error, so with its defaults librdkafka finds the new one
 late."""
+
+PAUSE_S = 0.003
+"""Between records: the faults take their time, and meanwhile the nodes are not to be busy with records alone."""
 
 
 class Writer(threading.Thread):
@@ -57,7 +61,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         for number in itertools.count():
-            if self._stopped.wait(0.001):
+            if self._stopped.wait(PAUSE_S):
                 break
             self._producer.produce(
                 self._topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._delivered
@@ -75,7 +79,7 @@ class Writer(threading.Thread):
     def count(self) -> int:
         return sum(len(numbers) for numbers in list(self.acknowledged.values()))
 
-    def wait_progress(self, records: int = 100) -> None:
+    def wait_progress(self, records: int = 50) -> None:
         """Wait until every partition has acknowledged this many more."""
         goals = {index: len(self.acknowledged[index]) + records for index in range(PARTITIONS)}
         wait_until(
@@ -102,13 +106,17 @@ def read_all(addresses: str, topic: str = TOPIC) -> dict[int, list[int]]:
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
     found: dict[int, list[int]] = defaultdict(list)
+    positions: dict[int, int] = defaultdict(lambda: -1)
     ended: set[int] = set()
     deadline = time.monotonic() + 60
     while len(ended) < PARTITIONS:
         assert time.monotonic() < deadline, "the topic cannot be read to its end"
         for message in consumer.consume(1000, 0.1):
             if message.error() is None:
-                found[message.partition()].append(int(message.value()))
+                index, offset = message.partition(), message.offset()
+                assert offset > positions[index], f"offset {offset} of partition {index} was received twice"
+                positions[index] = offset
+                found[index].append(int(message.value()))
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 ended.add(message.partition())
     consumer.close()

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import pytest
-from compacted_node import TP, CompactedNode
+from compacted_node import TP, CompactedNode, clean_all
 
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches, read_header
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
@@ -242,7 +242,7 @@ def logged(seed: int) -> tuple[CompactedNode, list[str]]:
         node.log.flush()
         model = Model(node)
         # Where too little is dirty, nothing is compacted.
-        expected = list(model.left()) if node.cleaner.clean(node.now_ms) else model.before
+        expected = list(model.left()) if clean_all(node.cleaner, node.now_ms) else model.before
         for left, right in zip_longest(batches(node.log), expected):
             assert same(left) == same(right)
         layouts.append("|".join(f"{segment.base_offset}:{segment.size}" for segment in node.log.segments))
@@ -307,7 +307,7 @@ def test_a_small_buffer_and_small_slices_change_nothing(seed: int, monkeypatch: 
     monkeypatch.setattr(passes, "_WRITE_BYTES", 700)
     monkeypatch.setattr(passes, "_READ_BYTES", 500)
     monkeypatch.setattr(passes, "_LEAST_READ_BYTES", 300)
-    monkeypatch.setattr("kalda.storage.compaction.cleaning.SLICE_BYTES", 300)
+    monkeypatch.setattr("kalda.storage.compaction.cleaning_run.SLICE_BYTES", 300)
     parts, others = logged(seed)
     assert layouts == others
     assert [batch.data for batch in batches(whole.log)] == [batch.data for batch in batches(parts.log)]

@@ -16,6 +16,7 @@ from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch, read_records
 from kalda.records.control import ControlType, read_control_type, transaction_marker_batch
 from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.values import AppendOrigin
 
 PRODUCERS = 3
@@ -132,7 +133,7 @@ def consumed(log: Log) -> dict[str, str]:
     first offset of an aborted transaction to its marker."""
     state: dict[str, str] = {}
     stable, offset = log.last_stable_offset, log.log_start_offset
-    waiting = log.aborted_transactions(offset, stable) if offset < stable else []
+    waiting = collect_aborted(log.segments, offset, stable) if offset < stable else []
     assert [txn.first_offset for txn in waiting] == sorted(txn.first_offset for txn in waiting)
     aborted: set[int] = set()
     while (info := log.read(offset, 1 << 20, stable, True)).size_bytes:

@@ -25,7 +25,7 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.sim.disk import SimDisk
 from kalda.storage.checkpoints import write_meta_properties
 from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.compaction.cleaning import Cleaning
+from kalda.storage.compaction.cleaning_run import Cleaning
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.job import Job

@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from column_batches import build_batches, to_record_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalda.base.errors import CorruptRecord
-from kalda.records.arrow import SCHEMA, build_batches, to_record_batch
+from kalda.records.arrow import SCHEMA
 from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, iter_batches, read_header, write_crc
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
 from kalda.records.compression import Compression, compress, decompress

@@ -23,6 +23,7 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
+from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.log.state import StandaloneHooks
 from kalda.storage.log.truncation import begin_truncation
 from kalda.storage.log.txn_index import AbortedTxn
@@ -168,7 +169,7 @@ class Replica:
         for offset in {start, (start + stable) // 2, stable - 1}:
             if not start <= offset < stable:
                 continue
-            given = [_key(txn) for txn in self.log.aborted_transactions(offset, stable)]
+            given = [_key(txn) for txn in collect_aborted(self.log.segments, offset, stable)]
             assert given == sorted(given, key=lambda txn: txn[1])
             if not self.loaded_from:
                 assert sorted(given) == _aborted(known, offset, stable)

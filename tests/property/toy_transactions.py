@@ -24,6 +24,7 @@ from kalda.verify.history import (
     Settings,
     Transaction,
 )
+from kalda.verify.history_file import FIRST_LINE, write_operation
 
 INPUTS = [TopicPartition("in", index) for index in range(3)]
 OUTPUTS = [TopicPartition("out", index) for index in range(3)]
@@ -236,3 +237,12 @@ def toy_history(seed: int, steps: int = 400) -> History:
     for partition, offset in cluster.group.items():
         cluster.history.add(FinalOffset(GROUP, partition, offset))
     return cluster.history
+
+
+def lines_of(history: History) -> list[str]:
+    """The file of a history."""
+    operations = (
+        history.settings, *history.transactions.values(), *history.reads, *history.samples, *history.faults,
+        *history.logs.values(), *history.offsets,
+    )  # fmt: skip
+    return [FIRST_LINE, *map(write_operation, operations)]

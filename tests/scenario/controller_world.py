@@ -18,8 +18,9 @@ from kalda.base.background import Background
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.quorum_controller import ControllerConfig, QuorumController
+from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.features import VersionRange, default_levels, supported_ranges
 from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
@@ -162,15 +163,17 @@ class World:
             ControllerConfig(node_id=node_id, cluster_id=CLUSTER_ID, **self._settings),
             self.log,
             NodeConfigSchema(self._properties),
-            bootstrap=self._bootstrap,
-            new_id=lambda: Uuid(next(self._ids).to_bytes(16, "big").replace(b"\0", b"\x07", 1)),
-            rng=random.Random(self._seed),
-            background=self.background,
-            elapsed_ms=lambda: self.elapsed_ms,
-            on_fatal=self.fatal_faults.append,
-            on_poll=lambda: self.controllers[node_id].poll(self.now_ms) and None,
-            voters=self._voters,
-            **self.policies,
+            ControllerHost(
+                new_id=lambda: Uuid(next(self._ids).to_bytes(16, "big").replace(b"\0", b"\x07", 1)),
+                rng=random.Random(self._seed),
+                background=self.background,
+                elapsed_ms=lambda: self.elapsed_ms,
+                on_fatal=self.fatal_faults.append,
+                on_poll=lambda: self.controllers[node_id].poll(self.now_ms) and None,
+                voters=self._voters,
+                **self.policies,
+            ),
+            self._bootstrap,
         )
 
     # The quorum

@@ -10,7 +10,7 @@ from data_path_world import World
 
 from kalda.base.clock import Clock
 from kalda.broker.handlers.data import DataHandlers
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.context import RequestContext
 
 

@@ -6,20 +6,29 @@ clock. A new coordinator can be elected over the same log at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kalda.base.background import run_to_end
+from kalda.assignors.server_assignor import GroupSpec, ServerAssignor, TargetAssignment, TopicShape
+from kalda.assignors.sticky_task_assignor import StickyTaskAssignor
+from kalda.assignors.task_assignor import TaskAssignor
+from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
+from kalda.base.share_states import SharePartitionKey
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
 from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.groups.share_config import ShareGroupConfig, ShareServices
+from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
 from kalda.coordinator.partition import TransactionalProducer
 from kalda.coordinator.runtime import CoordinatorRuntime
+from kalda.coordinator.share.group_states import StateSummary
 from kalda.protocol.codec import encode
 from kalda.protocol.messages.groups import (
+    DeleteGroupsRequest,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     HeartbeatRequest,
@@ -56,6 +65,33 @@ class Context(NamedTuple):
     api_version: int
     client_id: str | None = "app"
     client_host: str = "127.0.0.1"
+    authorizer: Any = None
+
+
+class EvenAssignor:
+    """Deals partitions in order to the members in order of their ids, keeping what a member has where it can."""
+
+    name = "even"
+
+    def assign(self, spec: GroupSpec) -> Steps[TargetAssignment]:
+        yield from ()
+        assigned: dict[str, dict[Uuid, set[int]]] = {member_id: {} for member_id in spec.members}
+        for topic_id, shape in sorted(spec.topics.items()):
+            subscribers = sorted(each for each, member in spec.members.items() if topic_id in member.topics)
+            most = -(-shape.partitions // len(subscribers)) if subscribers else 0
+            free = set(range(shape.partitions))
+            for member_id in subscribers:
+                kept = sorted(spec.current.get(member_id, {}).get(topic_id, frozenset()) & free)[:most]
+                assigned[member_id][topic_id] = set(kept)
+                free -= set(kept)
+            for partition in sorted(free):
+                fewest = min(subscribers, key=lambda each: (len(assigned[each][topic_id]), each), default=None)
+                if fewest is not None:
+                    assigned[fewest][topic_id].add(partition)
+        return {
+            member_id: {topic_id: frozenset(numbers) for topic_id, numbers in topics.items() if numbers}
+            for member_id, topics in assigned.items()
+        }
 
 
 _MAX_MESSAGE_BYTES = 1_048_588
@@ -131,6 +167,13 @@ class MemoryTopics:
         self.partitions[name] = partitions
         return topic_id
 
+    def shape_of(self, name: str) -> tuple[Uuid, TopicShape] | None:
+        topic_id = self.ids.get(name)
+        return None if topic_id is None else (topic_id, TopicShape(name, self.partitions[name]))
+
+    def names(self) -> list[str]:
+        return list(self.ids)
+
     def remove(self, name: str) -> None:
         del self.ids[name], self.partitions[name]
 
@@ -144,8 +187,59 @@ class MemoryTopics:
         return 0 <= partition < self.partitions.get(name, 0)
 
 
+class MemoryShareStates:
+    """A share coordinator, and the ends of all partitions. Answers wait while `holds` is set."""
+
+    def __init__(self) -> None:
+        self.starts: dict[SharePartitionKey, int] = {}
+        self.epochs: dict[SharePartitionKey, int] = {}
+        self.completed: dict[SharePartitionKey, int] = {}
+        self.failure: ErrorCode | None = None
+        self.holds = False
+        self.waiting: list[tuple[Pending[Any], Any]] = []
+        self.end = 100
+
+    def _answer(self, keys: Any, value: Any) -> Pending[Any]:
+        answer: Pending[Any] = Pending()
+        errors = {key: None if self.failure is None else ApiError(self.failure) for key in keys}
+        self.waiting.append((answer, errors if value is None or self.failure is not None else value))
+        if not self.holds:
+            self.settle()
+        return answer
+
+    def settle(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for answer, value in waiting:
+            answer.complete(value)
+
+    def initialize(self, offsets: Mapping[SharePartitionKey, int], state_epoch: int) -> Pending[Any]:
+        if self.failure is None:
+            self.starts.update(offsets)
+            self.epochs.update(dict.fromkeys(offsets, state_epoch))
+        return self._answer(offsets, None)
+
+    def delete(self, keys: Collection[SharePartitionKey]) -> Pending[Any]:
+        for key in keys if self.failure is None else ():
+            self.starts.pop(key, None)
+        return self._answer(keys, None)
+
+    def summarize(self, keys: Collection[SharePartitionKey]) -> Pending[Any]:
+        known = {key: StateSummary(self.starts.get(key, -1), 0, self.completed.get(key, 0)) for key in keys}
+        return self._answer(keys, known)
+
+    def find(self, partitions: Collection[tuple[str, int]]) -> Pending[Any]:
+        return self._answer(partitions, dict.fromkeys(partitions, self.end))
+
+
 class World:
-    def __init__(self, *, partitions: int = 1, **config: int) -> None:
+    def __init__(self, *, partitions: int = 1, consumers: dict[str, int] | None = None, **config: int) -> None:
+        """`consumers` are broker configs of consumer, share and streams groups."""
+        self.consumers = consumers or {}
+        self.states = MemoryShareStates()
+        self.overrides: dict[str, dict[str, str]] = {}
+        """Configs of single groups."""
+        self.assignors: dict[str, ServerAssignor] = {"even": EvenAssignor()}
+        self.task_assignors: dict[str, TaskAssignor] = {"sticky": StickyTaskAssignor()}
         self.now = 1_000_000
         self.partitions = partitions
         self.config = GroupCoordinatorConfig(**config)
@@ -166,6 +260,17 @@ class World:
             self.topics,
             self._new_uuid,
             lambda: self.partitions,
+            self.assignors,
+            ShareServices(
+                ShareGroupConfig(self.consumers, lambda group_id: self.overrides.get(group_id, {})),
+                self.states,
+                self.states,
+            ),
+            StreamsServices(
+                StreamsGroupConfig(self.consumers, lambda group_id: self.overrides.get(group_id, {})),
+                self.task_assignors,
+            ),
+            consumers=ConsumerGroupConfig(self.consumers, lambda group_id: self.overrides.get(group_id, {})),
             verify=lambda *verified: self.verify(*verified),
         )
 
@@ -261,7 +366,7 @@ class World:
             retention_time_ms=retention_ms,
             topics=list(topics.values()),
         )
-        return Answer(self.coordinator.offset_commit(Context(version), request, self.now), version)
+        return Answer(self.coordinator.offsets.commit(Context(version), request, self.now), version)
 
     def commit_in_transaction(
         self,
@@ -278,7 +383,10 @@ class World:
         """TxnOffsetCommit of a producer, given by id and epoch."""
         topics: dict[str, TxnOffsetCommitRequestTopic] = {}
         for (name, index), offset in offsets.items():
-            topics.setdefault(name, TxnOffsetCommitRequestTopic(name=name)).partitions.append(
+            topic = topics.setdefault(name, TxnOffsetCommitRequestTopic(name=name))
+            if version >= 6:
+                topic.name, topic.topic_id = "", self.topics.ids.get(name, Uuid(b"no such topic..."))
+            topic.partitions.append(
                 TxnOffsetCommitRequestPartition(
                     partition_index=index, committed_offset=offset, committed_metadata=metadata
                 )
@@ -288,12 +396,12 @@ class World:
             group_id=group,
             producer_id=producer[0],
             producer_epoch=producer[1],
-            generation_id=generation,
+            generation_id_or_member_epoch=generation,
             member_id=member,
             group_instance_id=instance,
             topics=list(topics.values()),
         )
-        return Answer(self.coordinator.txn_offset_commit(Context(version), request, self.now), version)
+        return Answer(self.coordinator.offsets.commit_in_transaction(Context(version), request, self.now), version)
 
     def end_transaction(
         self, producer: tuple[int, int] = (7, 0), *, commit: bool, partition: int = 0, version: int = 0
@@ -303,16 +411,24 @@ class World:
         return self.runtime.end_transaction(partition, end, self.now)
 
     def fetch(
-        self, topics: dict[str, list[int]] | None = None, *, group: str = "g", stable: bool = False, version: int = 9
+        self,
+        topics: dict[str, list[int]] | None = None,
+        *,
+        group: str = "g",
+        stable: bool = False,
+        version: int = 9,
+        member: str | None = None,
+        epoch: int = -1,
     ) -> dict[tuple[str, int], int] | str:
         """Offsets by topic and partition; the error's name where there is one."""
         requested = None
         if topics is not None:
             requested = [OffsetFetchRequestTopics(name=name, partition_indexes=list(at)) for name, at in topics.items()]
         request = OffsetFetchRequest(
-            groups=[OffsetFetchRequestGroup(group_id=group, topics=requested)], require_stable=stable
+            groups=[OffsetFetchRequestGroup(group_id=group, member_id=member, member_epoch=epoch, topics=requested)],
+            require_stable=stable,
         )
-        answer = Answer(self.coordinator.offset_fetch(Context(version), request, self.now), version)
+        answer = Answer(self.coordinator.offsets.fetch(Context(version), request, self.now), version)
         found = answer.value.groups[0]
         if found.error_code:
             return ErrorCode(found.error_code).name
@@ -321,6 +437,12 @@ class World:
             for topic in found.topics
             for each in topic.partitions
         }
+
+    def delete(self, *groups: str) -> list[str]:
+        """DeleteGroups: the names of the errors."""
+        request = DeleteGroupsRequest(groups_names=list(groups))
+        answer = Answer(self.coordinator.delete_groups(Context(2), request, self.now), 2)
+        return [ErrorCode(each.error_code).name for each in answer.value.results]
 
     def _new_uuid(self) -> Uuid:
         self._uuids += 1

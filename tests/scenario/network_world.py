@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kalda.network.connection import Answer, Connection
+from kalda.network.server.connection import Answer, Connection
 
 
 class HandClock:

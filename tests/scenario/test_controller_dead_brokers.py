@@ -6,14 +6,14 @@ import pytest
 from controller_world import World
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.controller.suspects import MAX_UNDER_WAY, PROBES_MS, Probe, Suspects, addresses
+from kalda.controller.probes import MAX_UNDER_WAY, PROBES_MS, Probe, Probes, addresses
 from kalda.metadata.cluster import Endpoint
 
 SESSION_MS = 9_000
 
 
 def a_world(*brokers: int, **settings: object) -> World:
-    """A world whose brokers have sent heartbeats, so that none is suspected."""
+    """A world whose brokers have sent heartbeats, so that none is probed."""
     world = World(**settings)  # type: ignore[arg-type]
     world.start_brokers(*brokers)
     world.now_ms += 10
@@ -194,7 +194,7 @@ def test_a_new_active_controller_probes_brokers_without_a_heartbeat() -> None:
     assert [probe.broker_id for probe in world.active.probes_due(world.now_ms + 100)] == [2]
 
 
-def test_a_standby_suspects_no_broker() -> None:
+def test_a_standby_probes_no_broker() -> None:
     world = World(controllers=2)
     world.start_brokers(0)
     world.now_ms += 10
@@ -216,21 +216,21 @@ def test_the_detection_can_be_turned_off() -> None:
 
 
 def test_the_number_of_probes_under_way_is_bounded() -> None:
-    suspects = Suspects()
+    probes = Probes()
     for broker_id in range(1_000):
-        suspects.suspect(broker_id, 1, 0)
-    first = suspects.due(0)
+        probes.begin(broker_id, 1, 0)
+    first = probes.due(0)
     assert len(first) == MAX_UNDER_WAY
-    assert suspects.due(10_000) == []
-    assert suspects.deadline_ms is None, "no further probe may start before one of these ends"
-    assert suspects.on_probed(*first[0], refused=False) is False
-    assert suspects.deadline_ms is not None
-    assert len(suspects.due(10_000)) == 1
+    assert probes.due(10_000) == []
+    assert probes.deadline_ms is None, "no further probe may start before one of these ends"
+    assert probes.on_probed(*first[0], refused=False) is False
+    assert probes.deadline_ms is not None
+    assert len(probes.due(10_000)) == 1
     for broker_id in range(1_000):
-        suspects.on_heartbeat(broker_id, 1)
-    assert suspects.deadline_ms is None
-    suspects.suspect(5, 1, 0)
-    assert suspects.due(0) == [(5, 1)], "no probe is under way any more"
+        probes.on_heartbeat(broker_id, 1)
+    assert probes.deadline_ms is None
+    probes.begin(5, 1, 0)
+    assert probes.due(0) == [(5, 1)], "no probe is under way any more"
 
 
 def test_which_listener_is_probed() -> None:

@@ -19,8 +19,9 @@ from metadata_logs import NODES, log_batches, snapshots
 from kalda.base.background import run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid, uuid_from_text
+from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.quorum_controller import ControllerConfig, QuorumController
+from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
@@ -51,13 +52,15 @@ def standby_at(node: str, end: int, log: KafkaLog | None = None, new_ids: Iterab
         ControllerConfig(node_id=1, cluster_id="c", metadata_max_idle_interval_ms=None),
         KafkaLog() if log is None else log,
         NodeConfigSchema({}),
+        ControllerHost(
+            new_id=lambda: next(ids),
+            rng=random.Random(1),
+            background=inline_background(),
+            elapsed_ms=lambda: 0,
+            on_fatal=pytest.fail,
+            on_poll=pytest.fail,
+        ),
         bootstrap=(),
-        new_id=lambda: next(ids),
-        rng=random.Random(1),
-        background=inline_background(),
-        elapsed_ms=lambda: 0,
-        on_fatal=pytest.fail,
-        on_poll=pytest.fail,
     )
     for batch in log_batches(node):
         if batch.last_offset < end:

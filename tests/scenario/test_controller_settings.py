@@ -11,11 +11,15 @@ from controller_world import Rights, World, result
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.controller.features import KraftVersionControl
-from kalda.metadata.features import NOT_SERVED, VersionRange, supported_ranges
+from kalda.metadata.features import VersionRange, supported_ranges
 from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages import admin, configs, security
-from kalda.protocol.messages.brokers import ControllerRegistrationRequest, ControllerRegistrationRequestFeature
+from kalda.protocol.messages.brokers import (
+    ControllerRegistrationRequest,
+    ControllerRegistrationRequestFeature,
+    UnregisterControllerRequest,
+)
 from kalda.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, FeatureLevelRecord
 
 TOPIC, BROKER, METRICS, GROUP = 2, 4, 16, 32
@@ -305,7 +309,7 @@ def test_features() -> None:
     assert world.active.features.metadata_version == MetadataVersion.IBP_4_3_IV0
     assert update(world, ("transaction.version", 1, SAFE))[0] == ErrorCode.NONE
     for refused in (
-        ("metadata.version", 31, UPGRADE),
+        ("metadata.version", 34, UPGRADE),
         ("metadata.version", 29, UPGRADE),
         ("metadata.version", 29, SAFE),
         ("metadata.version", 29, UNSAFE),
@@ -324,18 +328,6 @@ def test_features() -> None:
     both = update(world, ("transaction.version", 2, UPGRADE), ("unheard.of", 1, UPGRADE))
     assert both[0] == ErrorCode.INVALID_UPDATE_VERSION
     assert world.active.features.level("transaction.version") == 1
-
-
-def test_what_is_not_served_is_not_finalized() -> None:
-    world = World()
-    world.start_brokers(0)
-    for name, what in NOT_SERVED.items():
-        assert world.active.features.level(name) == 1, "a cluster that Apache Kafka has formatted has it"
-        assert update(world, (name, 0, SAFE)) == (ErrorCode.NONE, "")
-        code, words = update(world, (name, 1, UPGRADE))
-        assert code == ErrorCode.INVALID_UPDATE_VERSION
-        assert f"This release does not serve {what}. Leave {name} out" in words
-        assert world.active.features.level(name) == 0
 
 
 def test_a_level_must_be_supported_by_all_nodes() -> None:
@@ -358,6 +350,32 @@ def test_a_level_must_be_supported_by_all_nodes() -> None:
     assert "Controller 2 only supports versions 7-29" in update(world, raised)[1]
     register(30)
     assert update(world, raised) == (ErrorCode.NONE, "")
+
+
+def test_a_controller_that_is_gone_for_good_is_unregistered() -> None:
+    """Until then features are not raised beyond what it supports."""
+    world = World(version=MetadataVersion.IBP_4_4_IV1, voters=lambda: (1,))
+    own = world.active.config.node_id
+
+    def refusal(controller_id: int) -> ErrorCode:
+        request = UnregisterControllerRequest(controller_id=controller_id)
+        return world.failure("unregister_controller", request).code
+
+    feature = ControllerRegistrationRequestFeature(
+        name="metadata.version", min_supported_version=7, max_supported_version=32
+    )
+    world.request("controller_registration", ControllerRegistrationRequest(controller_id=2, features=[feature]))
+    assert refusal(2) == ErrorCode.UNSUPPORTED_VERSION
+    raised = ("metadata.version", 33, UPGRADE)
+    assert "Controller 2 only supports versions 7-32" in update(world, raised)[1]
+    world = World(voters=lambda: (1,))
+    world.request("controller_registration", ControllerRegistrationRequest(controller_id=2, features=[feature]))
+    assert set(world.active.cluster.controllers) == {2}
+    assert refusal(own) == ErrorCode.INVALID_REQUEST
+    assert refusal(3) == ErrorCode.CONTROLLER_ID_NOT_REGISTERED
+    world.request("unregister_controller", UnregisterControllerRequest(controller_id=2))
+    assert not world.active.cluster.controllers
+    assert not world.replayed().cluster.controllers
 
 
 def test_turning_eligible_replicas_on_sets_one_minimum_isr_for_the_cluster() -> None:

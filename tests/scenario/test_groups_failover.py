@@ -18,7 +18,7 @@ def delete(world: World, *groups: str) -> list[str]:
 def fetch(world: World) -> Answer:
     """Of all offsets, with an answer that may wait."""
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
-    return Answer(world.coordinator.offset_fetch(Context(9), request, world.now), 9)
+    return Answer(world.coordinator.offsets.fetch(Context(9), request, world.now), 9)
 
 
 def test_members_and_offsets_outlive_their_coordinator() -> None:
@@ -160,7 +160,7 @@ def test_groups_are_described_listed_and_deleted() -> None:
         again = describe(world, "live", "live", version=version)
         assert again == [("Stable", "range", "NONE", 1), ("", "", "INVALID_REQUEST", 0)]
     twice = OffsetFetchRequest(groups=2 * [OffsetFetchRequestGroup(group_id="simple", topics=None)])
-    fetched = Answer(world.coordinator.offset_fetch(Context(9), twice, world.now), 9).value.groups
+    fetched = Answer(world.coordinator.offsets.fetch(Context(9), twice, world.now), 9).value.groups
     assert [(group.error_code, len(group.topics)) for group in fetched] == [(0, 1), (ErrorCode.INVALID_REQUEST, 0)]
     assert sorted(list_groups(world)) == ["live consumer Stable", "simple  Empty"]
     assert list_groups(world, states_filter=["stable"]) == ["live consumer Stable"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from groups_world import Answer, Client, Context, World, settle
 
+from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
+from kalda.coordinator.groups.offsets import Offsets
 from kalda.coordinator.runtime import LoadState
 from kalda.protocol.messages.groups import DeleteGroupsRequest
 from kalda.protocol.messages.offsets import (
@@ -26,7 +30,7 @@ WEEK_MS = 7 * DAY_MS
 def delete_offsets(world: World, topic: str, *partitions: int, group: str = "g") -> Answer:
     asked = [OffsetDeleteRequestPartition(partition_index=each) for each in partitions]
     request = OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequestTopic(name=topic, partitions=asked)])
-    return Answer(world.coordinator.offset_delete(Context(0), request, world.now), 0)
+    return Answer(world.coordinator.offsets.delete(Context(0), request, world.now), 0)
 
 
 def test_a_member_commits_and_its_successor_resumes() -> None:
@@ -98,7 +102,7 @@ def test_require_stable_waits_for_the_commits_under_way() -> None:
     world.log.replicated = False
     world.commit({("orders", 0): 2})
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)], require_stable=True)
-    answer = Answer(world.coordinator.offset_fetch(Context(9), request, world.now), 9)
+    answer = Answer(world.coordinator.offsets.fetch(Context(9), request, world.now), 9)
     assert answer.waits
     world.replicate()
     assert answer.value.groups[0].topics[0].partitions[0].committed_offset == 2
@@ -142,14 +146,14 @@ def test_topic_ids_distinguish_topics_of_one_name(version: int, error: str) -> N
     def fetch(topic_id: Uuid) -> tuple[int, int]:
         asked = [OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0])]
         request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=asked)])
-        answer = Answer(world.coordinator.offset_fetch(Context(10), request, world.now), 10)
+        answer = Answer(world.coordinator.offsets.fetch(Context(10), request, world.now), 10)
         found = answer.value.groups[0].topics[0]
         assert found.topic_id == topic_id
         return found.partitions[0].committed_offset, found.partitions[0].error_code
 
     asked = [OffsetFetchRequestTopics(topic_id=each, partition_indexes=[0]) for each in (old, new, Uuid(b"?" * 16))]
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=asked)])
-    answer = Answer(world.coordinator.offset_fetch(Context(10), request, world.now), 10)
+    answer = Answer(world.coordinator.offsets.fetch(Context(10), request, world.now), 10)
     ids = [each.topic_id for each in answer.value.groups[0].topics]
     assert ids == [new, old, Uuid(b"?" * 16)], "topics of unknown ids come last"
     assert fetch(new) == (-1, 0)
@@ -180,10 +184,10 @@ def test_fetches_of_old_versions_have_one_group() -> None:
     asked = [OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
     for version in range(1, 8):
         request = OffsetFetchRequest(group_id="g", topics=asked)
-        answer = Answer(world.coordinator.offset_fetch(Context(version), request, world.now), version)
+        answer = Answer(world.coordinator.offsets.fetch(Context(version), request, world.now), version)
         assert answer.value.topics[0].partitions[0].committed_offset == 5
     everything = OffsetFetchRequest(group_id="g", topics=None)
-    answer = Answer(world.coordinator.offset_fetch(Context(2), everything, world.now), 2)
+    answer = Answer(world.coordinator.offsets.fetch(Context(2), everything, world.now), 2)
     assert answer.value.topics[0].name == "orders"
 
 
@@ -195,7 +199,7 @@ def test_groups_of_partitions_that_are_not_served_get_errors() -> None:
     assert world.commit(at, group="").error == "NOT_COORDINATOR"
     assert world.fetch(group="classic-group") == "NOT_COORDINATOR"
     request = OffsetFetchRequest(group_id="", topics=[OffsetFetchRequestTopic(name="orders", partition_indexes=[0])])
-    old = world.coordinator.offset_fetch(Context(1), request, world.now)
+    old = world.coordinator.offsets.fetch(Context(1), request, world.now)
     assert Answer(old, 1).errors == ["NOT_COORDINATOR"]
     world.runtime.on_elected(0, 9, world.now)
     assert world.fetch(group="classic-group") == "COORDINATOR_LOAD_IN_PROGRESS"
@@ -325,3 +329,41 @@ def test_more_offsets_are_deleted_than_fit_into_a_batch(reason: str) -> None:
         answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
         assert [each.error_code for each in answer.value.results] == [0]
     assert world.fetch() == {}
+
+
+def test_offsets_of_many_groups_expire_in_steps() -> None:
+    """Those of one group in one step."""
+    world = World(offsets_retention_ms=10_000, retention_check_interval_ms=1_000)
+    background: list[Steps[None]] = []
+    world.runtime.timers.run = background.append
+    world.topics.add("large", partitions=600)
+    groups = ("one", "two", "three")
+    for group in groups:
+        assert set(world.commit({("large", at): 1 for at in range(600)}, group=group).errors) == {"NONE"}
+    world.now += 12_000
+    world.runtime.poll(world.now)
+    [steps] = background
+    next(steps)
+    assert [len(world.fetch(group=group)) for group in groups] == [0, 600, 600]
+    run_to_end(steps)
+    assert [len(world.fetch(group=group)) for group in groups] == [0, 0, 0]
+    assert [world.state(group) for group in groups] == ["Dead"] * 3
+
+
+def test_a_fault_in_one_group_keeps_no_other_from_expiring(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(offsets_retention_ms=10_000, retention_check_interval_ms=1_000)
+    for group in ("one", "two", "three"):
+        world.commit({("orders", 0): 1}, group=group)
+    expire = Offsets.expire
+
+    def faulty(self: Offsets, group: Any, *rest: Any) -> bool:
+        if group.group_id == "two":
+            raise RuntimeError("thrown on purpose")
+        return expire(self, group, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Offsets, "expire", faulty)
+        world.pass_time(12_000)
+        assert [world.state(group) for group in ("one", "two", "three")] == ["Dead", "Empty 0", "Dead"]
+    world.pass_time(1_000)
+    assert world.state("two") == "Dead", "the next pass has no fault"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from groups_world import Answer, Client, Context, World, list_groups, settle
+from groups_world import Client, World, list_groups, settle
 
-from kalda.base.errors import ErrorCode
 from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
-from kalda.coordinator.groups.records import ForeignRecord, GroupRecord, decode_record
+from kalda.coordinator.groups.records import GroupRecord, KindRecord, decode_record
 from kalda.protocol.messages.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -20,16 +19,15 @@ from kalda.protocol.messages.group_records import (
     ShareGroupMetadataKey,
     ShareGroupMetadataValue,
 )
-from kalda.protocol.messages.groups import DeleteGroupsRequest
 from kalda.protocol.notation import RecordBody
 from kalda.protocol.record_framing import encode_coordinator_record
 
 
-def consumer_group(group_id: str) -> ForeignRecord:
+def consumer_group(group_id: str) -> KindRecord:
     """The record by which a group of the consumer protocol (KIP-848) exists."""
     key, value = ConsumerGroupMetadataKey(group_id=group_id), ConsumerGroupMetadataValue(epoch=3)
     record = decode_record(*encode_coordinator_record(key, value))
-    assert isinstance(record, ForeignRecord)
+    assert isinstance(record, KindRecord)
     return record
 
 
@@ -45,7 +43,7 @@ REMOVALS = [(GroupRecord("g", None), "UNKNOWN_MEMBER_ID"), (consumer_group("g"),
 
 @pytest.mark.parametrize(("record", "error"), REMOVALS)
 def test_a_record_that_removes_a_live_group_answers_its_parked_joins(
-    record: GroupRecord | ForeignRecord, error: str
+    record: GroupRecord | KindRecord, error: str
 ) -> None:
     world = World(initial_rebalance_delay_ms=0)
     a, b, c = (Client(world, name) for name in "abc")
@@ -64,7 +62,7 @@ def test_a_record_that_removes_a_live_group_answers_its_parked_joins(
 
 @pytest.mark.parametrize(("record", "error"), REMOVALS)
 def test_a_record_that_removes_a_live_group_answers_its_parked_syncs(
-    record: GroupRecord | ForeignRecord, error: str
+    record: GroupRecord | KindRecord, error: str
 ) -> None:
     world = World(initial_rebalance_delay_ms=0)
     a, b = Client(world, "a"), Client(world, "b")
@@ -108,7 +106,7 @@ def test_a_group_of_another_type_takes_the_id_and_gives_it_back() -> None:
     assert world.state() == "Empty 2", "the sessions of its members have begun"
 
 
-def consumer_member(member_id: str, *, leaves: bool = False) -> list[ForeignRecord]:
+def consumer_member(member_id: str, *, leaves: bool = False) -> list[KindRecord]:
     """What Apache Kafka writes of a member of such a group, or when it leaves."""
     pairs: list[tuple[RecordBody, RecordBody]] = [
         (ConsumerGroupMemberMetadataKey(group_id="g", member_id=member_id), ConsumerGroupMemberMetadataValue()),
@@ -122,7 +120,7 @@ def consumer_member(member_id: str, *, leaves: bool = False) -> list[ForeignReco
         ),
     ]
     records = [decode_record(*encode_coordinator_record(key, None if leaves else value)) for key, value in pairs]
-    return [record for record in records if isinstance(record, ForeignRecord)]
+    return [record for record in records if isinstance(record, KindRecord)]
 
 
 def consumer_world() -> World:
@@ -139,7 +137,7 @@ def consumer_world() -> World:
 def test_a_classic_member_takes_an_empty_consumer_group_over_with_its_offsets(reload: bool) -> None:
     world = consumer_world()
     a = Client(world)
-    assert list_groups(world) == ["g consumer Stable"]
+    assert list_groups(world) == ["g consumer Assigning"]
     assert a.join().error == "INCONSISTENT_GROUP_PROTOCOL"
     assert world.commit({("t", 0): 1}).errors == ["UNKNOWN_MEMBER_ID"], "its members commit, elsewhere"
     world.shard().partition.write(consumer_member("m", leaves=True))
@@ -160,18 +158,18 @@ def test_a_classic_member_takes_an_empty_consumer_group_over_with_its_offsets(re
     assert world.fetch() == {("t", 0): 7, ("t", 1): 9}
 
 
-def test_an_empty_consumer_group_can_be_deleted_and_a_share_group_not() -> None:
+def test_empty_consumer_and_share_groups_can_be_deleted() -> None:
     world = consumer_world()
     share = decode_record(
         *encode_coordinator_record(ShareGroupMetadataKey(group_id="s"), ShareGroupMetadataValue(epoch=1))
     )
     world.shard().partition.write([share])
-    assert delete(world, "g", "s") == ["NON_EMPTY_GROUP", "NON_EMPTY_GROUP"]
+    assert world.delete("g", "s") == ["NON_EMPTY_GROUP", "NONE"]
     world.shard().partition.write(consumer_member("m", leaves=True))
-    assert delete(world, "g", "s") == ["NONE", "NON_EMPTY_GROUP"]
+    assert world.delete("g", "s") == ["NONE", "GROUP_ID_NOT_FOUND"]
     world.elect()
     world.load()
-    assert list_groups(world) == ["s share Empty"]
+    assert list_groups(world) == []
     assert world.fetch() == {}
 
 
@@ -182,12 +180,6 @@ def test_a_share_group_has_no_committed_offsets() -> None:
     world.shard().partition.write([decode_record(*encode_coordinator_record(key, value))])
     assert world.commit({("t", 0): 7}).errors == ["GROUP_ID_NOT_FOUND"]
     assert world.fetch() == {}
-
-
-def delete(world: World, *groups: str) -> list[str]:
-    request = DeleteGroupsRequest(groups_names=list(groups))
-    answer = Answer(world.coordinator.delete_groups(Context(2), request, world.now), 2)
-    return [ErrorCode(each.error_code).name for each in answer.value.results]
 
 
 @pytest.mark.parametrize("live", [True, False])

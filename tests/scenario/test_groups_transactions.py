@@ -107,6 +107,18 @@ def test_each_partition_that_is_unknown_has_an_error_of_its_own() -> None:
     assert world.commit_in_transaction({AT: 1}, metadata="x" * 5000).error == "OFFSET_METADATA_TOO_LARGE"
 
 
+def test_from_version_6_on_topics_are_named_by_id() -> None:
+    world = World()
+    answer = world.commit_in_transaction({("nope", 0): 1, AT: 2, ("orders", 99): 3}, version=6)
+    assert answer.errors == ["UNKNOWN_TOPIC_ID", "NONE", "UNKNOWN_TOPIC_OR_PARTITION"]
+    assert [topic.topic_id for topic in answer.value.topics][1:] == [world.topics.ids["orders"]]
+    world.end_transaction(commit=True)
+    assert world.fetch() == {AT: 2}
+    assert world.commit_in_transaction({AT: 1}, group="none", generation=1, version=6).error == "GROUP_ID_NOT_FOUND"
+    failed = world.commit_in_transaction({("nope", 0): 1, AT: 2}, group="", version=6)
+    assert failed.errors == ["UNKNOWN_TOPIC_ID", "INVALID_GROUP_ID"]
+
+
 @pytest.mark.parametrize("producer", [(-1, 0), (7, -1)])
 def test_a_commit_of_no_producer_writes_nothing(producer: tuple[int, int]) -> None:
     world = World()

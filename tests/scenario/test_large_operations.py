@@ -21,7 +21,7 @@ from kalda.base.pending import Pending
 from kalda.broker.handlers.configs import ConfigHandlers
 from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.requests.api_versions import Features
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,

@@ -19,6 +19,7 @@ from kalda.protocol.messages.transactions import (
 from kalda.records.builder import build_batch
 from kalda.replication.markers import MarkerWriter
 from kalda.replication.partition import Partition
+from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.values import TransactionEnd
 
 Errors = dict[tuple[str, int], str]
@@ -89,7 +90,7 @@ def test_markers_end_transactions_and_make_them_visible() -> None:
     assert (visible(world, "one"), visible(world, "other")) == (0, 0)
     assert write(world, marker(("one", 0), ("other", 0))) == {("one", 0): "NONE", ("other", 0): "NONE"}
     assert (visible(world, "one"), visible(world, "other")) == (4, 2)
-    assert one.log.aborted_transactions(0, 10) == []
+    assert collect_aborted(one.log.segments, 0, 10) == []
 
 
 def test_an_abort_marker_is_in_the_index_that_consumers_get() -> None:

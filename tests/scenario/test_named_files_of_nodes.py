@@ -12,9 +12,9 @@ import pytest
 from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
-from kalda.network import tls_contexts
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 from kalda.network.named_files import read_named_file
+from kalda.network.tls import contexts as tls_contexts
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,

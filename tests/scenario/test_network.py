@@ -12,10 +12,10 @@ from network_world import HandClock, ask, dial, echo, frame, run, until
 
 from kalda.base.pending import Pending
 from kalda.base.stats import MetricConfig
-from kalda.network.connection import Answer, Buffer, Connection
 from kalda.network.free_ports import free_ports
-from kalda.network.limits import Limits, NodeLimits
-from kalda.network.server import Peers, Server
+from kalda.network.server.connection import Answer, Buffer, Connection
+from kalda.network.server.limits import Limits, NodeLimits
+from kalda.network.server.server import Peers, Server
 
 
 def has_ipv6() -> bool:
@@ -24,6 +24,15 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def admitted_count(server: Server) -> int:
+    return sum(admission.count for admission in server._admissions.values())
+
+
+def waiting_count(server: Server) -> int:
+    """Connections that are accepted and wait to be admitted."""
+    return sum(map(len, server._waiting.values()))
 
 
 def test_pipelined_requests_and_a_stop() -> None:
@@ -161,10 +170,10 @@ def test_connections_beyond_the_maximum_wait() -> None:
         await ask(second, b"12345678")
         third = await dial(listener.port)
         third[1].write(frame(b"I waited"))
-        await until(lambda: server.describe()["waiting"] == 1)
+        await until(lambda: waiting_count(server) == 1)
         first[1].close()
         assert await third[0].readexactly(15) == frame(b"re:I waited")
-        assert server.describe()["admitted"] == 2
+        assert admitted_count(server) == 2
         await server.stop()
 
     run(scenario)
@@ -193,11 +202,11 @@ def test_a_broker_does_not_wait_behind_clients_that_wait() -> None:
         client = await dial(clients.port)
         await ask(client, b"12345678")
         held = [await dial(clients.port) for _ in range(2)]
-        await until(lambda: server.describe()["waiting"] == len(held))
+        await until(lambda: waiting_count(server) == len(held))
         broker = await dial(brokers.port)
         assert await ask(broker, b"12345678") == b"re:12345678"
         assert await client[0].read() == b""
-        assert server.describe()["waiting"] == len(held)
+        assert waiting_count(server) == len(held)
         await server.stop()
 
     run(scenario)
@@ -228,9 +237,9 @@ def test_a_short_wait_does_not_last_as_long_as_one_that_began_before() -> None:
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=200))
         server._retry_in(3_600_000)  # as for a listener whose rate allows no connection for an hour
         held = [await dial(listener.port) for _ in range(23)]
-        await until(lambda: server.describe()["waiting"] == 3)
+        await until(lambda: waiting_count(server) == 3)
         clock.now += 1_000
-        await until(lambda: server.describe()["admitted"] == len(held))
+        await until(lambda: admitted_count(server) == len(held))
         await server.stop()
 
     run(scenario)
@@ -244,7 +253,7 @@ def test_listeners_take_turns_for_slots_that_they_share() -> None:
         held = await dial(first.port)
         await ask(held, b"12345678")
         waiting = {"FIRST": [await dial(first.port) for _ in range(4)], "SECOND": [await dial(second.port)]}
-        await until(lambda: server.describe()["waiting"] == 5)
+        await until(lambda: waiting_count(server) == 5)
         admitted = []
         while len(admitted) < 3:
             known = {connection for connection in server.connections.values() if connection.admitted}
@@ -266,12 +275,12 @@ def test_creation_rate_delays() -> None:
         server = Server(clock, limits)
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo, Limits(backlog=200))
         held = [await dial(listener.port) for _ in range(23)]
-        await until(lambda: server.describe()["waiting"] == 3)
+        await until(lambda: waiting_count(server) == 3)
         clock.now += 10
-        await until(lambda: server.describe()["waiting"] == 2)
+        await until(lambda: waiting_count(server) == 2)
         clock.now += 1_000
-        await until(lambda: server.describe()["waiting"] == 0)
-        assert server.describe()["admitted"] == len(held)
+        await until(lambda: waiting_count(server) == 0)
+        assert admitted_count(server) == len(held)
         await server.stop()
 
     run(scenario)
@@ -303,7 +312,7 @@ def test_a_connection_of_an_address_over_its_rate_is_closed_after_a_while() -> N
         with pytest.raises((asyncio.IncompleteReadError, OSError)):
             await ask(third, b"12345678")
         await until(lambda: len(server.connections) == 2)
-        assert server.describe()["admitted"] == 2
+        assert admitted_count(server) == 2
         server.set_ip_rate("127.0.0.1", None)
         assert await ask(await dial(listener.port), b"12345678") == b"re:12345678"
         await server.stop()
@@ -371,7 +380,7 @@ def test_a_peer_that_closes_while_nothing_is_read_is_noticed() -> None:
             return parked
 
         server = Server(HandClock())
-        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park, Limits(idle_ms=500))
+        listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, park, Limits(idle_ms=500, closing_ms=0))
         _, writer = await dial(listener.port)
         writer.write(frame(b"a fetch that waits for ever") + frame(b"which is never read"))
         await until(lambda: any(connection.unanswered for connection in server.connections.values()))
@@ -460,13 +469,13 @@ def test_a_connection_that_cannot_be_admitted_does_not_keep_others_waiting(caplo
         first = await dial(listener.port)
         assert await ask(first, b"12345678") == b"re:12345678"
         second, third = await dial(listener.port), await dial(listener.port)
-        await until(lambda: server.describe()["waiting"] == 2)
+        await until(lambda: waiting_count(server) == 2)
         broken = list(server.connections.values())[1]
         with patch.object(Connection, "admit", lambda self: 1 / 0 if self is broken else real(self)):
             first[1].close()
             assert await second[0].read() == b""
             assert await ask(third, b"12345678") == b"re:12345678"
-        assert server.describe()["admitted"] == 1
+        assert admitted_count(server) == 1
         broken_again = await dial(listener.port)
         third[1].close()
         assert await ask(broken_again, b"12345678") == b"re:12345678"
@@ -509,7 +518,7 @@ def test_silent_connections_give_their_descriptors_to_others() -> None:
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, echo)
         first, silent = await dial(listener.port), await dial(listener.port)
         assert await ask(first, b"12345678") == b"re:12345678"
-        await until(lambda: server.describe()["admitted"] == 2)
+        await until(lambda: admitted_count(server) == 2)
         server.update_limits(NodeLimits(descriptors=1))
         refused = await dial(listener.port)
         assert await refused[0].read() == b""
@@ -531,10 +540,10 @@ def test_connections_of_controllers_are_counted_apart() -> None:
         for streams in (node, client):
             assert await ask(streams, b"12345678") == b"re:12345678"
         waiting = [await dial(listener.port) for listener in (clients, nodes)]
-        await until(lambda: server.describe()["waiting"] == len(waiting))
+        await until(lambda: waiting_count(server) == len(waiting))
         client[1].close()
         assert await ask(waiting[0], b"12345678") == b"re:12345678"
-        assert server.describe()["waiting"] == 1
+        assert waiting_count(server) == 1
         await server.stop()
 
     run(scenario)
@@ -561,7 +570,7 @@ def test_a_protected_listener_has_its_own_memory_for_requests() -> None:
                 assert await reader.readexactly(4 + 3 + 200_000)
                 writer.close()
             assert not listener.memory.used_bytes
-        assert server.describe()["arriving_bytes"] == 0
+        assert not any(memory.arriving_bytes for memory in server._memories())
         server.update_limits(NodeLimits())
         assert {inside.memory.limit_bytes, outside.memory.limit_bytes} == {-1}
         await server.stop(0)

@@ -10,9 +10,9 @@ from harness.blocking import BlockingConnection
 from network_world import HandClock, run, until
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.network.client import RpcClient, RpcConnection
-from kalda.network.connection import Answer, Connection
-from kalda.network.server import Server
+from kalda.network.client.client import Reach, RpcClient, RpcConnection, RpcPolicy
+from kalda.network.server.connection import Answer, Connection
+from kalda.network.server.server import Server
 from kalda.protocol.apis import ApiKey, request_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_request_header, encode_response
@@ -30,7 +30,7 @@ class Node:
     correlation ids of its answers."""
 
     def __init__(self) -> None:
-        self.newest = 4
+        self.newest = 5
         self.silent = False
         self.skew = 0
         self.parked: list[Callable[[], None]] = []
@@ -70,7 +70,7 @@ async def with_node(node: Node, scenario: Callable[[Server, int], Awaitable[None
 def test_client_pipelines_and_matches_answers() -> None:
     async def scenario(server: Server, port: int) -> None:
         connection = await RpcConnection.connect("127.0.0.1", port, negotiate=True)
-        assert connection.versions == {18: (0, 4), 3: (0, 12)}
+        assert connection.versions == {18: (0, 5), 3: (0, 12)}
         answers = await asyncio.gather(*(connection.request(metadata(f"topic-{n}")) for n in range(50)))
         assert [answer.cluster_id for answer in answers] == [f"topic-{n}" for n in range(50)]
         assert connection.in_flight == 0
@@ -95,12 +95,29 @@ def test_client_falls_back_to_an_old_peer() -> None:
     node = Node()
     node.newest = 2
     run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
-    assert node.seen == [(18, 4), (18, 2)]
+    assert node.seen == [(18, 5), (18, 2)]
+
+
+def test_a_request_that_the_peers_version_cannot_carry_fails_alone() -> None:
+    """It is not sent."""
+
+    async def scenario(server: Server, port: int) -> None:
+        connection = await RpcConnection.connect("127.0.0.1", port)
+        request = MetadataRequest(topics=[], include_topic_authorized_operations=True)
+        with pytest.raises(ApiError) as caught:
+            await connection.request(request, 7)
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        assert (await connection.request(metadata("topic"), 9)).cluster_id == "topic"
+        connection.close()
+
+    node = Node()
+    run(lambda: with_node(node, scenario))  # type: ignore[arg-type, return-value]
+    assert node.seen == [(3, 9)]
 
 
 def test_client_timeout_closes_and_fails_all() -> None:
     async def scenario(server: Server, port: int) -> None:
-        connection = await RpcConnection.connect("127.0.0.1", port, timeout_ms=60_000)
+        connection = await RpcConnection.connect("127.0.0.1", port, RpcPolicy(timeout_ms=60_000))
         waiting = connection.send(metadata("first"), 9)
         with pytest.raises(ApiError) as caught:
             await connection.request(metadata("second"), 9, timeout_ms=10)
@@ -149,10 +166,10 @@ def test_rpc_client_reconnects_with_backoff() -> None:
         node = Node()
         listener = await server.listen("PLAINTEXT", "127.0.0.1", 0, node.handle)
         port = listener.port
-        client = RpcClient("127.0.0.1", port, rng=lambda: 0.5, backoff_ms=1, backoff_max_ms=4)
+        client = RpcClient("127.0.0.1", port, RpcPolicy(backoff_ms=1, backoff_max_ms=4), Reach(lambda: 0.5))
         answers = await asyncio.gather(*(client.request(metadata(f"t{n}")) for n in range(5)))
         assert [answer.cluster_id for answer in answers] == [f"t{n}" for n in range(5)]
-        assert server.describe()["connections"] == 1
+        assert len(server.connections) == 1
         await server.stop()
         for _ in range(3):
             with pytest.raises(ApiError) as caught:

@@ -29,9 +29,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.process.node import Node, StartError
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
-from kalda.network.client_security import ClientSecurity
-from kalda.network.server import SOCKET_SERVER
+from kalda.client.admin.configs import ConfigResource
+from kalda.network.client.security import ClientSecurity
+from kalda.network.server.server import SOCKET_SERVER
 from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsRequestAlterableConfig,
@@ -49,6 +49,7 @@ from kalda.security.jaas import OAUTHBEARER_MODULE, SCRAM_MODULE
 from kalda.security.jwt import unsecured_token
 from kalda.security.scram import MECHANISMS, salted_password
 from kalda.testing import Cluster
+from waiting import wait_until
 
 PAUSE = threading.Event()
 """Never set."""
@@ -154,7 +155,7 @@ def bare(cluster: Cluster, negotiate: bool = True) -> BlockingConnection:
 
 def principal_of(cluster: Cluster, connection: BlockingConnection) -> str:
     port = connection._socket.getsockname()[1]
-    server = cluster.nodes[1]._server
+    server = cluster.nodes[1].running.listeners.server
     assert server is not None
     [found] = [each.principal for each in list(server.connections.values()) if each.peer_port == port]
     return found
@@ -172,9 +173,8 @@ def test_connections_made_after_the_start_do_not_pass_the_gate(cluster: Cluster)
     with connect(cluster) as connection:
         assert serves(connection)
         port = connection._socket.getsockname()[1]
-        assert node._server is not None
-        [made] = [each for each in list(node._server.connections.values()) if each.peer_port == port]
-        assert made._handler not in node._gates.values()
+        [made] = [each for each in list(node.running.listeners.server.connections.values()) if each.peer_port == port]
+        assert made._handler not in node.running.listeners.gates.values()
 
 
 def test_nothing_but_the_login_is_answered_before_it(cluster: Cluster) -> None:
@@ -263,14 +263,12 @@ def test_a_session_is_renewed_at_most_once_a_second_and_by_the_same_principal(
 
 def test_the_time_of_requests_after_a_login_is_charged_to_its_user(cluster: Cluster) -> None:
     """ApiVersions before it, over the same connection, is charged to ANONYMOUS."""
-    quotas = cluster.nodes[1]._quotas
+    quotas = cluster.nodes[1].running.parts.quotas
     assert quotas is not None
     times = quotas.managers.request
     with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
         client.alter_client_quotas({(("user", None),): {"request_percentage": 1e9}}).check()
-        give_up_at = time.monotonic() + 60
-        while not times.is_enabled and time.monotonic() < give_up_at:
-            PAUSE.wait(0.01)
+        wait_until(lambda: times.is_enabled)
         try:
             with connect(cluster, user="alice") as connection:
                 connection.negotiate()
@@ -332,8 +330,8 @@ def test_a_login_of_asyncio_that_fails_is_reported(cluster: Cluster) -> None:
 def test_a_session_that_is_not_renewed_ends(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with connect(cluster, user="alice", mechanism="SCRAM-SHA-256") as connection:
         connection._renew_at_s = None
-        wait_for(lambda: not still_serves(connection))
-    wait_for(lambda: "its session of User:alice has expired" in caplog.text)
+        wait_until(lambda: not still_serves(connection))
+    wait_until(lambda: "its session of User:alice has expired" in caplog.text)
     found = {
         (name.name, value)
         for node in cluster.nodes.values()
@@ -380,12 +378,12 @@ def test_new_certificates_are_used_without_a_restart(cluster: Cluster, caplog: p
     kept = Path(node).read_text()
     with connect(cluster) as before:
         replace(node, authority.issue("CN=another", ["127.0.0.1", "localhost"]))
-        wait_for(lambda: "Keystore DistinguishedName does not match" in caplog.text)
+        wait_until(lambda: "Keystore DistinguishedName does not match" in caplog.text)
         connect(cluster).close()
         replace(node, authority.issue("CN=node", ["localhost"]))
-        wait_for(lambda: "Keystore SubjectAltNames does not match" in caplog.text)
+        wait_until(lambda: "Keystore SubjectAltNames does not match" in caplog.text)
         replace(node, authority.issue("CN=node", ["127.0.0.1", "localhost"]))
-        wait_for(lambda: "listener SASL_SSL: new connections" in caplog.text.replace("  ", " "))
+        wait_until(lambda: "listener SASL_SSL: new connections" in caplog.text.replace("  ", " "))
         with pytest.raises(ApiError, match=r"certificate verify failed"):
             connect(cluster)
         (home / "new.pem").write_text(authority.issued.certificate)
@@ -395,7 +393,7 @@ def test_new_certificates_are_used_without_a_restart(cluster: Cluster, caplog: p
         assert serves(before)
     Path(node + ".new").write_text(kept)
     os.replace(node + ".new", node)
-    wait_for(lambda: can_connect(cluster))
+    wait_until(lambda: can_connect(cluster))
 
 
 @pytest.mark.parametrize(
@@ -467,7 +465,7 @@ def test_rotation_under_load_drops_no_request(
     set_password(cluster, "mallory", "0ld-secret")
     cluster.create_topic("rotated")
     config = cluster.client_config("mallory", "SCRAM-SHA-512", "0ld-secret")
-    wait_for(lambda: logs_in(cluster, "mallory", "0ld-secret"))
+    wait_until(lambda: logs_in(cluster, "mallory", "0ld-secret"))
     caplog.set_level(logging.INFO, "kalda.authentication")
     caplog.clear()
     with (
@@ -488,13 +486,13 @@ def test_rotation_under_load_drops_no_request(
         put(trusted, kept[1] + authority.issued.certificate)
         use()
         set_password(cluster, "mallory", "n3w-secret")
-        wait_for(lambda: caplog.text.count("new own connections use new keys") >= 2)  # to brokers, to controllers
+        wait_until(lambda: caplog.text.count("new own connections use new keys") >= 2)  # to brokers, to controllers
         put(node, issued.key + issued.certificate)
-        wait_for(lambda: use() is None and served_by(authority.issued.certificate))
-        wait_for(lambda: use() is None and logs_in(cluster, "mallory", "n3w-secret", authority.issued.certificate))
+        wait_until(lambda: use() is None and served_by(authority.issued.certificate))
+        wait_until(lambda: use() is None and logs_in(cluster, "mallory", "n3w-secret", authority.issued.certificate))
         assert not logs_in(cluster, "mallory", "0ld-secret", authority.issued.certificate)
         put(node, kept[0])
-        wait_for(lambda: use() is None and served_by(kept[1]))
+        wait_until(lambda: use() is None and served_by(kept[1]))
         put(trusted, kept[1])
         use()
 
@@ -502,7 +500,7 @@ def test_rotation_under_load_drops_no_request(
 def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     """Those of users, and that of the node's own connections. What does not concern SASL leaves a listener as it is,
     and a line that cannot be used leaves the former one in use."""
-    security = cluster.nodes[1]._security
+    security = cluster.nodes[1].running.parts.security
     assert security is not None
     listener, own = security._listeners["SASL_SSL"], security._clients["SASL_SSL"]
     key = f"{SASL_LISTENER}plain.sasl.jaas.config"
@@ -513,20 +511,20 @@ def test_login_lines_are_altered_while_the_node_runs(cluster: Cluster, caplog: p
 
     before = listener.sasl
     alter_config(cluster, "max.connections", "1000000")
-    wait_for(lambda: security._config["max.connections"] == 1_000_000)
+    wait_until(lambda: security._config["max.connections"] == 1_000_000)
     assert listener.sasl is before
     alter_config(
         cluster, key, line.replace('username="node"', 'username="zoe"').replace(";", ' user_zoe="node-secret";')
     )
-    wait_for(lambda: user_is("zoe"))
+    wait_until(lambda: user_is("zoe"))
     connect(cluster, user="zoe", password="node-secret").close()
     alter_config(cluster, key, line.replace("username=", "name="))
-    wait_for(
+    wait_until(
         lambda: "own logins go on with the former login line: sasl.jaas.config: the option username" in caplog.text
     )
     assert user_is("zoe")
     alter_config(cluster, key, line)
-    wait_for(lambda: user_is("node"))
+    wait_until(lambda: user_is("node"))
     with pytest.raises(ApiError, match="Invalid username or password"):
         connect(cluster, user="zoe", password="node-secret")
     assert "node-secret" not in caplog.text
@@ -577,13 +575,6 @@ def can_connect(cluster: Cluster) -> bool:
     except ApiError:
         return False
     return True
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        PAUSE.wait(0.02)
 
 
 # -- the operator's classes
@@ -761,16 +752,16 @@ def test_no_secret_is_ever_written(tmp_path: Path, caplog: pytest.LogCaptureFixt
                 connection.request(SaslAuthenticateRequest(auth_bytes=b"Pl4nted-malformed"), 1)
         node: Node = cluster.nodes[1]
         with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
-            described = repr(client.describe_configs([Resource(ConfigResourceType.BROKER, "1")]).check())
+            described = repr(client.describe_configs([ConfigResource(ConfigResourceType.BROKER, "1")]).check())
             hmac = client.create_delegation_token().hmac
         # The metadata log has these, and nothing else: no line of the log, no answer.
         line = f"{SASL_LISTENER}scram-sha-512.sasl.jaas.config"
         alter_config(cluster, line, f'{SCRAM_MODULE} required password="Alt3red";')
         alter_config(cluster, line, "Alt3red required;")
         alter_config(cluster, f"{SASL_LISTENER}unknown", "Alt3red")
-        wait_for(lambda: "a login module, package.Class, is expected first" in caplog.text)
+        wait_until(lambda: "a login module, package.Class, is expected first" in caplog.text)
         with CommandAdmin(cluster.bootstrap_servers, config=cluster.client_config()) as client:
-            described += repr(client.describe_configs([Resource(ConfigResourceType.BROKER, "1")]).check())
+            described += repr(client.describe_configs([ConfigResource(ConfigResourceType.BROKER, "1")]).check())
     key = (tmp_path / "certificates" / "node.pem").read_text().splitlines()[1]
     written = caplog.text + described + repr(vars(node)) + "".join(map(repr, caplog.records))
     assert "Alt3red" not in written
@@ -788,8 +779,10 @@ def test_a_plaintext_node_imports_nothing_of_it() -> None:
         "import sys\n"
         "from kalda.testing import Cluster\n"
         "Cluster().start().stop()\n"
-        "heavy = ('cryptography', 'jwt', 'kalda.security.scram', 'kalda.security.server_login', 'kalda.network.tls')\n"
-        "heavy += ('kalda.network.client_security', 'kalda.broker.process.node_security', 'kalda.network.oauth')\n"
+        "heavy = ('cryptography', 'jwt', 'kalda.security.scram', 'kalda.security.server_login')\n"
+        "heavy += ('kalda.network.tls.transport', 'kalda.network.client.security')\n"
+        "heavy += ('kalda.network.login.token_validation',)\n"
+        "heavy += ('kalda.broker.process.node_security',)\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

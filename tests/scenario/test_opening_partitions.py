@@ -16,7 +16,7 @@ from kalda.base.ids import TopicPartition
 from kalda.base.pending import Pending
 from kalda.broker.handlers.data import DataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.replicas.opening import MAX_WAIT_MS, MAX_WAITING, OpeningPartitions
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.protocol.messages.fetch import (

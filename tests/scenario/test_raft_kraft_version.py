@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from stepped_quorum import SteppedQuorum
+
 from kalda.base.errors import ErrorCode
 from kalda.raft import events as ev
 from kalda.raft import reconfiguration, rpc
 from kalda.raft.machine import RaftMachine
 from kalda.raft.values import ReplicaKey
-from kalda.sim.quorum import CLUSTER, QuorumNode, SimQuorum, endpoint_of, key_of
+from kalda.sim.quorum import CLUSTER, QuorumNode, endpoint_of, key_of
 
 
-def static_quorum(seed: int = 0) -> tuple[SimQuorum, QuorumNode]:
-    cluster = SimQuorum((1, 2, 3), dynamic=False, seed=seed)
+def static_quorum(seed: int = 0) -> tuple[SteppedQuorum, QuorumNode]:
+    cluster = SteppedQuorum((1, 2, 3), dynamic=False, seed=seed)
     cluster.start()
     leader = cluster.elect()
     return cluster, leader
@@ -22,7 +24,7 @@ def machine(node: QuorumNode) -> RaftMachine:
     return node.machine
 
 
-def upgrade(cluster: SimQuorum, leader: QuorumNode) -> None:
+def upgrade(cluster: SteppedQuorum, leader: QuorumNode) -> None:
     assert reconfiguration.upgrade_refusal(machine(leader), 1) is None
     cluster.step(leader, ev.UpgradeKraftVersion(machine(leader).epoch, 1))
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from stepped_quorum import SteppedQuorum
 
 from kalda.base.errors import ErrorCode
 from kalda.raft import rpc
 from kalda.raft.leader import LeaderRole
 from kalda.raft.roles import Follower
 from kalda.raft.values import OffsetAndEpoch
-from kalda.sim.quorum import CLUSTER, SimQuorum, endpoint_of, key_of
+from kalda.sim.quorum import CLUSTER, endpoint_of, key_of
 
 NOTHING = OffsetAndEpoch(0, 0)
 
 
-def started(*voters: int, **options: object) -> SimQuorum:
-    cluster = SimQuorum(voters or (1, 2, 3), **options)  # type: ignore[arg-type]
+def started(*voters: int, **options: object) -> SteppedQuorum:
+    cluster = SteppedQuorum(voters or (1, 2, 3), **options)  # type: ignore[arg-type]
     cluster.start()
     cluster.elect()
     return cluster
 
 
-def settle(cluster: SimQuorum, ms: int = 2_000) -> None:
+def settle(cluster: SteppedQuorum, ms: int = 2_000) -> None:
     cluster.run(ms)
     marks = {node.high_watermark for node in cluster.nodes.values() if node.up}
     assert len(marks) == 1, f"high watermarks differ: {marks}"
@@ -30,7 +31,7 @@ def settle(cluster: SimQuorum, ms: int = 2_000) -> None:
 
 def test_an_election_line_by_line() -> None:
     lines: list[str] = []
-    cluster = SimQuorum((1, 2, 3), seed=4, trace=lambda line: lines.append(line[7:]))
+    cluster = SteppedQuorum((1, 2, 3), seed=4, trace=lambda line: lines.append(line[7:]))
     cluster.start()
     leader = cluster.elect()
     own = [line.removeprefix(f"{leader.id}: ") for line in lines if line.startswith(f"{leader.id}:")]
@@ -228,7 +229,7 @@ def test_a_static_quorum_does_not_change() -> None:
 
 
 def test_a_vote_depends_on_the_log_and_is_granted_once_an_epoch() -> None:
-    cluster = SimQuorum((1, 2, 3))
+    cluster = SteppedQuorum((1, 2, 3))
     cluster.start(1)
 
     def vote(candidate: int, epoch: int, end: OffsetAndEpoch = NOTHING, **more: object) -> rpc.VoteReply:

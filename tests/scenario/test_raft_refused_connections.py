@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from stepped_quorum import SteppedQuorum
 
 from kalda.raft.config import RaftConfig
-from kalda.sim.quorum import CLUSTER, SimQuorum, key_of, recover, storm
+from kalda.sim.quorum import CLUSTER, key_of, recover, storm
 
 FETCH_TIMEOUT_MS = RaftConfig(key_of(1), CLUSTER).fetch_timeout_ms
 
 
-def quorum_with_leader(seed: int, *voters: int, observers: tuple[int, ...] = ()) -> SimQuorum:
-    cluster = SimQuorum(voters or (1, 2, 3), observers=observers, seed=seed)
+def quorum_with_leader(seed: int, *voters: int, observers: tuple[int, ...] = ()) -> SteppedQuorum:
+    cluster = SteppedQuorum(voters or (1, 2, 3), observers=observers, seed=seed)
     cluster.start()
     cluster.elect()
     cluster.append("a")
@@ -19,7 +20,7 @@ def quorum_with_leader(seed: int, *voters: int, observers: tuple[int, ...] = ())
     return cluster
 
 
-def time_to_replace(cluster: SimQuorum) -> int:
+def time_to_replace(cluster: SteppedQuorum) -> int:
     """Crash the leader; the milliseconds until another one has committed a record."""
     old = cluster.leader
     assert old is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kalda.sim.quorum import SimQuorum
+from stepped_quorum import SteppedQuorum
 
 
 def test_it_elects_itself_and_commits() -> None:
     lines: list[str] = []
-    cluster = SimQuorum((1,), trace=lambda line: lines.append(line[7:]))
+    cluster = SteppedQuorum((1,), trace=lambda line: lines.append(line[7:]))
     cluster.start()
     cluster.elect()
     cluster.append("a", "b")
@@ -28,7 +28,7 @@ def test_it_elects_itself_and_commits() -> None:
 
 def test_after_a_restart_it_leads_the_next_epoch() -> None:
     lines: list[str] = []
-    cluster = SimQuorum((1,), trace=lambda line: lines.append(line[7:]))
+    cluster = SteppedQuorum((1,), trace=lambda line: lines.append(line[7:]))
     cluster.start()
     cluster.elect()
     cluster.append("a")
@@ -51,7 +51,7 @@ def test_after_a_restart_it_leads_the_next_epoch() -> None:
 
 def test_a_static_voter_does_the_same_without_voter_records() -> None:
     lines: list[str] = []
-    cluster = SimQuorum((1,), dynamic=False, trace=lambda line: lines.append(line[7:]))
+    cluster = SteppedQuorum((1,), dynamic=False, trace=lambda line: lines.append(line[7:]))
     cluster.start()
     cluster.elect()
     assert "1: append 0@1 LeaderChangeMessage" in lines

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,11 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.process.disk import absolute_dir
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.testing import Cluster
+from waiting import wait_until
 
 AT = TopicPartition("t", 0)
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline
 
 
 def test_directories_are_named_absolutely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +35,7 @@ def test_directories_are_named_absolutely(tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.value.code is ErrorCode.LOG_DIR_NOT_FOUND
         client.alter_replica_log_dirs(1, {AT: other}).check()
         wait_until(lambda: home() == other)
-        client.set_configs(Resource(ConfigResourceType.BROKER, "1"), {"cordoned.log.dirs": "./b/"})
+        client.set_configs(ConfigResource(ConfigResourceType.BROKER, "1"), {"cordoned.log.dirs": "./b/"})
         wait_until(lambda: any(each.is_cordoned for each in client.describe_log_dirs([1]).value(1)))
         assert [each.path for each in client.describe_log_dirs([1]).value(1) if each.is_cordoned] == [second]
 

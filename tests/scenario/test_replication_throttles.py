@@ -18,7 +18,7 @@ from kalda.broker.replicas.replication_throttles import (
 )
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, Provenance
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.protocol.messages.metadata_records import ConfigRecord
 from kalda.quota.replication_quotas import ALL, ReplicationQuota, throttled_partitions
 from kalda.replication.replica_fetcher import FetcherConfig, ReplicaFetchers

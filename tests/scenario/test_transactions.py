@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transactions_world import TIMEOUT_MS, Marker, World, done
 
+from kalda.base.background import Steps, run_to_end
 from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 
@@ -536,16 +537,43 @@ def test_a_client_of_version_2_continues_after_a_timeout() -> None:
     assert world.begin((1000, 1)) == "NONE"
 
 
-def test_very_many_transactions_time_out_a_hundred_at_a_time() -> None:
+def test_very_many_transactions_time_out_in_steps() -> None:
     world = World()
+    background: list[Steps[None]] = []
+    world.runtime.timers.run = background.append
     for index in range(250):
         producer = world.producer(f"t{index}")
         world.begin(producer, transactional_id=f"t{index}")
     world.now += TIMEOUT_MS + 20_000
     world.runtime.poll(world.now)
-    assert len(world.shard.ongoing) == 150
-    world.pass_ms(2)
+    [steps] = background
+    assert len(world.shard.ongoing) == 250
+    next(steps)
+    assert len(world.shard.ongoing) == 249
+    run_to_end(steps)
     assert not world.shard.ongoing
+
+
+@pytest.mark.parametrize("task", ["abort", "expire"])
+def test_steps_of_a_partition_that_is_led_elsewhere_end(task: str) -> None:
+    world = World(expiration_ms=1_000)
+    shard, background = world.shard, list[Steps[None]]()
+    world.runtime.timers.run = background.append
+    for index in range(250):
+        producer = world.producer(f"t{index}")
+        if task == "abort":
+            world.begin(producer, transactional_id=f"t{index}")
+    world.now += 3_600_000
+    world.runtime.poll(world.now)
+    for steps in background:
+        next(steps, None)
+    world.runtime.on_resigned(0)
+    appends = world.log.appends
+    for steps in background:
+        run_to_end(steps)
+    assert world.log.appends == appends
+    assert shard.ongoing if task == "abort" else shard.transactions
+    assert world.runtime.timers.next_deadline_ms() is None or not world.runtime.timers.fire(world.now + 10**9)
 
 
 def test_ids_that_are_not_used_expire() -> None:

@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import NO_LEADER, Completion, MarkerQueues
-from kalda.coordinator.transactions.metadata import TransactionMetadata, grouped
+from kalda.coordinator.transactions.metadata import TransactionMetadata
 from kalda.coordinator.transactions.shard import TransactionShard
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from kalda.protocol.caller import Caller
@@ -251,7 +251,7 @@ class World:
         return self.coordinator.add_partitions(
             transactional_id,
             *producer,
-            grouped((topic, index) for index in partitions or (0,)),
+            {topic: frozenset(partitions or (0,))},
             self.version if version is None else version,
         )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 import pytest
+from ablations import ABLATIONS, CONSUMER_ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
 
-from kalda.sim.ablations import ABLATIONS, CONSUMER_ABLATIONS, CONTROLLER_ABLATIONS, QUORUM_ABLATIONS
 from kalda.sim.scenario import simulate
 
 QUICK = (

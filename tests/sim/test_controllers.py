@@ -38,9 +38,7 @@ def test_a_storm_around_controllers_that_take_many_steps(seed: int, monkeypatch:
 def controller_of(cluster: SimCluster, node_id: int) -> QuorumController:
     node = cluster.nodes[node_id].node
     assert node is not None
-    assert node._quorum is not None
-    assert node._quorum.controller is not None
-    return node._quorum.controller
+    return node.running.quorum.controller
 
 
 def fenced_by(cluster: SimCluster) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.broker.handlers.data import DataHandlers
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.messages.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntityData,
@@ -80,11 +80,12 @@ class Quotas:
         sent = self.produced.setdefault(client.name, [])
         while True:
             try:
-                await client.find_leader(PARTITION)
+                leader = await client.find_leader(PARTITION)
             except ApiError:
                 await client.pause()
                 continue
-            for outcome in await client.ask_leader_all(PARTITION, [produce()] * 4, 9):
+            requests = [client.ask(leader, produce(), 9) for _ in range(4)]
+            for outcome in await asyncio.gather(*requests, return_exceptions=True):
                 if isinstance(outcome, ApiError):
                     client.forget_leaders()
                 else:
@@ -108,8 +109,7 @@ class Quotas:
     def connections(self) -> list[Connection]:
         node = self.cluster.nodes[1].node
         assert node is not None
-        assert node._server is not None
-        return list(node._server.connections.values())
+        return list(node.running.listeners.server.connections.values())
 
 
 def run(scenario: Callable[[Quotas], Any], seed: str = "quotas") -> None:

@@ -10,11 +10,11 @@ import os
 from dataclasses import replace
 
 import pytest
+from transaction_ablations import TRANSACTION_ABLATIONS
 
-from kalda.sim.transaction_ablations import TRANSACTION_ABLATIONS
 from kalda.sim.transaction_storm import PLANS, TransactionPlan, simulate_transactions
 
-FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:2").split(":"))
+FIRST, LAST = (int(part) for part in os.environ.get("KALDA_SIM_SEEDS", "0:1").split(":"))
 QUICK = ("the last stable offset bounds fetches", "verification before append", "epochs of appends")
 CHOSEN = tuple(TRANSACTION_ABLATIONS) if os.environ.get("KALDA_SIM_ABLATIONS") == "all" else QUICK
 

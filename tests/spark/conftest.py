@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import driver_jars
 
 
 def connector_jars() -> list[str]:
@@ -22,12 +23,30 @@ def connector_jars() -> list[str]:
     return sorted(map(str, folder.glob("*.jar")))
 
 
+def delta_jars() -> list[str]:
+    """The jars of Delta for this PySpark, in the folder that `KALDA_DELTA_JARS` names, or where Spark has resolved them
+    for an earlier session."""
+    import pyspark
+
+    minor = ".".join(pyspark.__version__.split(".")[:2])
+    names = (f"*delta-spark_{minor}_*.jar", "*delta-storage-*.jar", "*unitycatalog-client-*.jar")
+    given = os.environ.get("KALDA_DELTA_JARS")
+    folders = [Path(given)] if given else [home / "jars" for home in Path.home().glob(".ivy2*")]
+    for folder in folders:
+        found = [sorted(folder.glob(name)) for name in names]
+        if all(found):
+            return [str(each[-1]) for each in found]
+    return []
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     from kalda.spark import register
 
+    # For the Python that Java starts: a test that needs a profile writes the file.
+    os.environ["KALDA_PROFILES"] = str(tmp_path_factory.mktemp("profiles") / "profiles.toml")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("tests")
     settings = {
@@ -35,22 +54,33 @@ def spark() -> Iterator[Any]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.jars": ",".join(connector_jars()),
+        "spark.jars": ",".join([*connector_jars(), *delta_jars(), *driver_jars()]),
+        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if delta_jars():
+        settings["spark.sql.extensions"] = "io.delta.sql.DeltaSparkSessionExtension"
+        settings["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     register(session)
     yield session
     session.stop()
+    del os.environ["KALDA_PROFILES"]
 
 
 @pytest.fixture(scope="session")
 def has_connector() -> bool:
     """Whether Spark's own Kafka source is there too."""
     return bool(connector_jars())
+
+
+@pytest.fixture(scope="session")
+def has_delta() -> bool:
+    """Whether the session has tables of Delta."""
+    return bool(delta_jars())

@@ -11,15 +11,17 @@ import sys
 import time
 from typing import Any
 
-from kalda.pipeline.lake import Lake
-from kalda.pipeline.load import LoadSettings, load
-from kalda.pipeline.running import QueryProgress
-from kalda.pipeline.session import prepare
+from kalda.pipeline.engine.runs import FlowReport
+from kalda.pipeline.generators.load import Lake, LoadSettings
+from kalda.pipeline.session import make_session
 from kalda.spark import offset_ranges, session
 
 
 def main() -> None:
     servers, checkpoint, mode = sys.argv[1:]
+    if mode == "load":
+        _load(servers, Lake(checkpoint))
+        return
     spark = session(
         "crashing",
         "local[2,4]",  # a task whose worker is killed is run again, up to four times
@@ -28,13 +30,6 @@ def main() -> None:
         spark_driver_bindAddress="127.0.0.1",
         spark_driver_host="127.0.0.1",
     )
-    if mode == "load":
-        prepare(spark)
-        options = {"kafka.bootstrap.servers": servers, "kafka.isolation.level": "read_committed"}
-        wanted = LoadSettings(("in",), options, rows_a_batch=2_000, follow=True, every="0 seconds")
-        print("started", flush=True)
-        load(spark, Lake(checkpoint), wanted, _report)
-        return
     stream = (
         spark.readStream.format("kalda")
         .option("kafka.bootstrap.servers", servers)
@@ -59,9 +54,17 @@ def main() -> None:
     query.awaitTermination()
 
 
-def _report(progress: QueryProgress) -> None:
-    if progress.batches:
-        print("batch", progress.batches, flush=True)
+def _load(servers: str, lake: Lake) -> None:
+    spark = make_session("crashing", ("delta",), {"spark.log.level": "ERROR"}, "local[2,4]")
+    wanted = LoadSettings(("in",), {"kafka.bootstrap.servers": servers}, rows_a_batch=2_000, every="0 seconds")
+    print("started", flush=True)
+    with lake.alone():
+        lake.load(spark, lake.agreed(wanted), show=_report, follow=True)
+
+
+def _report(flow: FlowReport) -> None:
+    if flow.batches:
+        print("batch", flow.batches, flush=True)
     time.sleep(1)  # as often as the other modes
 
 

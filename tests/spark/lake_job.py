@@ -10,22 +10,22 @@ from __future__ import annotations
 import json
 import sys
 
-from kalda.pipeline.lake import QUARANTINE, Lake
-from kalda.pipeline.load import LoadSettings, load
+from kalda.pipeline.generators.load import QUARANTINE, Lake, LoadSettings
 from kalda.pipeline.session import make_session
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
     spark = make_session("lake", given["needs"], given.get("spark", {}), "local[2]")
-    lake = Lake(given["directory"])
-    wanted = LoadSettings(("in",), {"kafka.bootstrap.servers": given["servers"]}, **given["load"])
-    load(spark, lake, wanted)
-    first = lake.frame(spark).count()
-    load(spark, lake, LoadSettings((), {"kafka.bootstrap.servers": given["servers"]}, format=wanted.format))
+    lake, options = Lake(given["directory"]), {"kafka.bootstrap.servers": given["servers"]}
+    counts = []
+    for wanted in (LoadSettings(("in",), options, **given["load"]), LoadSettings((), options)):
+        with lake.alone():
+            lake.load(spark, lake.agreed(wanted))
+        counts.append(lake.frame(spark).count())
     rows = lake.frame(spark).orderBy("partition", "offset").selectExpr("to_json(struct(value)) as value").collect()
     bad = lake.frame(spark, QUARANTINE).select("reason").collect()
-    print(json.dumps([first, [row.value for row in rows], [row.reason for row in bad]]), flush=True)
+    print(json.dumps([counts[0], [row.value for row in rows], [row.reason for row in bad]]), flush=True)
     spark.stop()
 
 

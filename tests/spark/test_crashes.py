@@ -19,15 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from kalda import Admin, Consumer, Producer
 from kalda.cli.local import layout as layouts
 from kalda.cli.local import starting
 from kalda.cli.local.process import NodeProcess, wait_until_ended
 from kalda.client.admin.topics import NewTopic
-from kalda.pipeline.lake import Lake
+from kalda.pipeline.generators.load import Lake
 
 pytestmark = pytest.mark.spark
 JOB = Path(__file__).with_name("crashing_job.py")
@@ -159,11 +159,11 @@ def stored(checkpoint: Path) -> Counter[bytes]:
 
 
 def loaded(checkpoint: Path) -> Counter[bytes]:
-    """The rows of the lake's committed files."""
-    found: Counter[bytes] = Counter()
-    for file in Lake(checkpoint).files():
-        found.update(pq.ParquetFile(file.path).read(["value"]).column("value").to_pylist())
-    return found
+    """The rows of the lake's table."""
+    table = Lake(checkpoint).table
+    if not (table / "_delta_log").exists():
+        return Counter()
+    return Counter(DeltaTable(table).to_pyarrow_table(columns=["value"])["value"].to_pylist())
 
 
 @pytest.mark.skipif(not ROUNDS, reason="takes minutes: set KALDA_SPARK_ROUNDS to the number of kills of each kind")

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 
 from kalda import Consumer, Producer
 from kalda.testing import Cluster
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.spark,
@@ -102,10 +102,7 @@ def standalone(directory: Path) -> Iterator[str]:
 
 
 def wait_for(log: Path, words: str) -> None:
-    deadline_s = time.monotonic() + 120
-    while words not in log.read_text():
-        assert time.monotonic() < deadline_s, log.read_text()[-3_000:]
-        time.sleep(0.1)
+    wait_until(lambda: words in log.read_text(), f"{words!r} in {log}", 120)
 
 
 def test_a_standalone_cluster_with_two_workers(tmp_path: Path) -> None:
@@ -172,21 +169,17 @@ configuration:
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pip install 'pyspark[pipelines]'")
 def test_declarative_pipelines(tmp_path: Path) -> None:
-    """`pyspark.pipelines` with topics as sources and sinks; a second run has only what is new."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
+    """`--engine spark`: `pyspark.pipelines` with topics as sources and sinks; a second run has only what is new."""
     (tmp_path / "storage").mkdir()
     specification = tmp_path / "spark-pipeline.yml"
     specification.write_text(
         SPECIFICATION.format(storage=(tmp_path / "storage").as_uri(), include="words.py"), encoding="utf-8"
     )
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(SOURCES)}
+    environment = {**os.environ, "SPARK_MASTER": "local[2]", "PYTHONPATH": str(SOURCES)}
     settings = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false"]
-    settings.append("spark.sql.catalogImplementation=hive")  # the second run finds the tables of the first
-    command = [str(home / "bin" / "spark-pipelines"), "run", "--spec", str(specification), "--remote", "local[2]"]
+    command = [sys.executable, "-m", "kalda.cli.main", "pipeline", "run", str(tmp_path), "--engine", "spark"]
     for setting in settings:
-        command += ["--conf", setting]
+        command += ["--spark", setting]
     with filled() as cluster:
         options = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
         (tmp_path / "words.py").write_text(PIPELINE.format(options=options), encoding="utf-8")

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from topics import BASE_MS, NewRecord, World, cluster_of_tests
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.administration import ANY, Ask, single
-from kalda.pipeline.lake import Lake
-from kalda.pipeline.load import LoadSettings, load
-from kalda.pipeline.session import prepare
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest
 from kalda.records.compression import Compression
 from kalda.spark.client_metrics import client_metrics
-from kalda.spark.planning import LEAST_TASKS
+from kalda.spark.partitions import LEAST_TASKS
 
 pytestmark = pytest.mark.spark
 
@@ -230,10 +230,10 @@ def test_ten_thousand_partitions(world: World, spark: Any, tmp_path: Path) -> No
     written = frame.select("partition", "value").write.format("kalda").mode("append")
     written.options(**world.options(topic="many", kalda__exactly__once="true")).save()  # to where each came from
     assert world.frame(subscribe="many").groupBy("partition").count().where("count = 2").count() == 10_000
-    prepare(spark)
-    lake = Lake(tmp_path / "lake")
-    load(spark, lake, LoadSettings(("many",), {"kafka.bootstrap.servers": world.servers}))
-    assert lake.frame(spark).groupBy("partition").count().where("count = 2").count() == 10_000
+    command = ["pipeline", "load", "many", "--to", str(tmp_path / "lake"), "--bootstrap-server", world.servers]
+    subprocess.run([sys.executable, "-m", "kalda.cli.main", *command, "--foreground"], check=True, timeout=600)
+    partitions = DeltaTable(tmp_path / "lake" / "records").to_pyarrow_table(columns=["partition"])["partition"]
+    assert Counter(partitions.to_pylist()) == dict.fromkeys(range(10_000), 2)
 
 
 def _is_announced(servers: str) -> bool:
@@ -249,7 +249,7 @@ def _is_announced(servers: str) -> bool:
 def test_what_clients_push_is_a_table(world: World, spark: Any) -> None:
     servers, found = world.servers, []
     with CommandAdmin(servers) as client:
-        subscription = Resource(ConfigResourceType.CLIENT_METRICS, "all")
+        subscription = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
         client.set_configs(subscription, {"metrics": "org.apache.kafka.producer.", "interval.ms": "100"})
         while not _is_announced(servers):
             pass  # the broker applies the subscription a moment after the controller's answer

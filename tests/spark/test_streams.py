@@ -10,6 +10,7 @@ import pytest
 from topics import World, cluster_of_tests
 
 from kalda import Producer
+from kalda.spark import offsets_behind
 
 pytestmark = pytest.mark.spark
 
@@ -58,6 +59,11 @@ def test_batches_are_limited_and_continue_across_restarts_and_new_partitions(wor
     assert [len(batch) for batch in batches] == [9, 10, 5]
     last = query.progress[-1].sources[0]
     assert last.endOffset == last.latestOffset
+    assert offsets_behind(last) == dict.fromkeys(["minOffsetsBehindLatest", "maxOffsetsBehindLatest"], 0) | {
+        "avgOffsetsBehindLatest": 0.0
+    }
+    behind = [offsets_behind(report.sources[0])["maxOffsetsBehindLatest"] for report in query.progress[:2]]
+    assert behind == [12, 4]
     assert '"grown": {"0": 20, "1": 0, "2": 4}' in last.endOffset
     assert query.run() == []
     world.admin.create_partitions({"grown": 4}).check()
@@ -104,11 +110,11 @@ def test_a_topic_that_is_deleted_or_created_again(world: World, tmp_path: Path) 
     assert query.run() == [sorted([*numbers(4), *numbers(9)])]
     world.admin.delete_topics(["first", "second"]).check()
     world.number("second", [2])
-    with pytest.raises(Exception, match=r"first-0 do not exist any more.*failOnDataLoss to false") as caught:
+    words = r"topic second was deleted and created again: .* set option failOnDataLoss to false"
+    with pytest.raises(Exception, match=words) as caught:
         query.run()
     assert "Traceback" not in str(caught.value)
-    # As with Spark's own source, the offsets of the new topic count from where the old one ended.
-    assert query.run(failOnDataLoss="false") == []
+    assert query.run(failOnDataLoss="false") == [[(0, 0), (0, 1)]]
     world.number_on("second", [1], first=2)
     assert query.run(failOnDataLoss="false") == [[(0, 2)]]
 

@@ -61,13 +61,15 @@ def write_member_subscription(
 
 def read_member_subscription(data: Buffer) -> MemberSubscription:
     """A member's subscription of any version; what its version lacks is empty."""
-    nothing = MemberSubscription((), None, (), -1, None)
-    if len(data) < 2:
-        return nothing
     try:
-        read = decode(ConsumerProtocolSubscription, data, _version(data), 2)
+        return parse_member_subscription(data)
     except InvalidRequest:
-        return nothing
+        return MemberSubscription((), None, (), -1, None)
+
+
+def parse_member_subscription(data: Buffer) -> MemberSubscription:
+    """As `read_member_subscription`; raises `InvalidRequest` for bytes that do not decode."""
+    read = decode(ConsumerProtocolSubscription, data, version_of(data), 2)
     owned = tuple(
         TopicPartition(topic.topic, partition) for topic in read.owned_partitions for partition in topic.partitions
     )
@@ -80,41 +82,40 @@ def write_subscription(topics: Sequence[str], user_data: bytes | None = None) ->
     return _PREFIX + encode(ConsumerProtocolSubscription(topics=list(topics), user_data=user_data), _WRITTEN)
 
 
-def read_subscription(data: Buffer) -> tuple[str, ...]:
-    """The topics to which a member subscribes."""
-    if len(data) < 2:
-        return ()
-    try:
-        return tuple(decode(ConsumerProtocolSubscription, data, _version(data), 2).topics)
-    except InvalidRequest:
-        return ()
-
-
-def write_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """The partitions assigned to a member, encoded."""
+def write_assignment(partitions: Iterable[TopicPartition], version: int = _WRITTEN) -> bytes:
+    """The partitions assigned to a member, encoded; the versions differ in their number only."""
     topics: dict[str, list[int]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(partition.partition)
     assigned = [
         ConsumerProtocolAssignmentTopicPartition(topic=name, partitions=indexes) for name, indexes in topics.items()
     ]
-    return _PREFIX + encode(ConsumerProtocolAssignment(assigned_partitions=assigned), _WRITTEN)
+    return version.to_bytes(2, "big") + encode(ConsumerProtocolAssignment(assigned_partitions=assigned), version)
 
 
 def read_assignment(data: Buffer) -> tuple[TopicPartition, ...]:
     """The partitions assigned to a member, decoded."""
-    if len(data) < 2:
-        return ()
     try:
-        assignment = decode(ConsumerProtocolAssignment, data, _version(data), 2)
+        return parse_assignment(data)[0]
     except InvalidRequest:
         return ()
-    return tuple(
+
+
+def parse_assignment(data: Buffer) -> tuple[tuple[TopicPartition, ...], bytes]:
+    """The partitions assigned to a member, and its assignor's bytes. Raises `InvalidRequest` for bytes that do not
+    decode."""
+    assignment = decode(ConsumerProtocolAssignment, data, version_of(data), 2)
+    partitions = tuple(
         TopicPartition(topic.topic, partition)
         for topic in assignment.assigned_partitions
         for partition in topic.partitions
     )
+    return partitions, bytes(assignment.user_data or b"")
 
 
-def _version(data: Buffer) -> int:
-    return min(int.from_bytes(data[:2], "big"), _NEWEST)
+def version_of(data: Buffer) -> int:
+    """The version of a subscription or assignment, the newest known for a later one. Raises `InvalidRequest`."""
+    version = int.from_bytes(data[:2], "big", signed=True)
+    if len(data) < 2 or version < 0:
+        raise InvalidRequest(f"a subscription or assignment of {len(data)} bytes begins with version {version}")
+    return min(version, _NEWEST)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ErrorCode(IntEnum):
-    """Codes of Apache Kafka 4.3, by their wire value. Any other number is read as UNKNOWN_SERVER_ERROR: a newer peer
+    """Codes of Apache Kafka 4.4, by their wire value. Any other number is read as UNKNOWN_SERVER_ERROR: a newer peer
     may send codes that this table lacks."""
 
     UNKNOWN_SERVER_ERROR = -1
@@ -150,6 +150,9 @@ class ErrorCode(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
+    GROUP_DELETION_FAILED = 134
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135
+    CONTROLLER_ID_NOT_REGISTERED = 136
 
     @classmethod
     def _missing_(cls, value: object) -> ErrorCode | None:
@@ -240,7 +243,30 @@ def _restored(kind: type[BaseException], arguments: tuple[Any, ...], attributes:
     return error
 
 
-class ApiError(Portable, Exception):
+class KafkaError(Portable, Exception):
+    """The base of all errors that the clients, the embedded cluster and the Spark sources raise. Arguments of a wrong
+    type or value are Python's own `TypeError` and `ValueError`, where no key of a configuration is at fault."""
+
+    @property
+    def retriable(self) -> bool:
+        """True where the same call may succeed when it is made again."""
+        return False
+
+
+class CallTimeout(KafkaError, TimeoutError):
+    """The call was not done within its `timeout`. What it waits for goes on: it may be called again."""
+
+    @property
+    def retriable(self) -> bool:
+        """True: the same call waits on."""
+        return True
+
+
+class WrongState(KafkaError, RuntimeError):
+    """The client cannot do this now, or here: in a callback, in another event loop, after a fork."""
+
+
+class ApiError(KafkaError):
     """A failure with a Kafka error code.
 
     `message` states what was wrong, with which value, and what to do. The client receives it where the response has
@@ -254,6 +280,11 @@ class ApiError(Portable, Exception):
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message
+
+    @property
+    def retriable(self) -> bool:
+        """True where sending the same request again may succeed."""
+        return self.code.retriable
 
 
 class InvalidRequest(ApiError):

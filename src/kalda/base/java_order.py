@@ -12,21 +12,35 @@ practice.)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from struct import Struct
 from typing import TypeVar
 
+from kalda.base.background import ITEMS_A_STEP, Steps, run_to_end
 from kalda.base.ids import TopicPartition, Uuid
 
 K = TypeVar("K", str, TopicPartition)
 _MASK = 0xFFFFFFFF
+_UNIT = Struct(">H")
 
 
-def java_order(keys: Iterable[K], largest_size: int = 0, capacity: int = 16) -> list[K]:
-    """Distinct keys, given in the order of insertion, in the order of iteration. `largest_size`: how many keys the
-    table has had at most, where it once had more. `capacity`: with how many buckets it was made, a power of two."""
+def java_order(keys: Iterable[K], sized_for: int | None = None, capacity: int = 16) -> list[K]:
+    """Distinct keys, given in the order of insertion, in the order of iteration. `sized_for`: for how many keys the
+    table is large enough, where that is not their number. `capacity`: with how many buckets it was made, a power of
+    two."""
+    return run_to_end(java_order_steps(keys, sized_for, capacity))
+
+
+def java_order_steps(keys: Iterable[K], sized_for: int | None = None, capacity: int = 16) -> Steps[list[K]]:
+    """`java_order` of many keys."""
     inserted = list(keys)
-    while max(len(inserted), largest_size) > capacity * 3 // 4:
+    while (len(inserted) if sized_for is None else sized_for) > capacity * 3 // 4:
         capacity *= 2
-    return sorted(inserted, key=lambda key: _spread(_hash(key)) & (capacity - 1))
+    buckets: list[int] = []
+    for key in inserted:
+        buckets.append(_spread(_hash(key)) & (capacity - 1))
+        if len(buckets) % ITEMS_A_STEP == 0:
+            yield
+    return [inserted[index] for index in sorted(range(len(inserted)), key=buckets.__getitem__)]
 
 
 def _hash(key: str | TopicPartition) -> int:
@@ -39,8 +53,8 @@ def string_hash(text: str) -> int:
     """Java's `String.hashCode`, unsigned: over UTF-16 units."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
-    for index in range(0, len(units), 2):
-        value = (31 * value + (units[index] << 8 | units[index + 1])) & _MASK
+    for (unit,) in _UNIT.iter_unpack(units):
+        value = (31 * value + unit) & _MASK
     return value
 
 

@@ -18,8 +18,4 @@ cdef class FreeUse:
     cpdef grant(self, Sample sample, double most, long long until_ms)
     cpdef withdraw(self)
     @cython.locals(sample=Sample, total=double)
-    cdef bint take_free(self, double value, long long now_ms)
     cpdef bint take(self, double value, long long now_ms)
-    cpdef bint take_frame(self, object frame, long long now_ms)
-    @cython.locals(size=Py_ssize_t)
-    cpdef bint take_buffers(self, list buffers, Py_ssize_t less, long long now_ms)

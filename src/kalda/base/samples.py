@@ -13,17 +13,13 @@ Not obvious:
 
 from __future__ import annotations
 
-from collections.abc import Sized
-
 
 class Sample:
     """What was recorded in one window."""
 
-    __slots__ = ("bins", "events", "last_event_ms", "start_ms", "value")
+    __slots__ = ("events", "last_event_ms", "start_ms", "value")
 
     def __init__(self, now_ms: int, initial: float) -> None:
-        self.bins: list[int] | None = None
-        """How many values fell into each bin of a `Percentiles`."""
         self.restart(now_ms, initial)
 
     def restart(self, now_ms: int, initial: float) -> None:
@@ -31,7 +27,6 @@ class Sample:
         self.start_ms = self.last_event_ms = now_ms
         self.events = 0
         self.value = initial
-        self.bins = None
 
 
 class FreeUse:
@@ -64,10 +59,6 @@ class FreeUse:
 
     def take(self, value: float, now_ms: int) -> bool:
         """Record `value` where it is free; otherwise nothing is recorded, and False is returned."""
-        return self.take_free(value, now_ms)
-
-    def take_free(self, value: float, now_ms: int) -> bool:
-        """`take`, for compiled callers: a function of C."""
         sample = self.sample
         if now_ms >= self.until_ms or sample is None:
             return False
@@ -79,14 +70,3 @@ class FreeUse:
         self.last_ms = now_ms
         self.requests += 1
         return True
-
-    def take_frame(self, frame: Sized, now_ms: int) -> bool:
-        """`take`, of the size of a request's frame."""
-        return self.take_free(len(frame), now_ms)
-
-    def take_buffers(self, buffers: list[Sized], less: int, now_ms: int) -> bool:
-        """`take`, of the size of a response without `less` bytes of its header."""
-        size = -less
-        for buffer in buffers:
-            size += len(buffer)
-        return self.take_free(size, now_ms)

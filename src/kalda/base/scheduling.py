@@ -23,6 +23,10 @@ class Timers(Protocol):
         """Call `callback` once, not before `delay_ms` have passed."""
         ...
 
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call `callback` in the next turn."""
+        ...
+
 
 class Jobs(Protocol):
     """Work that may block on a disk, and so must not run on the thread that owns the state.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, nan
-from struct import pack, unpack
 from typing import Final, NamedTuple, Protocol
 
 from kalda.base.samples import FreeUse, Sample
@@ -397,66 +396,3 @@ class TokenBucket:
         self._tokens = min(burst, self._tokens + bound * ((now_ms - self._refilled_ms) / 1000.0))
         self._refilled_ms = now_ms
         return burst
-
-
-class Percentiles(SampledStat):
-    """Values by rank, to the width of a bin. Bins have the same width, or a width that grows from the first to the last
-    (`linear`, from 0 on). Values outside [low, high] count as the nearest of these."""
-
-    __slots__ = ("_bins", "_high", "_is_linear", "_low", "_width")
-
-    def __init__(
-        self, bins: int, high: float, config: MetricConfig | None = None, *, low: float = 0.0, linear: bool = False
-    ) -> None:
-        super().__init__(config)
-        assert bins >= 2, "percentiles need two bins"
-        assert not linear or low == 0.0, "linear bins begin at 0"
-        self._bins = bins
-        self._low = low
-        self._high = high
-        self._is_linear = linear
-        self._width = high / (bins * (bins - 1.0) / 2.0) if linear else (high - low) / bins
-
-    def _update(self, sample: Sample, value: float) -> None:
-        if sample.bins is None:
-            sample.bins = [0] * self._bins
-        sample.bins[self._bin(min(max(value, self._low), self._high))] += 1
-
-    def _bin(self, value: float) -> int:
-        if self._is_linear:
-            return int(-0.5 + 0.5 * (1.0 + 8.0 * value / self._width) ** 0.5)
-        return min(max(int((value - self._low) / self._width), 0), self._bins - 1)
-
-    def _combine(self) -> float:
-        return self._at(0.5)
-
-    def value(self, quantile: float, now_ms: int) -> float:
-        """The lower end of the bin that holds the value of that rank; NaN where nothing is recorded."""
-        if now_ms >= self._drop_ms:
-            self._drop_old(now_ms)
-        return self._at(quantile)
-
-    def _at(self, quantile: float) -> float:
-        count = sum(sample.events for sample in self._samples)
-        if not count:
-            return nan
-        wanted = _to_single(quantile)
-        samples = [sample.bins for sample in self._samples if sample.bins is not None]
-        seen = 0
-        for number in range(self._bins):
-            for bins in samples:
-                seen += bins[number]
-                if _to_single(seen / count) > wanted:
-                    return self._start_of(number)
-        return inf
-
-    def _start_of(self, number: int) -> float:
-        if self._is_linear:
-            return self._width * (number * (number + 1.0)) / 2.0
-        return self._low + number * self._width
-
-
-def _to_single(value: float) -> float:
-    """Rounded to single precision, in which Kafka compares ranks."""
-    rounded: float = unpack("f", pack("f", value))[0]
-    return rounded

@@ -14,9 +14,11 @@ OFFSETS_TOPIC = "__consumer_offsets"
 """The group coordinator's."""
 TRANSACTIONS_TOPIC = "__transaction_state"
 """The transaction coordinator's."""
+SHARE_STATE_TOPIC = "__share_group_state"
+"""The share coordinator's."""
 CLIENT_METRICS_TOPIC = "__client_metrics"
 """Metrics that clients have pushed."""
-INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__share_group_state", CLIENT_METRICS_TOPIC))
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC, CLIENT_METRICS_TOPIC))
 """Topics of coordinators and brokers. They are listed as internal, and clients cannot append to them or delete their
 records."""
 MAX_LENGTH = 249

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ _ANY, _DENY, _ALLOW = 1, 2, 3
 _ALL, _READ, _WRITE, _CREATE, _DESCRIBE, _IDEMPOTENT_WRITE = 2, 3, 4, 5, 8, 12
 
 
-@click.group()
+@click.group(cls=Noun)
 def acls() -> None:
     """Add, remove and list access control entries.
 
@@ -33,7 +35,7 @@ def acls() -> None:
       kalda acls add --allow-principal User:bob --consumer --topic orders --group billing
       kalda acls add --deny-principal User:eve --operation Read --topic logs --resource-pattern-type prefixed
       kalda acls list --topic orders
-      kalda acls remove --topic orders --force
+      kalda acls remove --topic orders --yes
     """
 
 
@@ -63,8 +65,8 @@ def _entry_options(command: Any) -> Any:
         (
             ("allow-principal", "Allow this principal, as User:alice, or User:* for all."),
             ("deny-principal", "Deny this principal."),
-            ("allow-host", "Only from this address. [default: *]"),
-            ("deny-host", "Only from this address. [default: *]"),
+            ("allow-host", "Only from this address, or range: 10.1.0.0/16. [default: *]"),
+            ("deny-host", "Only from this address, or range: 10.1.0.0/16. [default: *]"),
             ("operation", "Read, Write, Create, Delete, Alter, Describe, ClusterAction, All … [default: All]"),
         )
     ):
@@ -132,25 +134,39 @@ def _entries(options: dict[str, Any], of_cluster: bool) -> list[Acl]:
 @acls.command("add")
 @_resource_options
 @_entry_options
+@json_option
 @with_cluster
-def add_command(admin: CommandAdmin, /, of_cluster: bool, **options: Any) -> None:
-    """Add entries: one for each resource, principal, host and operation."""
+def add_command(admin: CommandAdmin, /, of_cluster: bool, as_json: bool, **options: Any) -> None:
+    """Add entries: one for each resource, principal, host and operation.
+
+    \b
+    Examples:
+      kalda acls add --allow-principal User:alice --operation Read --topic orders
+      kalda acls add --allow-principal User:bob --consumer --topic orders --group billing
+    """
     if options["resource_pattern_type"].lower() not in ("literal", "prefixed"):
         raise click.UsageError("an entry has the pattern type literal or prefixed")
     wanted = _entries(options, of_cluster)
     if not wanted:
         raise click.UsageError("name whom the entries are for: --allow-principal or --deny-principal")
     admin.create_acls(wanted).check()
-    _print(wanted, False)
+    _print(wanted, as_json)
 
 
 @acls.command("remove")
 @_resource_options
 @_entry_options
-@click.option("--force", is_flag=True, help="Do not ask.")
+@yes_option
+@json_option
 @with_cluster
-def remove_command(admin: CommandAdmin, /, of_cluster: bool, force: bool, **options: Any) -> None:
-    """Remove entries: those that are named, or all of a resource."""
+def remove_command(admin: CommandAdmin, /, of_cluster: bool, yes: bool, as_json: bool, **options: Any) -> None:
+    """Remove entries: those that are named, or all of a resource.
+
+    \b
+    Examples:
+      kalda acls remove --allow-principal User:alice --operation Read --topic orders
+      kalda acls remove --topic orders --yes
+    """
     from kalda.client.admin.acls import AclFilter
 
     filters: list[AclFilter] = [AclFilter(*acl) for acl in _entries(options, of_cluster)]
@@ -158,11 +174,11 @@ def remove_command(admin: CommandAdmin, /, of_cluster: bool, force: bool, **opti
         filters = _filters(options, of_cluster, ())
         if filters == [AclFilter()]:
             raise click.UsageError("name at least one resource, or the entries")
-    if not force:
+    if not yes and sys.stdin.isatty():
         _print([acl for each in filters for acl in admin.describe_acls(each)], False)
-        click.confirm("Remove these entries?", abort=True)
+    confirm("Remove these entries?", yes)
     deleted = admin.delete_acls(filters).check().succeeded
-    _print(list(dict.fromkeys(acl for each in deleted.values() for acl in each)), False)
+    _print(list(dict.fromkeys(acl for each in deleted.values() for acl in each)), as_json)
 
 
 @acls.command("list")
@@ -173,7 +189,13 @@ def remove_command(admin: CommandAdmin, /, of_cluster: bool, force: bool, **opti
 def list_command(
     admin: CommandAdmin, /, of_cluster: bool, principal: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """List the entries of some resources, or all."""
+    """List the entries of some resources, or all.
+
+    \b
+    Examples:
+      kalda acls list --topic orders
+      kalda acls list --principal User:alice --json
+    """
     found = [acl for each in _filters(options, of_cluster, principal) for acl in admin.describe_acls(each)]
     _print(list(dict.fromkeys(found)), as_json)
 

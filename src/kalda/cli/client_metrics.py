@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _KEYS = ("interval.ms", "match", "metrics")
 
 
-@click.group("client-metrics")
+@click.group("client-metrics", cls=Noun)
 def client_metrics() -> None:
     """Which clients push which of their metrics to the brokers, how often, and what they push.
 
@@ -31,7 +32,7 @@ def client_metrics() -> None:
     \b
     Examples:
       kalda client-metrics alter --name producers --metrics org.apache.kafka.producer. --interval 60000
-      kalda client-metrics tail --client loader
+      kalda client-metrics tail --client-id loader
     """
 
 
@@ -39,7 +40,12 @@ def client_metrics() -> None:
 @json_option
 @with_cluster
 def list_command(admin: CommandAdmin, as_json: bool) -> None:
-    """List the names of all subscriptions."""
+    """List the names of all subscriptions.
+
+    \b
+    Example:
+      kalda client-metrics list
+    """
     names = _names(admin)
     if as_json:
         print_json(names)
@@ -52,13 +58,18 @@ def list_command(admin: CommandAdmin, as_json: bool) -> None:
 @json_option
 @with_cluster
 def describe_command(admin: CommandAdmin, name: str | None, as_json: bool) -> None:
-    """Describe all subscriptions, or one: interval, patterns that clients must match, prefixes of metrics."""
+    """Describe all subscriptions, or one: interval, patterns that clients must match, prefixes of metrics.
+
+    \b
+    Example:
+      kalda client-metrics describe --name slow-clients
+    """
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.admin.configs import Resource
+    from kalda.client.admin.configs import ConfigResource
 
     rows = []
     for each in [name] if name is not None else _names(admin):
-        resource = Resource(ConfigResourceType.CLIENT_METRICS, each)
+        resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, each)
         values = {key: entry.value or "" for key, entry in admin.describe_configs([resource]).value(resource).items()}
         rows.append({"name": each, **{key: values.get(key, "") for key in _KEYS}})
     if as_json:
@@ -79,6 +90,8 @@ def describe_command(admin: CommandAdmin, name: str | None, as_json: bool) -> No
 @click.option("--match", metavar="PROPERTY=PATTERN,...", help="What clients must match, all of it.")
 @click.option("--delete", "delete", is_flag=True, help="Delete the subscription.")
 @click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
+@yes_option
+@report_option
 @with_cluster
 def alter_command(
     admin: CommandAdmin,
@@ -88,6 +101,7 @@ def alter_command(
     match: str | None,
     delete: bool,
     dry_run: bool,
+    yes: bool,
 ) -> None:
     """Make, change or delete a subscription. Clients take it over with their next request.
 
@@ -100,27 +114,28 @@ def alter_command(
     Examples:
       kalda client-metrics alter --name all --metrics '*' --interval 30000
       kalda client-metrics alter --name slow --metrics org.apache.kafka.consumer. --match 'client_id=loader.*'
-      kalda client-metrics alter --name slow --delete
+      kalda client-metrics alter --name slow --delete --yes
     """
     from kalda.base.configs.resources import ConfigOperation, ConfigResourceType
-    from kalda.client.admin.configs import Alteration, Resource
+    from kalda.client.admin.configs import Alteration, ConfigResource
 
     values = {"metrics": metrics, "interval.ms": interval_ms, "match": match}
     given = {key: value for key, value in values.items() if value is not None}
     if delete == bool(given):
         raise click.UsageError("give --delete, or at least one of --metrics, --interval and --match")
     if delete:
+        confirm(f"Delete the subscription {name}?", yes or dry_run)
         alterations = [Alteration(key, ConfigOperation.DELETE) for key in _KEYS]
     else:
         alterations = [Alteration(key, ConfigOperation.SET, value) for key, value in given.items()]
-    resource = Resource(ConfigResourceType.CLIENT_METRICS, name)
+    resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, name)
     admin.alter_configs({resource: alterations}, validate_only=dry_run).check()
     done = "deleted" if delete else "altered"
-    click.echo(f"Client-metrics subscription {name} {f'can be {done}' if dry_run else f'was {done}'}.")
+    say(f"Client-metrics subscription {name} {f'can be {done}' if dry_run else f'was {done}'}.")
 
 
 @client_metrics.command("tail")
-@click.option("--client", "client_id", metavar="ID", help="Only of clients with this client id.")
+@click.option("--client-id", "client_id", metavar="ID", help="Only of clients with this client id.")
 @click.option("--metric", metavar="PREFIX", default="", help="Only metrics whose names begin so.")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest that the topic holds.")
 @click.option("--max-messages", type=click.IntRange(1), metavar="COUNT", help="End after so many.")
@@ -140,7 +155,7 @@ def tail_command(
 
     \b
     Example:
-      kalda client-metrics tail --client loader --metric org.apache.kafka.producer.record.
+      kalda client-metrics tail --client-id loader --metric org.apache.kafka.producer.record.
     """
     from kalda.base.configs.consumer import CONSUMER
     from kalda.base.printable import printable, printable_json

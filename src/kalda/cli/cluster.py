@@ -26,8 +26,10 @@ from kalda.cli.cluster_local import (
     logs_command,
     status_command,
 )
+from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import INTERRUPTED, Failure, failure_of
-from kalda.cli.common.output import ProgressLine, print_json, print_table
+from kalda.cli.common.nouns import KaldaCommand, Noun
+from kalda.cli.common.output import ProgressLine, confirm, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster, with_cluster_or_controllers
 from kalda.cli.common.times import Seconds
 from kalda.cli.local.layout import LayoutError
@@ -68,7 +70,7 @@ class ClusterOptions:
         return None if text is None else tuple(server.strip() for server in text.split(","))
 
 
-@click.command("up")
+@click.command("up", cls=KaldaCommand)
 @directory_option
 @click.option(
     "-n",
@@ -269,6 +271,8 @@ def _print_up(layout: ClusterLayout, as_json: bool) -> None:
     click.echo(f"Bootstrap servers:  {layout.bootstrap_servers}")
     click.echo(f"Controllers:        {layout.bootstrap_controllers}")
     click.echo(f"Directory:          {layout.directory}")
+    if DEFAULT_BOOTSTRAP not in layout.bootstrap_servers.split(","):
+        click.echo(f"Other commands:     export {BOOTSTRAP_VARIABLE}={layout.bootstrap_servers}")
 
 
 def _follow_logs(layout: ClusterLayout, started: list[NodePlace]) -> None:
@@ -377,7 +381,7 @@ def _replicas(host: str, port: int) -> frozenset[int]:
     )
 
 
-@click.group()
+@click.group(cls=Noun)
 def cluster() -> None:
     """A cluster's id, brokers and log directories; clusters of processes on this host."""
 
@@ -437,8 +441,10 @@ def describe_command(admin: CommandAdmin, include_fenced_brokers: bool, as_json:
     required=True,
     help="The id of the broker.",
 )
+@yes_option
+@report_option
 @with_cluster_or_controllers
-def unregister_command(admin: CommandAdmin, broker_id: int) -> None:
+def unregister_command(admin: CommandAdmin, broker_id: int, yes: bool) -> None:
     """Remove the registration of a broker that was taken out of service for good.
 
     Move its replicas away before, with kalda reassign: partitions with replicas on it keep these, and lack them. A
@@ -447,8 +453,9 @@ def unregister_command(admin: CommandAdmin, broker_id: int) -> None:
     \b
     Examples:
       kalda cluster unregister --id 3
-      kalda cluster unregister --id 3 --bootstrap-controller localhost:9093
+      kalda cluster unregister --id 3 --yes --bootstrap-controller localhost:9093
     """
+    confirm(f"Remove the registration of broker {broker_id}?", yes)
     try:
         admin.unregister_broker(broker_id)
     except ApiError as error:
@@ -456,7 +463,7 @@ def unregister_command(admin: CommandAdmin, broker_id: int) -> None:
             note = "kalda cluster describe --include-fenced-brokers lists the brokers that are registered"
             raise failure_of(error).also(note) from error
         raise
-    click.echo(f"Broker {broker_id} is no longer registered.")
+    say(f"Broker {broker_id} is no longer registered.", broker=broker_id)
 
 
 @cluster.command("log-dirs")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import print_json, print_table
 from kalda.cli.common.session import json_option
 from kalda.cli.common.times import Seconds
@@ -147,7 +148,7 @@ def interruptible() -> Iterator[None]:
 # -- status
 
 
-@click.command("status")
+@click.command("status", cls=KaldaCommand)
 @directory_option
 @json_option
 def status_command(directory: Path, as_json: bool) -> None:
@@ -233,10 +234,10 @@ def _print_status(layout: ClusterLayout, view: ClusterView) -> None:
 # -- logs
 
 
-@click.command("logs")
+@click.command("logs", cls=KaldaCommand)
 @directory_option
 @_nodes_option
-@click.option("-f", "--follow", is_flag=True, help="Print new lines too, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Print new lines too, until Ctrl-C.")
 @click.option(
     "-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="How many last lines of each log."
 )
@@ -283,7 +284,7 @@ def line_printer(layout: ClusterLayout, *, named: bool = True) -> Callable[[Any]
 # -- down
 
 
-@click.command("down")
+@click.command("down", cls=KaldaCommand)
 @directory_option
 @_nodes_option
 @click.option(

@@ -15,7 +15,10 @@ import click
 from kalda import __version__
 from kalda.base.errors import ApiError
 from kalda.cli.common.failures import INTERRUPTED, Failure, end_by_closed_pipe, failure_of
+from kalda.cli.common.habits import KAFKA_TOOLS, KCAT_MODES, OTHER_NAMES
+from kalda.cli.common.nouns import command_first, kcat_mode, no_such_command
 from kalda.cli.common.output import is_stdout_closed
+from kalda.cli.common.server_options import server_command
 
 
 class _Noun(NamedTuple):
@@ -38,6 +41,7 @@ NOUNS = {
     "client-metrics": _Noun("client_metrics", "client_metrics", "Metrics that clients push to the brokers."),
     "groups": _Noun("groups", "groups", "Consumer groups: their members, offsets and lag."),
     "transactions": _Noun("transactions", "transactions", "Transactions: states, producers, and those that hang."),
+    "doctor": _Noun("doctor", "doctor", "What is wrong with a cluster or a node, and what mends it."),
     "profiles": _Noun("common.profiles", "profiles", "List the profiles of clusters."),
     "produce": _Noun("records.produce", "produce", "Write lines as records to a topic."),
     "consume": _Noun("records.consume", "consume", "Read records of topics."),
@@ -52,6 +56,8 @@ NOUNS = {
     "tls": _Noun("tls", "tls", "Make certificates for trying out TLS."),
     "verify": _Noun("verify", "verify", "Run transactions and faults on a cluster, and judge them."),
     "sim": _Noun("sim", "sim", "Simulate clusters with faults from a seed; replay a seed."),
+    "demo": _Noun("demo.command", "demo", "A story of orders, with kills and a proof."),
+    "version": _Noun("common.version", "version", "Show the versions of Kalda, Python and what they use."),
     "completion": _Noun("common.completion", "completion", "Print the script that completes commands in a shell."),
 }
 
@@ -63,14 +69,27 @@ class Kalda(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NOUNS)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in KCAT_MODES:
+            raise click.UsageError(kcat_mode(args[0]), ctx)
+        return super().parse_args(ctx, command_first(args, lambda word: _noun_of(word) is not None))
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        noun = NOUNS.get(cmd_name)
-        if noun is None:
+        name = _noun_of(cmd_name)
+        if name is None:
             return None
-        if cmd_name == "server":
-            return _server_command(noun.help)
+        noun = NOUNS[name]
+        if name == "server":
+            return server_command(noun.help)
         command: click.Command = getattr(import_module(f"kalda.cli.{noun.module}"), noun.command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and _noun_of(args[0]) is None and not ctx.resilient_parsing:
+            raise click.UsageError(no_such_command(args[0], list(NOUNS)), ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -91,17 +110,11 @@ class Kalda(click.Group):
             sys.exit(INTERRUPTED)
 
 
-def _server_command(text: str) -> click.Command:
-    """For help and completion only: `main` runs a server without click."""
-
-    @click.command("server", help=text, context_settings={"ignore_unknown_options": True}, add_help_option=False)
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def server(arguments: tuple[str, ...]) -> None:
-        from kalda.cli.server import run
-
-        sys.exit(run(list(arguments)))
-
-    return server
+def _noun_of(word: str) -> str | None:
+    """The noun that a word stands for: itself, its singular, the name of a script of Kafka's, another word for it."""
+    plain = word.removesuffix(".sh")
+    others = (word, f"{word}s", KAFKA_TOOLS.get(plain, ""), OTHER_NAMES.get(word, ""))
+    return next((name for name in others if name in NOUNS), None)
 
 
 @click.group(cls=Kalda, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -116,8 +129,8 @@ def cli() -> None:
       kalda consume orders --from beginning --max-messages 10
 
     \b
-    Commands that connect to a cluster take --bootstrap-server HOST:PORT, or
-    the environment variable KALDA_BOOTSTRAP_SERVER, or --profile NAME.
+    Commands that connect to a cluster take -b, --bootstrap-server HOST:PORT,
+    or the environment variable KALDA_BOOTSTRAP_SERVER, or --profile NAME.
     Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong,
     3 the cluster cannot be reached, 130 interrupted (Ctrl-C).
     """

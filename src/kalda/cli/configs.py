@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import click
 
-from kalda.cli.common.completion import complete_group, complete_topic
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.completing import complete_config, complete_group, complete_topic
+from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import counted, print_json, print_table, report_option, say
 from kalda.cli.common.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.client.admin.configs import ConfigEntry, Resource
+    from kalda.client.admin.configs import ConfigEntry, ConfigResource
 
 P = ParamSpec("P")
 
 
-@click.group()
+@click.group(cls=Noun)
 def configs() -> None:
     """Describe and alter configs of topics, brokers and groups."""
 
 
-def _of_resource(command: Callable[Concatenate[CommandAdmin, Resource, P], None]) -> Callable[..., None]:
+def _of_resource(command: Callable[Concatenate[CommandAdmin, ConfigResource, P], None]) -> Callable[..., None]:
     """Add the options that name a resource, of which exactly one must be given, and pass the resource."""
 
     @click.option("--topic", metavar="NAME", shell_complete=complete_topic, help="Configs of this topic.")
@@ -46,10 +49,10 @@ def _of_resource(command: Callable[Concatenate[CommandAdmin, Resource, P], None]
         **options: P.kwargs,
     ) -> None:
         from kalda.base.configs.resources import ConfigResourceType
-        from kalda.client.admin.configs import Resource
+        from kalda.client.admin.configs import ConfigResource
 
         chosen = [
-            Resource(kind, str(name))
+            ConfigResource(kind, str(name))
             for kind, name in (
                 (ConfigResourceType.TOPIC, topic),
                 (ConfigResourceType.BROKER, broker),
@@ -71,14 +74,14 @@ def _of_resource(command: Callable[Concatenate[CommandAdmin, Resource, P], None]
 
 
 @configs.command("describe")
-@click.argument("names", metavar="[KEY]...", nargs=-1)
+@click.argument("names", metavar="[KEY]...", nargs=-1, shell_complete=complete_config)
 @click.option("--all", "show_all", is_flag=True, help="Show default values too.")
 @click.option("--synonyms", is_flag=True, help="Show all values that are set for a config, in order of precedence.")
 @json_option
 @with_cluster
 @_of_resource
 def describe_command(
-    admin: CommandAdmin, resource: Resource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
+    admin: CommandAdmin, resource: ConfigResource, names: tuple[str, ...], show_all: bool, synonyms: bool, as_json: bool
 ) -> None:
     """Describe configs: those with a value that was set, or the named KEYs.
 
@@ -89,6 +92,10 @@ def describe_command(
       kalda configs describe --broker 1 log.retention.ms
     """
     described = admin.describe_configs([resource]).value(resource)
+    for name in names:
+        if name not in described:
+            near = get_close_matches(name, described, 1)
+            raise Failure(f"there is no config {name} of it{f'; did you mean {near[0]}?' if near else ''}")
     entries = sorted(entry for entry in described.values() if not names or entry.name in names)
     if not show_all and not names:
         entries = [entry for entry in entries if _is_set(entry)]
@@ -127,16 +134,37 @@ def _as_json(entry: ConfigEntry) -> dict[str, object]:
 
 
 @configs.command("alter")
-@click.option("--add-config", metavar="KEY=VALUE", multiple=True, help="Set a config. May be repeated.")
-@click.option("--delete-config", metavar="KEY", multiple=True, help="Return to the default. May be repeated.")
-@click.option("--append-config", metavar="KEY=ITEM", multiple=True, help="Add an item to a list.")
-@click.option("--subtract-config", metavar="KEY=ITEM", multiple=True, help="Remove an item from a list.")
-@click.option("--validate-only", is_flag=True, help="Check the change, and do not make it.")
+@click.option(
+    "--add-config",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=complete_config,
+    help="Set a config. May be repeated.",
+)
+@click.option(
+    "--delete-config",
+    metavar="KEY",
+    multiple=True,
+    shell_complete=complete_config,
+    help="Return to the default. May be repeated.",
+)
+@click.option(
+    "--append-config", metavar="KEY=ITEM", multiple=True, shell_complete=complete_config, help="Add an item to a list."
+)
+@click.option(
+    "--subtract-config",
+    metavar="KEY=ITEM",
+    multiple=True,
+    shell_complete=complete_config,
+    help="Remove an item from a list.",
+)
+@click.option("--dry-run", "validate_only", is_flag=True, help="Check the change, and do not make it.")
+@report_option
 @with_cluster
 @_of_resource
 def alter_command(
     admin: CommandAdmin,
-    resource: Resource,
+    resource: ConfigResource,
     add_config: tuple[str, ...],
     delete_config: tuple[str, ...],
     append_config: tuple[str, ...],
@@ -166,4 +194,4 @@ def alter_command(
     if not changes:
         raise click.UsageError("nothing to alter: give --add-config KEY=VALUE or --delete-config KEY")
     admin.alter_configs({resource: changes}, validate_only=validate_only).check()
-    click.echo(f"{'Could alter' if validate_only else 'Altered'} {len(changes)} config(s) of {resource}.")
+    say(f"{'Could alter' if validate_only else 'Altered'} {counted(len(changes), 'config')} of {resource}.")

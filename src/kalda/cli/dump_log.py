@@ -7,6 +7,7 @@ metadata records are not shown, unless --decode none has the bytes of records sh
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import click
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.printable import printable, printable_json
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import KaldaCommand
+from kalda.cli.common.output import ProgressLine, counted
 from kalda.cli.records.formats import as_json as bytes_as_json
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ _COORDINATOR_MODULES = {"offsets": "group_records", "transactions": "transaction
 _METADATA_MODULES = {"metadata": "metadata_records", "remote-log-metadata": "remote_log_records"}
 
 
-@click.command("dump-log")
+@click.command("dump-log", cls=KaldaCommand)
 @click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option("--deep", is_flag=True, help="Show the records of each batch too.")
 @click.option(
@@ -63,8 +66,10 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
     from kalda.storage.dump import dump
 
     disk = RealDisk()
-    damaged = 0
+    damaged = files = shown = 0
+    line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  {counted(files, 'file')}, {counted(shown, 'row')}: {path}")
     for path, is_named in _files(paths):
+        files += 1
         try:
             rows = dump(disk, path, records=deep, meaning=_meaning(path, decode), max_bytes=max_bytes)
         except (ValueError, UnsupportedFormat) as error:
@@ -76,14 +81,18 @@ def dump_log(paths: tuple[str, ...], deep: bool, decode: str, max_bytes: int | N
         try:
             for row in rows:
                 damaged += "error" in row
+                shown += 1
+                if not sys.stdout.isatty():  # else the rows themselves are seen
+                    line.step()
                 _print_row(path, row, as_json)
         except (ValueError, CorruptRecord) as error:
             damaged += 1
             _print_row(path, {"error": str(error)}, as_json)
+    line.clear()
     if damaged:
         raise Failure(
-            f"{damaged} place(s) in these files are damaged, or of a format that is not known; the rows with `error` "
-            f"say which"
+            f"damaged, or of a format that is not known: {counted(damaged, 'place')} in these files; the rows with "
+            f"`error` say which"
         )
 
 

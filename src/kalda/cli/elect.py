@@ -13,8 +13,9 @@ import click
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.properties import decode_text
-from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, Failure
+from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import print_json
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.reassignment.documents import partition_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
 
 
-@click.command("elect")
+@click.command("elect", cls=KaldaCommand)
 @click.argument("kind", metavar="preferred|unclean", type=click.Choice(["preferred", "unclean"]))
 @click.option("--all", "of_all", is_flag=True, help="All partitions that need an election.")
 @click.option(

@@ -1,16 +1,22 @@
-"""`kalda explain`: why a client is throttled, and what allows or denies an operation."""
+"""`kalda explain`: why a client is throttled, what allows an operation, why a group lags or rebalances."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kalda.base.printable import printable
+from kalda.cli.common.completing import complete_group
+from kalda.cli.common.failures import Failure
 from kalda.cli.common.metrics_pages import addresses, node_option, read
+from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
+from kalda.cli.group_lag import PartitionLag, findings, lags, measure, span, unread_ages
+from kalda.cli.rebalances import print_rebalances
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
@@ -18,13 +24,13 @@ if TYPE_CHECKING:
 _SHOWN_DECISIONS = 10
 
 
-@click.group()
+@click.group(cls=Noun)
 def explain() -> None:
     """Explain what a broker decides about a client."""
 
 
 @explain.command("throttle")
-@click.option("--client", "client_id", metavar="ID", required=True, help="The client id.")
+@click.option("--client-id", "client_id", metavar="ID", required=True, help="The client id.")
 @click.option("--user", default="ANONYMOUS", show_default=True, help="The user that the client authenticates as.")
 @node_option
 @json_option
@@ -37,7 +43,7 @@ def throttle_command(admin: CommandAdmin, client_id: str, user: str, node_id: in
 
     \b
     Example:
-      kalda explain throttle --client loader --user alice
+      kalda explain throttle --client-id loader --user alice
     """
     found = [read(each, "/explain/throttle", user=user, client=client_id) for each in addresses(admin, node_id)]
     if as_json:
@@ -87,6 +93,78 @@ def access_command(
         if "error" in node:
             raise click.ClickException(f"broker {node['node']}: {node['error']}")
         _print_access(node)
+
+
+@explain.command("lag")
+@click.argument("group", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "--for", "seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, metavar="SECONDS",
+    help="How long rates are measured: longer than the members' auto.commit.interval.ms, which is 5 s.",
+)  # fmt: skip
+@json_option
+@with_cluster
+def lag_command(admin: CommandAdmin, group: str, seconds: float, as_json: bool) -> None:
+    """Explain why a group lags: rates, slow members, skew, open transactions, when it is caught up or loses records.
+
+    Its offsets are read twice. A member's rate is that of its commits.
+
+    \b
+    Example:
+      kalda explain lag billing
+    """
+    described = admin.describe_groups([group]).value(group)
+    before, after = measure(admin, described, seconds)
+    described = admin.describe_groups([group]).value(group)
+    found = lags(described, before, after)
+    sentences = findings(described, before, after, unread_ages(admin, found))
+    if as_json:
+        rows = [
+            {**asdict(each), "partition": each.partition._asdict(), "caught_up_s": each.caught_up_s} for each in found
+        ]
+        print_json({"group": group, "state": described.state, "seconds": seconds, "lag": rows, "findings": sentences})
+        return
+    print_table(
+        ("TOPIC", "PARTITION", "LAG", "PRODUCED/S", "READ/S", "CAUGHT-UP-IN", "MEMBER"),
+        [
+            (*each.partition, each.lag, f"{each.produced:.1f}", f"{each.consumed:.1f}", _caught_up(each), each.member)
+            for each in found
+        ],
+    )
+    for sentence in sentences:
+        click.echo(printable(f"- {sentence}"))
+
+
+def _caught_up(lag: PartitionLag) -> str | None:
+    if lag.lag is None:
+        return None
+    return "never" if lag.caught_up_s is None else span(lag.caught_up_s)
+
+
+@explain.command("rebalance")
+@click.argument("group", metavar="GROUP", shell_complete=complete_group)
+@node_option
+@json_option
+@with_cluster
+def rebalance_command(admin: CommandAdmin, group: str, node_id: int | None, as_json: bool) -> None:
+    """Explain why a group rebalances: what caused its last rebalances, who waits for whom now.
+
+    The broker that coordinates the group has the last ten, and one that coordinated it before may have others.
+    The brokers need `kalda.metrics.listener`.
+
+    \b
+    Example:
+      kalda explain rebalance billing
+    """
+    asked = [read(each, "/explain/rebalance", group=group) for each in addresses(admin, node_id)]
+    found = [each for each in asked if each["error"] is None or each["rebalances"]]
+    if not found:
+        reasons = ", ".join(f"broker {each['node']}: {each['error']}" for each in asked)
+        raise Failure(f"no broker that serves metrics coordinates a group {group!r}: {reasons}")
+    if as_json:
+        print_json(found)
+        return
+    for node in found:
+        print_rebalances(node)
 
 
 def _upper(name: str) -> str:

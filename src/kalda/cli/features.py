@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import print_json, print_table, report_option, say
 from kalda.cli.common.session import MAX_INT16, json_option, parse_pairs, with_cluster_or_controllers
 
 if TYPE_CHECKING:
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 METADATA_VERSION = "metadata.version"
 
 _feature_option = click.option(
-    "-f", "--feature", "levels", metavar="FEATURE=LEVEL", multiple=True, help="A feature's new level. May be repeated."
+    "--feature", "levels", metavar="FEATURE=LEVEL", multiple=True, help="A feature's new level. May be repeated."
 )
 _release_option = click.option(
-    "-r", "--release-version", metavar="RELEASE", help="Set all features to the levels of this release: 4.2, 4.3-IV0."
+    "-r", "--release-version", metavar="RELEASE", help="Set all features to the levels of this release: 4.3, 4.4-IV0."
 )
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
 
 
-@click.group()
+@click.group(cls=Noun)
 def features() -> None:
     """Describe and change feature levels, such as metadata.version."""
 
@@ -67,13 +68,14 @@ def _level(feature: str, level: int) -> str:
 @_feature_option
 @_release_option
 @_dry_run_option
+@report_option
 @with_cluster_or_controllers
 def upgrade_command(admin: CommandAdmin, levels: tuple[str, ...], release_version: str | None, dry_run: bool) -> None:
     """Raise feature levels: all that are named, or none.
 
     \b
     Examples:
-      kalda features upgrade --release-version 4.3
+      kalda features upgrade --release-version 4.4
       kalda features upgrade --feature transaction.version=2 --dry-run
     """
     from kalda.protocol.kinds import UpgradeType
@@ -88,6 +90,7 @@ def upgrade_command(admin: CommandAdmin, levels: tuple[str, ...], release_versio
     "--unsafe", is_flag=True, help="Downgrade even where metadata is lost that the lower level does not have."
 )
 @_dry_run_option
+@report_option
 @with_cluster_or_controllers
 def downgrade_command(
     admin: CommandAdmin, levels: tuple[str, ...], release_version: str | None, unsafe: bool, dry_run: bool
@@ -136,16 +139,20 @@ def _update(
     if not levels and not named:
         raise click.UsageError("nothing to change: give --feature FEATURE=LEVEL or --release-version RELEASE")
     described = {feature.name: feature for feature in admin.describe_features().features}
-    for name in [name for name, level in levels.items() if level and name not in named]:
-        if name not in described or not described[name].supported_max:
+    for name, level in [(name, level) for name, level in levels.items() if level and name not in named]:
+        most = described[name].supported_max if name in described else 0
+        if not most:
             del levels[name]
-            click.echo(f"{name} of release {release} is left out: the cluster does not support it.")
+            say(f"{name} of release {release} is left out: the cluster does not support it.")
+        elif most < level and name != METADATA_VERSION:
+            levels[name] = most
+            say(f"{name} of release {release} is {level}: {most} is the highest that the cluster supports.")
     finalized = {name: feature.finalized for name, feature in described.items()}
     changes = {name: level for name, level in {**levels, **named}.items() if finalized.get(name, 0) != level}
     if not changes:
-        click.echo("Nothing to do: all these levels are finalized already.")
+        say("Nothing to do: all these levels are finalized already.")
         return
     admin.update_features(changes, UpgradeType(kind), validate_only=dry_run)
     for name, level in changes.items():
         word = f"Could have {done.lower()}" if dry_run else done
-        click.echo(f"{word} {name} from {finalized.get(name, 0)} to {level}.")
+        say(f"{word} {name} from {finalized.get(name, 0)} to {level}.")

@@ -10,20 +10,22 @@ import click
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.base.printable import printable
-from kalda.cli.common.completion import complete_group, complete_topic
+from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, counted, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.common.times import moment_ago_ms, parse_time_ms
+from kalda.cli.group_lag import with_leader
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
-    from kalda.client.admin.groups import Group, Member
+    from kalda.client.admin.group_values import Group, Member
 
 
-@click.group()
+@click.group(cls=Noun)
 def groups() -> None:
-    """Consumer groups: their members, offsets and lag."""
+    """Groups of consumers, classic and of KIP-848, of Kafka Streams, and share groups: members, offsets and lag."""
 
 
 @groups.command("list")
@@ -53,6 +55,10 @@ def list_command(
             click.echo(printable(group.group_id))
 
 
+_DESCRIBED = ("classic", "consumer", "share", "streams")
+"""The types of groups that can be described."""
+
+
 @groups.command("describe")
 @click.argument("names", metavar="[GROUP]...", nargs=-1, shell_complete=complete_group)
 @click.option("--all-groups", is_flag=True, help="Describe all groups.")
@@ -72,6 +78,10 @@ def describe_command(
 ) -> None:
     """Describe groups: committed offsets, lag, members.
 
+    Of a group of KIP-848, --members shows each member's epoch, and beside the partitions that it has those of its
+    target; of a streams group, its tasks. --state shows the epochs of the group and of the targets. Of a share group
+    the offset is the first one that may be handed out, and the lag counts the records that are not done with.
+
     \b
     Examples:
       kalda groups describe billing
@@ -81,32 +91,60 @@ def describe_command(
     if all_groups == bool(names):
         raise click.UsageError("name groups, or give --all-groups")
     if all_groups:
-        names = tuple(
-            each.group_id for each in admin.list_groups().values() if each.type.lower() in ("classic", "consumer")
-        )
+        names = tuple(each.group_id for each in admin.list_groups().values() if each.type.lower() in _DESCRIBED)
     documents = []
     for name in names:
         group = admin.describe_groups([name]).value(name)
-        rows = [] if show_members or show_state else _lag_rows(admin, group)
+        keys, rows_of = (_SHARE_LAG_KEYS, _share_lag_rows) if _is_share(group) else (_LAG_KEYS, _lag_rows)
+        rows = [] if show_members or show_state else rows_of(admin, group)
         if as_json:
-            documents.append(
-                {**_group_as_json(group), "offsets": [dict(zip(_LAG_KEYS, row, strict=True)) for row in rows]}
-            )
+            documents.append({**_group_as_json(group), "offsets": [dict(zip(keys, row, strict=True)) for row in rows]})
         elif show_state:
-            columns = ("GROUP", "TYPE", "STATE", "ASSIGNOR", "COORDINATOR", "MEMBERS")
-            row = (name, group.type, group.state, group.assignor, group.coordinator, len(group.members))
-            print_table(columns, [row])
+            _print_state(group)
         elif show_members:
-            print_table(
-                ("GROUP", "MEMBER", "INSTANCE", "HOST", "CLIENT", "PARTITIONS"),
-                [(name, m.member_id, m.instance_id, m.host, m.client_id, m.partitions) for m in group.members],
-            )
+            _print_members(group)
         else:
             if not group.members:
                 click.echo(f"Group {name} has no active members.", err=True)
-            print_table(("GROUP", *(key.upper().replace("_", "-") for key in _LAG_KEYS)), [(name, *r) for r in rows])
+            print_table(("GROUP", *(key.upper().replace("_", "-") for key in keys)), [(name, *r) for r in rows])
     if as_json:
         print_json(documents)
+
+
+def _print_state(group: Group) -> None:
+    columns = ["GROUP", "TYPE", "STATE", "ASSIGNOR", "COORDINATOR", "MEMBERS"]
+    row: list[object] = [
+        group.group_id, group.type, group.state, group.assignor, group.coordinator, len(group.members)
+    ]  # fmt: skip
+    if group.epoch is not None:
+        columns += ["EPOCH", "TARGET-EPOCH"]
+        row += [group.epoch, group.assignment_epoch]
+    print_table(columns, [row])
+
+
+def _print_members(group: Group) -> None:
+    columns = ["GROUP", "MEMBER", "INSTANCE", "HOST", "CLIENT", "PARTITIONS"]
+    has_epochs = group.epoch is not None
+    if _is_share(group):
+        columns[-1:] = ["EPOCH", "PARTITIONS"]
+    elif group.type == "streams":
+        columns[-1:] = ["PROCESS", "EPOCH", "ACTIVE", "STANDBY", "WARMUP"]
+    elif has_epochs:
+        columns[-1:] = ["PROTOCOL", "EPOCH", "PARTITIONS", "TARGET"]
+    rows: list[list[object]] = []
+    for member in group.members:
+        row: list[object] = [
+            group.group_id, member.member_id, member.instance_id, member.host, member.client_id, member.partitions
+        ]  # fmt: skip
+        if _is_share(group):
+            row[-1:] = [member.epoch, member.partitions]
+        elif member.tasks is not None:
+            row[-1:] = [member.process_id, member.epoch, *(", ".join(tasks) for tasks in member.tasks)]
+        elif has_epochs:
+            protocol = None if member.upgraded is None else "consumer" if member.upgraded else "classic"
+            row[-1:] = [protocol, member.epoch, member.partitions, member.target]
+        rows.append(row)
+    print_table(columns, rows)
 
 
 _LAG_KEYS = ("topic", "partition", "current_offset", "log_end_offset", "lag", "member", "host", "client")
@@ -127,14 +165,30 @@ def _lag_rows(admin: CommandAdmin, group: Group) -> list[tuple[object, ...]]:
     return rows
 
 
+_SHARE_LAG_KEYS = ("topic", "partition", "start_offset", "log_end_offset", "lag", "members")
+
+
+def _share_lag_rows(admin: CommandAdmin, group: Group) -> list[tuple[object, ...]]:
+    """A row for each partition with which the group has begun, or which it has assigned."""
+    begun = admin.list_share_group_offsets(group.group_id).check().succeeded
+    partitions = sorted({*begun, *(partition for member in group.members for partition in member.partitions)})
+    ends = _ends(admin, set(partitions))
+    return [
+        (
+            *partition,
+            begun[partition].start_offset if partition in begun else None,
+            ends.get(partition),
+            begun[partition].lag if partition in begun else None,
+            sum(partition in member.partitions for member in group.members),
+        )
+        for partition in partitions
+    ]
+
+
 def _ends(admin: CommandAdmin, partitions: set[TopicPartition]) -> dict[TopicPartition, int]:
     from kalda.protocol.messages.fetch import OffsetSpec
 
-    topics = admin.topics(sorted({partition.topic for partition in partitions})).succeeded
-    with_leader = {
-        TopicPartition(topic.name, p.partition) for topic in topics.values() for p in topic.partitions if p.leader >= 0
-    }
-    return admin.offsets_at(sorted(partitions & with_leader), OffsetSpec.LATEST)
+    return admin.offsets_at(with_leader(admin, partitions), OffsetSpec.LATEST)
 
 
 def _group_as_json(group: Group) -> dict[str, object]:
@@ -144,8 +198,14 @@ def _group_as_json(group: Group) -> dict[str, object]:
         "state": group.state,
         "assignor": group.assignor,
         "coordinator": group.coordinator,
+        "epoch": group.epoch,
+        "assignment_epoch": group.assignment_epoch,
         "members": [
-            {**member._asdict(), "partitions": [partition._asdict() for partition in member.partitions]}
+            {
+                **member._asdict(),
+                "partitions": [partition._asdict() for partition in member.partitions],
+                "target": None if member.target is None else [partition._asdict() for partition in member.target],
+            }
             for member in group.members
         ],
     }
@@ -154,14 +214,17 @@ def _group_as_json(group: Group) -> dict[str, object]:
 @groups.command("delete")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
 @click.option("--if-exists", is_flag=True, help="Ignore a group that does not exist.")
+@yes_option
+@report_option
 @with_cluster
-def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool, yes: bool) -> None:
     """Delete groups without members, with their offsets.
 
     \b
     Example:
-      kalda groups delete billing-test
+      kalda groups delete billing-test --yes
     """
+    confirm(f"Delete {', '.join(names)}, with all offsets?", yes)
     for name in names:
         try:
             admin.delete_groups([name]).check()
@@ -169,7 +232,7 @@ def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool)
             if not (if_exists and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
                 raise
         else:
-            click.echo(f"Deleted group {name}.")
+            say(f"Deleted group {name}.", group=name)
 
 
 def _read_partitions(admin: CommandAdmin, texts: tuple[str, ...]) -> list[TopicPartition]:
@@ -222,7 +285,8 @@ def reset_command(
 ) -> None:
     """Set the committed offsets of a group without members.
 
-    Shows the new offsets; with --execute they are committed.
+    Shows the new offsets; with --execute they are committed. Of a share group it is the offset at which it begins: what
+    it has acknowledged behind that is forgotten.
 
     \b
     Examples:
@@ -237,23 +301,21 @@ def reset_command(
     if bool(topics) == all_topics:
         raise click.UsageError("give either --topic TOPIC[:PARTITION,...] or --all-topics")
     how, value = next(iter(chosen.items()))
-    committed = {partition: at.offset for partition, at in admin.list_group_offsets(name).check().succeeded.items()}
+    group = _group_or_none(admin, name)
+    committed = _offsets_of(admin, name, group)
     partitions = sorted(committed) if all_topics else _read_partitions(admin, topics)
     if not partitions:
         raise Failure(f"group {name!r} has no offsets; name topics with --topic")
     new = _new_offsets(admin, partitions, committed, how, value)
     if execute:
-        try:
-            group = admin.describe_groups([name]).value(name)
-        except ApiError as error:
-            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-                raise
+        if group is not None and group.members:
+            raise Failure(
+                f"group {name!r} has {counted(len(group.members), 'member')} and is {group.state}; stop them first"
+            )
+        if _is_share(group):
+            admin.alter_share_group_offsets(name, new).check()
         else:
-            if group.members:
-                raise Failure(
-                    f"group {name!r} has {len(group.members)} member(s) and is {group.state}; stop them first"
-                )
-        admin.alter_group_offsets(name, new).check()
+            admin.alter_group_offsets(name, new).check()
     rows = [(*partition, committed.get(partition), offset) for partition, offset in new.items()]
     if as_json:
         keys = ("topic", "partition", "old_offset", "new_offset")
@@ -262,6 +324,26 @@ def reset_command(
     print_table(("GROUP", "TOPIC", "PARTITION", "OLD-OFFSET", "NEW-OFFSET"), [(name, *row) for row in rows])
     if not execute:
         click.echo("Nothing was changed; add --execute to commit these offsets.", err=True)
+
+
+def _group_or_none(admin: CommandAdmin, name: str) -> Group | None:
+    try:
+        return admin.describe_groups([name]).value(name)
+    except ApiError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        return None
+
+
+def _is_share(group: Group | None) -> bool:
+    return group is not None and group.type == "share"
+
+
+def _offsets_of(admin: CommandAdmin, name: str, group: Group | None) -> dict[TopicPartition, int]:
+    """Where the group goes on, or a share group begins."""
+    if _is_share(group):
+        return {p: at.start_offset for p, at in admin.list_share_group_offsets(name).check().succeeded.items()}
+    return {p: at.offset for p, at in admin.list_group_offsets(name).check().succeeded.items()}
 
 
 def _new_offsets(
@@ -305,14 +387,24 @@ def _new_offsets(
     "--topic", "topics", metavar="TOPIC[:P,P]", multiple=True, required=True, shell_complete=complete_topic,
     help="This topic, or these partitions of it. May be repeated.",
 )  # fmt: skip
+@yes_option
+@report_option
 @with_cluster
-def delete_offsets_command(admin: CommandAdmin, name: str, topics: tuple[str, ...]) -> None:
+def delete_offsets_command(admin: CommandAdmin, name: str, topics: tuple[str, ...], yes: bool) -> None:
     """Delete a group's offsets of topics to which none of its members subscribes.
 
     \b
     Example:
-      kalda groups delete-offsets billing --topic orders:0
+      kalda groups delete-offsets billing --topic orders:0 --yes
     """
-    partitions = _read_partitions(admin, topics)
-    admin.delete_group_offsets(name, partitions).check()
-    click.echo(f"Deleted the offsets of {len(partitions)} partition(s) from group {name}.")
+    is_share = _is_share(_group_or_none(admin, name))
+    if is_share and any(":" in topic for topic in topics):
+        raise click.UsageError("a share group's offsets are deleted for whole topics: name them without partitions")
+    partitions = [] if is_share else _read_partitions(admin, topics)
+    where = counted(len(topics), "topic") if is_share else counted(len(partitions), "partition")
+    confirm(f"Delete the offsets of {where} from group {name}?", yes)
+    if is_share:
+        admin.delete_share_group_offsets(name, topics).check()
+    else:
+        admin.delete_group_offsets(name, partitions).check()
+    say(f"Deleted the offsets of {where} from group {name}.")

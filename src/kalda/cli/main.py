@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from kalda.records._uncompiled import say_once
+
 
 def hold_standard_streams() -> None:
     """Open /dev/null for each of stdin, stdout and stderr that the caller has closed (`<&-`).
@@ -34,6 +36,7 @@ def main() -> int:
     hold_standard_streams()
     use_utf8()
     arguments = sys.argv[1:]
+    say_once(lambda advice: sys.stderr.write(f"kalda: {advice}\n"))
     if arguments[:1] == ["server"]:
         try:
             from kalda.cli.server import run

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.common.metrics_pages import addresses, node_option, read
+from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import print_json, print_table, shortened
 from kalda.cli.common.session import json_option, with_cluster
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Key = tuple[int, str]
 
 
-@click.command("metrics")
+@click.command("metrics", cls=KaldaCommand)
 @click.argument("pattern", required=False, metavar="[PATTERN]")
 @node_option
 @click.option("--watch", "watch_s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Repeat until Ctrl-C.")

@@ -1,11 +1,16 @@
-"""`kalda pipeline`: load, derive, snapshot, replay, status. Options and output; `kalda.pipeline` does the work."""
+"""`kalda pipeline`: run, serve, redrive, check, load, mirror, derive, snapshot, replay, convert, status.
+
+Options and output; `kalda.pipeline` does the work.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -13,31 +18,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import ProgressLine, print_json, print_table
-from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, json_option, parse_pairs
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import ProgressLine, print_json, print_table, report_option, say
+from kalda.cli.common.session import json_option, parse_pairs
 
 if TYPE_CHECKING:
-    from kalda.pipeline.load import LoadResult
-    from kalda.pipeline.running import QueryProgress
-    from kalda.pipeline.status import PipelineStatus
+    from pyspark.sql import SparkSession
+
+    from kalda.pipeline.engine.runs import FlowReport
+    from kalda.pipeline.engine.status import PipelineStatus
 
 F = TypeVar("F", bound=Callable[..., None])
 
 
-@click.group()
+@click.group(cls=Noun)
 def pipeline() -> None:
     """Pipelines between topics and tables, on Apache Spark (pip install 'kalda[pipeline]').
 
     \b
-    load      topics into a lake of Parquet, Delta or Iceberg, exactly once
-    derive    SQL or Python from topics to topics or tables, by a project file
+    run       a project of pyspark.pipelines: tables, views, sinks, change data
+    redrive   the rows that a table did not take again, after a fix
+    serve     several projects in one session, with a page and an interface over HTTP
+    check     what is wrong with such a project, mostly without Java
+    load      topics into a table, exactly once
+    mirror    topics to another cluster, exactly once, with the offsets of groups
+    derive    SQL or Python from topics to topics or files, by a file of topics and queries
     snapshot  the latest value of each key of a topic, as a table
     replay    a table or files into a topic, in order
+    convert   what an earlier version has made, as a project
     status    lag and last batches of these, and a chart
 
     \b
     Examples:
+      kalda pipeline run shop --follow
       kalda pipeline load orders --to lake --value json --follow
       kalda pipeline derive hosts.toml --once
       kalda pipeline snapshot customers --to customers
@@ -52,7 +67,8 @@ def log_without_py4j() -> None:
 
     def is_shown(record: logging.LogRecord) -> bool:
         is_interrupt = record.exc_info is not None and record.exc_info[0] is KeyboardInterrupt
-        return not is_interrupt and not record.name.startswith("py4j")
+        is_of_py4j = record.name.startswith("py4j") or Path(record.pathname).parent.name == "py4j"  # by the root logger
+        return not is_interrupt and not is_of_py4j
 
     root = logging.getLogger()
     if not root.handlers:
@@ -62,17 +78,58 @@ def log_without_py4j() -> None:
 
 
 @contextmanager
+def _session(
+    line: ProgressLine,
+    name: str,
+    needs: Iterable[str],
+    settings: Mapping[str, str],
+    *,
+    in_background: bool = False,
+    ticks_until_made: bool = False,
+) -> Iterator[SparkSession]:
+    """A session of Spark that is stopped at the end, while `line` shows that the work goes on, or only that the session
+    is being made."""
+    from kalda.cli.common.quiet_spark import quiet_spark
+    from kalda.pipeline.session import make_session
+
+    if in_background:
+        click.echo(
+            "Spark takes only what others leave of this machine, so the load may be slow where they are busy; "
+            "--foreground lets it take all.",
+            err=True,
+        )
+    with ExitStack() as ticking, quiet_spark() as restore:
+        ticking.enter_context(line.ticking())
+        spark = make_session(name, needs, settings, in_background=in_background)
+        restore()
+        if ticks_until_made:
+            ticking.close()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
 def _failures() -> Iterator[None]:
-    from kalda.pipeline.session import PipelineError, first_line
+    from kalda.pipeline.session import PipelineError, Unavailable, first_line
 
     try:
         yield
-    except PipelineError as error:
-        raise Failure(str(error)) from error
+    except (PipelineError, Unavailable) as error:
+        raise Failure(_noted(str(error), error)) from error
+    except ImportError as error:
+        if not (error.name or "").startswith("pyspark"):
+            raise
+        raise Failure(f"projects run on PySpark 4.2 ({error}): pip install 'kalda[pipeline]'") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        raise Failure(f"Spark: {first_line(error)}") from error
+        raise Failure(_noted(f"Spark: {first_line(error)}", error)) from error
+
+
+def _noted(sentence: str, error: Exception) -> str:
+    return ". ".join([sentence, *getattr(error, "__notes__", ())])
 
 
 _source_option = click.option(
@@ -101,34 +158,17 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _end_of(done: Iterable[QueryProgress]) -> None:
-    """End the command as other interrupted ones do, where a signal has ended a query that was to reach its end."""
-    signals = [progress.stopped_by for progress in done if progress.stopped_by is not None]
-    if signals:
-        click.echo("Interrupted: the same command continues.", err=True)
-        sys.exit(128 + signals[0])
-
-
-def _progress_line(current: dict[str, QueryProgress]) -> ProgressLine:
-    def describe(seconds: float) -> str:
-        parts = []
-        for name, each in current.items():
-            known = each.rows + each.lag
-            share = f"{100 * each.rows / known:3.0f} %" if known else "  – "
-            parts.append(f"{name} {share}  {each.rows:,} rows  {each.rows_per_second:,.0f}/s  lag {each.lag:,}")
-        return f"{seconds:5.0f} s  " + "   ".join(parts)
-
-    return ProgressLine(describe)
+_print_option = click.option("--print", "prints", is_flag=True, help="Print the project, and run nothing.")
 
 
 @pipeline.command("load")
 @click.argument("topics", metavar="TOPIC...", nargs=-1)
 @click.option("--to", "target", metavar="DIR", required=True, help="The lake: a directory that the load fills.")
-@click.option("--format", "file_format", type=click.Choice(["parquet", "delta", "iceberg"]), default="parquet")
 @click.option(
     "--value", type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]), default="bytes", show_default=True,
-    help="How values are read. Records that cannot be are in the table quarantine.",
+    help="How values are read. Records that cannot be are in the table's quarantine.",
 )  # fmt: skip
+@click.option("--format", "file_format", default="delta", hidden=True)
 @click.option("--schema", metavar="COLUMNS|FILE", help="Of json (default: inferred once) or avro.")
 @click.option("--message", metavar="NAME", help="protobuf: the message.")
 @click.option("--descriptor", metavar="FILE", help="protobuf: what protoc --descriptor_set_out has written.")
@@ -142,16 +182,18 @@ def _progress_line(current: dict[str, QueryProgress]) -> ProgressLine:
 @click.option("--follow", is_flag=True, help="Wait for new records until stopped.")
 @click.option("--every", metavar="INTERVAL", default="10 seconds", show_default=True, help="With --follow: of batches.")
 @click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=2_000_000, show_default=True)
-@click.option("--compact/--no-compact", "compacts", default=True, help="Put small files together at the end.")
 @click.option("--background/--foreground", "in_background", default=None,
               help="Whether Spark takes only what others leave of this machine. Default: unless --follow.")  # fmt: skip
+@_print_option
 @json_option
 @_with_source
 def load_command(
-    topics: tuple[str, ...], target: str, file_format: str, schema: str | None, in_background: bool | None,
-    as_json: bool, options: Mapping[str, str], settings: Mapping[str, str], **more: Any,
+    topics: tuple[str, ...], target: str, file_format: str, follow: bool, schema: str | None,
+    in_background: bool | None, prints: bool, as_json: bool, options: Mapping[str, str], settings: Mapping[str, str],
+    **more: Any,
 ) -> None:  # fmt: skip
-    """Load topics into a lake, exactly once; a load that was interrupted continues.
+    """Load topics into a table of Delta, exactly once; a load that was interrupted continues. DIR becomes a project of
+    one table, which `kalda pipeline run DIR` runs too.
 
     \b
     Examples:
@@ -159,115 +201,405 @@ def load_command(
       kalda pipeline load --to lake                       # continue
       kalda pipeline load orders --to march --from 2026-03-01 --until 2026-04-01
     """
-    from kalda.pipeline.background import SMALL_FETCHES
-    from kalda.pipeline.lake import Lake
-    from kalda.pipeline.load import LoadSettings, load, totals
-    from kalda.pipeline.session import make_session
-    from kalda.pipeline.values import schema_text
+    from kalda.pipeline.formats.values import schema_text
+    from kalda.pipeline.generators.load import Lake, LoadSettings
+    from kalda.spark.background import SMALL_FETCHES
 
+    if file_format != "delta":
+        raise Failure(f"--format {file_format}: a load fills a table of Delta, whose files are Parquet; leave it out")
     lake = Lake(target)
     lake.check()
     if in_background is None:
-        in_background = not more["follow"]
-    options = {**(SMALL_FETCHES if in_background else {}), **options}
-    wanted = LoadSettings(topics, options, format=file_format, schema=schema_text(schema), **more)
-    known = lake.settings() or {}
-    needs = (known.get("format", file_format), known.get("value", wanted.value))
-    spark = make_session(f"load {target}", needs, settings, in_background=in_background)
-    current: dict[str, QueryProgress] = {}
-    line = _progress_line(current)
-
-    def show(progress: QueryProgress) -> None:
-        current[lake.path.name] = progress
-        line.step()
-
-    try:
-        done = load(spark, lake, wanted, show)
-        line.clear()
-        rows = totals(spark, lake) if known.get("format", file_format) == "parquet" else []
-    finally:
-        spark.stop()
-    progress = done.progress
+        in_background = not follow
+    if lake.state() is not None and _is_default("bootstrap_server"):
+        options = {name: value for name, value in options.items() if name != "kafka.bootstrap.servers"}
+    load = lake.agreed(LoadSettings(topics, options, schema=schema_text(schema), **more))
+    if prints and not load.needs_schema:
+        click.echo(load.project(lake.path.name).printed, nl=False)
+        return
+    reports: dict[str, FlowReport] = {}
+    session = _session(_flow_line(reports), f"load {target}", ("delta",), settings, in_background=in_background)
+    with lake.alone(), session as spark:
+        if prints:
+            click.echo(load.with_schema(spark).project(lake.path.name).printed, nl=False)
+            return
+        began = time.monotonic()
+        tuning = SMALL_FETCHES if in_background else {}
+        flow, done = lake.load(spark, load, tuning, lambda found: reports.update(load=found), follow=follow)
+        seconds = time.monotonic() - began
+        rows = lake.totals(spark)
     if as_json:
-        print_json({"rows": progress.rows, "batches": progress.batches, "seconds": progress.seconds, "totals": rows})
+        print_json({"rows": flow.rows, "batches": flow.batches, "seconds": seconds, "totals": rows})
     else:
-        _print_load(done, rows)
-    if not more["follow"]:
-        _end_of([progress])
+        _print_load(flow, seconds, rows)
+    _end(done.signal, [flow], to_the_end=not follow)
 
 
-def _print_load(done: LoadResult, rows: list[dict[str, Any]]) -> None:
-    progress = done.progress
+def _is_default(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source in (None, click.core.ParameterSource.DEFAULT)
+
+
+def _end(number: int | None, reports: Iterable[FlowReport], *, to_the_end: bool) -> None:
+    """End the command as other interrupted ones do, where a signal has ended what was to reach its end. Raises
+    `Failure` where a flow has failed."""
+    if number is not None and to_the_end:
+        click.echo("Interrupted: the same command continues.", err=True)
+        sys.exit(128 + number)
+    failed = [f"{each.flow}: {each.error}" for each in reports if each.state in ("failed", "skipped")]
+    if failed:
+        raise Failure("; ".join(failed))
+
+
+def _print_load(flow: FlowReport, seconds: float, rows: list[dict[str, Any]]) -> None:
     columns = ("topic", "table", "partition", "first", "last", "rows")
     print_table(columns, [[row[name] for name in columns] for row in rows])
     sizes = {(row["topic"], row["table"]): (row["files"], row["bytes"]) for row in rows}
     print_table(("topic", "table", "files", "bytes"), [[*names, *size] for names, size in sizes.items()])
-    rate = progress.rows / progress.seconds if progress.seconds else 0
-    click.echo(f"{progress.rows:,} rows in {progress.batches} batches, {progress.seconds:.1f} s, {rate:,.0f} rows/s")
-    if done.removed:
-        click.echo(f"{done.removed} files of an earlier load that are no part of the table were deleted")
+    rate = flow.rows / seconds if seconds else 0
+    click.echo(f"{flow.rows:,} rows in {flow.batches} batches, {seconds:.1f} s, {rate:,.0f} rows/s")
 
 
 @pipeline.command("derive")
-@click.argument("file", metavar="PROJECT.toml", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE.toml", type=click.Path(path_type=Path))
 @click.argument("names", nargs=-1)
 @click.option("--once", is_flag=True, help="Up to the topics' ends of now; default: until stopped.")
 @click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
-def derive_command(file: Path, names: tuple[str, ...], once: bool, spark_pairs: tuple[str, ...]) -> None:
-    """Run the derived topics and tables of a project file: all, or those named."""
-    from kalda.pipeline.derive import alone, run_all, start
-    from kalda.pipeline.project import read_project
-    from kalda.pipeline.session import make_session
+@_print_option
+@json_option
+def derive_command(
+    file: Path, names: tuple[str, ...], once: bool, spark_pairs: tuple[str, ...], prints: bool, as_json: bool
+) -> None:
+    """Run the derived topics and files of a file of topics and queries: all, or those named. The project that runs is
+    written beside it.
 
-    with _failures(), alone(project := read_project(file), names):
-        spark = make_session(project.name, project.needs, parse_pairs("--spark", spark_pairs))
-        current: dict[str, QueryProgress] = {}
-        line = _progress_line(current)
+    \b
+    Example:
+      kalda pipeline derive sales.toml --once
+    """
+    with _failures():
+        from kalda.pipeline.engine.engine import RunOptions, run_project
+        from kalda.pipeline.generators.derive import DerivedDirectory, derived_project, read_derived
 
-        def show(progress: Mapping[str, QueryProgress]) -> None:
-            current.update(progress)
-            line.step()
-
-        try:
-            done = run_all(start(spark, project, once=once, only=names), show)
-        finally:
-            line.clear()
-            spark.stop()
+        read = read_derived(file)
+        flows = read.flows(names)
+        if prints:
+            click.echo(derived_project(read).printed, nl=False)
+            return
+        directory = DerivedDirectory(read)
+        reports: dict[str, FlowReport] = {}
+        line = _flow_line(reports)
+        with directory.alone():
+            specification = directory.begin()
+            with _session(line, read.name, read.needs, parse_pairs("--spark", spark_pairs)) as spark:
+                done = run_project(
+                    spark, specification, RunOptions(not once, flows), lambda report: reports.update(report.flows)
+                )
         columns = ("derived", "rows read", "batches", "seconds", "lag")
-        print_table(
-            columns, [[name, each.rows, each.batches, round(each.seconds, 1), each.lag] for name, each in done.items()]
-        )
-        if once:
-            _end_of(done.values())
+        rows = [
+            [each.flow.removesuffix("_out"), each.rows, each.batches, each.seconds, each.lag]
+            for each in reports.values()
+        ]
+        if as_json:
+            print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        else:
+            print_table(columns, rows)
+        _end(done.signal, reports.values(), to_the_end=once)
+
+
+_project = click.argument("project", metavar="PROJECT", type=click.Path(path_type=Path), default=Path())
+
+
+def _names(given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.strip() for one in given for name in one.split(",") if name.strip())
+
+
+@pipeline.command("run")
+@_project
+@click.option(
+    "--once/--follow", default=True, show_default=True, help="Up to the sources' present ends, or until stopped."
+)
+@click.option("--refresh", metavar="NAME,...", multiple=True, help="Only these tables and sinks.")
+@click.option("--full-refresh", metavar="NAME,...", multiple=True, help="These anew, and the tables that read them.")
+@click.option("--full-refresh-all", is_flag=True, help="All anew.")
+@click.option("--engine", type=click.Choice(["kalda", "spark"]), default="kalda", show_default=True)
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
+@json_option
+def run_command(
+    project: Path, once: bool, refresh: tuple[str, ...], full_refresh: tuple[str, ...], full_refresh_all: bool,
+    engine: str, spark_pairs: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Run a project of pyspark.pipelines: a directory with spark-pipeline.yml, or this file.
+
+    \b
+    Examples:
+      kalda pipeline run shop
+      kalda pipeline run shop --follow
+      kalda pipeline run shop --full-refresh totals
+    """
+    with _failures():
+        from kalda.pipeline.engine.engine import RunOptions, run_in_spark, run_project, running_alone
+        from kalda.pipeline.projects.check import problems_without_spark
+        from kalda.pipeline.projects.specification import read_specification
+
+        specification = read_specification(project)
+        options = RunOptions(not once, _names(refresh), _names(full_refresh), full_refresh_all)
+        settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
+        if engine == "spark":
+            sys.exit(run_in_spark(specification, options, settings))
+        with running_alone(specification):
+            _refuse(problems_without_spark(specification))
+            reports: dict[str, FlowReport] = {}
+            line = _flow_line(reports)
+            with _session(line, specification.name, ("delta",), settings) as spark:
+                done = run_project(spark, specification, options, lambda report: reports.update(report.flows))
+        columns, rows = _flow_rows(reports.values())
+        if as_json:
+            print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        else:
+            print_table(columns, rows)
+        _end(done.signal, reports.values(), to_the_end=once)
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise Failure("\n".join(problems))
+
+
+def _flow_line(reports: Mapping[str, FlowReport]) -> ProgressLine:
+    from kalda.spark.background import CpuWait
+
+    wait = CpuWait()
+
+    def describe(seconds: float) -> str:
+        parts = [f"{name} {each.state} {each.rows:,} rows  lag {each.lag:,}" for name, each in reports.items()]
+        said = f"{seconds:5.0f} s  " + ("   ".join(parts) or "Spark starts, and reads the project")
+        return f"{said}   waits for the CPU, which others use" if wait.is_long(seconds) else said
+
+    return ProgressLine(describe)
+
+
+def _flow_rows(reports: Iterable[FlowReport]) -> tuple[tuple[str, ...], list[list[object]]]:
+    columns = ("flow", "target", "state", "rows", "batches", "lag", "seconds", "restarts", "failing", "error")
+    rows: list[list[object]] = []
+    for each in reports:
+        failing = ", ".join(f"{name}: {count:,}" for name, count in each.failing.items() if count)
+        rows.append(
+            [each.flow, each.target, str(each.state), each.rows, each.batches, each.lag, each.seconds, each.restarts,
+             failing, each.error or ""]
+        )  # fmt: skip
+    return columns, rows
+
+
+@pipeline.command("serve")
+@click.argument("places", metavar="PROJECT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:9190", show_default=True, help="Port 0: a free one.")
+@click.option("--token-file", metavar="FILE", type=click.Path(path_type=Path),
+              help="The token of requests, in a file. Default: a new one, which is printed.")  # fmt: skip
+@click.option("--paused", is_flag=True, help="The projects wait until they are resumed or refreshed.")
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
+def serve_command(
+    places: tuple[Path, ...], listen: str, token_file: Path | None, paused: bool, spark_pairs: tuple[str, ...]
+) -> None:
+    """Run projects in one resident session until stopped, with a page and an interface over HTTP: the state, pause,
+    resume, refresh.
+
+    \b
+    Examples:
+      kalda pipeline serve shop billing
+      curl -X POST -H "Authorization: Bearer $TOKEN" localhost:9190/projects/shop/refresh
+    """
+    with _failures():
+        from kalda.pipeline.engine.query import stop_signals
+        from kalda.pipeline.engine.service import Service, check_projects, shared_settings
+        from kalda.pipeline.projects.check import problems_without_spark
+        from kalda.pipeline.projects.specification import read_specification
+
+        specifications = [read_specification(place) for place in places]
+        check_projects(specifications)
+        _refuse([problem for each in specifications for problem in problems_without_spark(each, ask=False)])
+        token = secrets.token_urlsafe(16) if token_file is None else token_file.read_text(encoding="utf-8").strip()
+        if not token:
+            raise Failure(f"{token_file} has no token")
+        settings = {**shared_settings(specifications), **parse_pairs("--spark", spark_pairs)}
+
+        def show(port: int) -> None:
+            address = f"http://{listen.removeprefix('http://').rpartition(':')[0] or 'localhost'}:{port}/"
+            click.echo(f"Serving {address}#token={token}" if token_file is None else f"Serving {address}")
+
+        line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  Spark starts")
+        with stop_signals() as stopped, _session(line, "serve", ("delta",), settings, ticks_until_made=True) as spark:
+            Service(spark, specifications, are_paused=paused).run(listen, token, stopped, show)
+
+
+@pipeline.command("redrive")
+@click.argument("table", metavar="TABLE")
+@click.option("--project", metavar="PROJECT", type=click.Path(path_type=Path), default=Path(), help="Default: here.")
+@click.option("--where", metavar="SQL", default="true",
+              help="Over flow, batch, moment, reasons, row, and value (the row as an object).")  # fmt: skip
+@click.option("--set", "changes", metavar="COLUMN=SQL", multiple=True, help="Change a column of the rows. Repeatable.")
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
+@report_option
+def redrive_command(
+    table: str, project: Path, where: str, changes: tuple[str, ...], spark_pairs: tuple[str, ...]
+) -> None:
+    """Give the rows that a table or a sink did not take to their flow again, after a fix, each once. Those that the
+    rules of now do not let through stay in quarantine.
+
+    \b
+    Examples:
+      kalda pipeline redrive orders --where "array_contains(reasons, 'a total') AND moment > '2026-03-01'"
+      kalda pipeline redrive orders --where "value.total < 0" --set "total=abs(total)"
+    """
+    with _failures():
+        from kalda.pipeline.engine.engine import redrive_rows, running_alone
+        from kalda.pipeline.engine.redrive import Wanted
+        from kalda.pipeline.projects.specification import read_specification
+
+        specification = read_specification(project)
+        wanted = Wanted(table, where, parse_pairs("--set", changes))
+        settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
+        line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  rows of {table} are given again")
+        with running_alone(specification), _session(line, f"redrive {table}", ("delta",), settings) as spark:
+            counts = redrive_rows(spark, specification, wanted)
+    if not counts:
+        say(f"{table} has no rows in quarantine")
+    for flow, (given, kept) in counts.items():
+        say(f"{flow}: {given:,} rows were given again, {kept:,} stay in quarantine")
+
+
+@pipeline.command("check")
+@_project
+@click.option("--no-spark", is_flag=True, help="Only what can be told without Java.")
+@click.option("--no-cluster", is_flag=True, help="Do not request the topics from their clusters.")
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
+@report_option
+def check_command(project: Path, no_spark: bool, no_cluster: bool, spark_pairs: tuple[str, ...]) -> None:
+    """What is wrong with a project, without running it: files, names, circles and topics first, then columns and types
+    by Spark.
+
+    \b
+    Example:
+      kalda pipeline check shop --no-spark
+    """
+    with _failures():
+        from kalda.pipeline.engine.engine import check_with_spark
+        from kalda.pipeline.projects.check import problems_without_spark
+        from kalda.pipeline.projects.specification import read_specification
+
+        specification = read_specification(project)
+        _refuse(problems_without_spark(specification, ask=not no_cluster))
+        if not no_spark:
+            line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  Spark reads the project")
+            settings = {**specification.session_settings, **parse_pairs("--spark", spark_pairs)}
+            with _session(line, specification.name, ("delta",), settings) as spark:
+                check_with_spark(spark, specification)
+        say(f"{specification.name}: nothing is wrong" + (" that can be told without Spark" if no_spark else ""))
+
+
+@pipeline.command("mirror")
+@click.argument("topics", nargs=-1, required=True)
+@click.option("--from", "source", metavar="PROFILE", required=True, help="The cluster with the topics.")
+@click.option("--to", "target", metavar="PROFILE", required=True, help="The cluster that gets them.")
+@click.option("--state", "directory", metavar="DIR", required=True, type=click.Path(path_type=Path),
+              help="Where the mirror keeps what it has done.")  # fmt: skip
+@click.option("--prefix", default="", help="Before the names of the copies.")
+@click.option("--groups", metavar="PATTERN", default=".*", show_default=True,
+              help="Consumer groups whose offsets are translated.")  # fmt: skip
+@click.option("--no-groups", is_flag=True, help="Translate no offsets.")
+@click.option(
+    "--once/--follow", default=True, show_default=True, help="Up to the topics' present ends, or until stopped."
+)
+@click.option("--rows-a-batch", type=click.IntRange(1, 2**31 - 1), default=500_000, show_default=True)
+@click.option("--spark", "spark_pairs", metavar="NAME=VALUE", multiple=True, help="A config of Spark, repeatable.")
+@json_option
+def mirror_command(
+    topics: tuple[str, ...], source: str, target: str, directory: Path, prefix: str, groups: str, no_groups: bool,
+    once: bool, rows_a_batch: int, spark_pairs: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Copy topics to another cluster, each record once: partitions, headers, timestamps, and the offsets of groups.
+
+    \b
+    Example:
+      kalda pipeline mirror orders payments --from production --to standby --state mirrors/standby --follow
+    """
+    with _failures():
+        from kalda.pipeline.connectors.mirror import MirrorSettings, mirror
+
+        settings = MirrorSettings(topics, source, target, prefix, None if no_groups else groups, not once, rows_a_batch)
+        reports: dict[str, FlowReport] = {}
+        session = _session(_flow_line(reports), f"mirror {directory}", (), parse_pairs("--spark", spark_pairs))
+        with session as spark:
+            done = mirror(spark, directory, settings, lambda report: reports.update({report.flow: report}))
+    for group, problem in done.problems.items():
+        click.echo(f"kalda: warning: the offsets of {group or 'the groups'} are not translated: {problem}", err=True)
+    report = done.report
+    if as_json:
+        print_json({"records": report.rows, "batches": report.batches, "groups": done.groups})
+    else:
+        groups_done = f", offsets of {len(done.groups)} groups" if done.groups else ""
+        say(f"{report.rows:,} records in {report.batches} batches{groups_done}")
+    _end(done.signal, [report], to_the_end=once)
 
 
 @pipeline.command("snapshot")
 @click.argument("topic")
-@click.option("--to", "target", metavar="DIR", required=True, help="The table; current/ in it is the latest version.")
+@click.option("--to", "target", metavar="DIR", required=True, help="A directory; current/ in it is the table.")
 @click.option("--background/--foreground", "in_background", default=True, show_default=True,
               help="Whether Spark takes only what others leave of this machine.")  # fmt: skip
+@_print_option
+@report_option
 @_with_source
 def snapshot_command(
-    topic: str, target: str, in_background: bool, options: Mapping[str, str], settings: Mapping[str, str]
+    topic: str, target: str, in_background: bool, prints: bool, options: Mapping[str, str], settings: Mapping[str, str]
 ) -> None:
-    """Bring a table of the latest value of each key up to the topic's end."""
-    from kalda.pipeline.background import SMALL_FETCHES
-    from kalda.pipeline.session import make_session
-    from kalda.pipeline.snapshot import SnapshotTable, take_snapshot
+    """Bring a table of Delta with the latest value of each key up to the topic's end. DIR becomes a project of one
+    table.
+
+    \b
+    Example:
+      kalda pipeline snapshot users --to snapshots/users
+    """
+    from kalda.pipeline.generators.snapshot import SnapshotTable, snapshot_project
+    from kalda.spark.background import SMALL_FETCHES
 
     table = SnapshotTable(target)
     table.check()
+    if prints:
+        click.echo(snapshot_project(topic, options, table.path.name).printed, nl=False)
+        return
     options = {**(SMALL_FETCHES if in_background else {}), **options}
-    spark = make_session(f"snapshot {topic}", (), settings, in_background=in_background)
-    try:
-        taken = take_snapshot(spark, table, topic, options)
-    finally:
-        spark.stop()
-    click.echo(f"version {taken.version}: {taken.keys:,} keys; {taken.records:,} records were read")
+    line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  the snapshot of {topic} is taken")
+    session = _session(line, f"snapshot {topic}", ("delta",), settings, in_background=in_background)
+    with table.alone(), session as spark:
+        taken = table.take(spark, topic, options)
+    say(f"version {taken.version}: {taken.keys:,} keys; {taken.records:,} records were read")
     if taken.rebuilt is not None:
-        click.echo(f"the topic was read from its start: {taken.rebuilt}")
+        say(f"the topic was read from its start: {taken.rebuilt}")
     if taken.without_key:
-        click.echo(f"{taken.without_key:,} records have no key and are no part of the table")
+        say(f"{taken.without_key:,} records have no key and are no part of the table")
+    if taken.signal is not None:
+        click.echo("Interrupted: the same command continues.", err=True)
+        sys.exit(128 + taken.signal)
+
+
+@pipeline.command("convert")
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@report_option
+@_with_source
+def convert_command(path: Path, options: Mapping[str, str], settings: Mapping[str, str]) -> None:
+    """Make a project of what an earlier version has made: a lake, a snapshot's directory, a TOML file.
+
+    \b
+    Examples:
+      kalda pipeline convert lake
+      kalda pipeline convert sales.toml
+    """
+    from kalda.pipeline.generators.conversion import convert
+
+    line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  {path} is converted")
+    for sentence in convert(path, options, lambda: _session(line, f"convert {path}", ("delta",), settings)):
+        say(sentence)
 
 
 @pipeline.command("replay")
@@ -277,26 +609,30 @@ def snapshot_command(
 @click.option("--format", "file_format", default="parquet", show_default=True, help="Of the files, as Spark names it.")
 @click.option("--order-by", metavar="COLUMN,...", default="partition,offset", show_default=True)
 @click.option("--partition-by", type=click.Choice(["partition", "key"]), default="partition", show_default=True)
+@report_option
 @_with_source
 def replay_command(
     source: str, topic: str, name: str, file_format: str, order_by: str, partition_by: str,
     options: Mapping[str, str], settings: Mapping[str, str],
 ) -> None:  # fmt: skip
-    """Write the rows of a table or of files into a topic, in order, each once."""
-    from kalda.pipeline.lake import Lake
-    from kalda.pipeline.replay import ReplaySettings, replay
-    from kalda.pipeline.session import make_session
+    """Write the rows of a table or of files into a topic, in order, each once.
+
+    \b
+    Example:
+      kalda pipeline replay lake/orders --to orders-again --name replay-1
+    """
+    from kalda.pipeline.generators.load import Lake
+    from kalda.pipeline.generators.replay import ReplaySettings, replay
 
     columns = tuple(column.strip() for column in order_by.split(",") if column.strip())
     wanted = ReplaySettings(topic, name, options, columns, partition_by == "partition")
-    spark = make_session(f"replay {name}", (file_format,), settings)
-    try:
-        lake = Lake(source)
-        rows = lake.frame(spark) if lake.settings() is not None else spark.read.format(file_format).load(source)
+    line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  {source} is written to {topic}")
+    lake = Lake(source)
+    is_lake = lake.state() is not None
+    with _session(line, f"replay {name}", ("delta" if is_lake else file_format,), settings) as spark:
+        rows = lake.frame(spark) if is_lake else spark.read.format(file_format).load(source)
         done = replay(rows, wanted)
-    finally:
-        spark.stop()
-    click.echo(f"{done.written:,} records were written; {done.skipped:,} were there from an earlier run")
+    say(f"{done.written:,} records were written; {done.skipped:,} were there from an earlier run")
 
 
 @pipeline.command("status")
@@ -311,10 +647,16 @@ def status_command(
     places: tuple[Path, ...], bootstrap_server: str | None, pairs: tuple[str, ...], no_lag: bool, chart: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Lakes, snapshots, project files and checkpoints: state, lag, last batches."""
+    """Projects, also those of `load`, `snapshot` and `derive`, and checkpoints: state, lag, last batches.
+
+    \b
+    Examples:
+      kalda pipeline status lake
+      kalda pipeline status lake --chart lag.png
+    """
     with _failures():
-        from kalda.pipeline.chart import save_chart
-        from kalda.pipeline.status import panels, statuses
+        from kalda.pipeline.engine.chart import save_chart
+        from kalda.pipeline.engine.status import panels, statuses
 
         options = {"kafka.bootstrap.servers": bootstrap_server} if bootstrap_server else {}
         options |= parse_pairs("--option", pairs)
@@ -322,9 +664,15 @@ def status_command(
         rows = [_row(each) for each in found]
         columns = ("pipeline", "kind", "state", "records", "lag", "batches", "last batch", "records in it", "seconds")
         if as_json:
-            print_json([dict(zip(columns, row, strict=True)) for row in rows])
+            print_json(
+                [dict(zip((*columns, "notes"), (*row, each.notes), strict=True))
+                 for row, each in zip(rows, found, strict=True)]
+            )  # fmt: skip
         else:
             print_table(columns, rows)
+            for each in found:
+                for note in each.notes:
+                    click.echo(f"{each.name}: {note}")
         if chart is not None:
             save_chart(chart, "Pipelines", panels(found), (columns, rows))
             click.echo(f"{chart} is written")

@@ -1,4 +1,4 @@
-"""`kalda quorum`: describe the metadata quorum, add and remove voters."""
+"""`kalda quorum`: describe the metadata quorum, add and remove voters, unregister controllers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 
 from kalda.base.ids import Uuid, uuid_from_text, uuid_to_text
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster_or_controllers
 from kalda.cli.common.times import show_time
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from kalda.client.admin.quorum import Quorum, QuorumReplica, VoterListener
 
 
-@click.group()
+@click.group(cls=Noun)
 def quorum() -> None:
     """The metadata quorum: leader, voters, observers."""
 
@@ -148,18 +149,20 @@ def add_controller_command(admin: CommandAdmin, config_file: str, dry_run: bool,
     help="Its directory id, as describe shows it. [default: that of the voter with this node id]",
 )
 @_dry_run_option
+@yes_option
 @json_option
 @with_cluster_or_controllers
 def remove_controller_command(
-    admin: CommandAdmin, node_id: int, directory: str | None, dry_run: bool, as_json: bool
+    admin: CommandAdmin, node_id: int, directory: str | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Remove a controller from the voters. It becomes an observer, and can be stopped.
 
     The directory id distinguishes a controller that was formatted again from the voter with the same node id.
 
     \b
-    Example:
+    Examples:
       kalda quorum remove-controller --controller-id 3 --dry-run
+      kalda quorum remove-controller --controller-id 3 --yes
     """
     if directory is not None:
         try:
@@ -174,12 +177,33 @@ def remove_controller_command(
             raise Failure(f"node {node_id} is not a voter; the voters are {voter_ids}")
         directory_id = found[0]
     if not dry_run:
+        confirm(f"Remove controller {node_id} with directory id {uuid_to_text(directory_id)} from the voters?", yes)
         admin.remove_voter(node_id, directory_id)
     if as_json:
         _print_change(node_id, directory_id, dry_run)
         return
     done = "Would remove" if dry_run else "Removed"
     click.echo(f"{done} controller {node_id} with directory id {uuid_to_text(directory_id)}")
+
+
+@quorum.command("unregister-controller")
+@click.option("--controller-id", "node_id", type=click.IntRange(min=0), required=True, help="The controller's node id.")
+@yes_option
+@report_option
+@with_cluster_or_controllers
+def unregister_controller_command(admin: CommandAdmin, node_id: int, yes: bool) -> None:
+    """Remove the registration of a controller that was taken out of service for good.
+
+    While it is registered, features are not raised beyond what it supports. Remove it from the voters before, and stop
+    it: a controller that runs registers again. The cluster needs metadata.version 4.4-IV2.
+
+    \b
+    Example:
+      kalda quorum unregister-controller --controller-id 3 --yes
+    """
+    confirm(f"Remove the registration of controller {node_id}?", yes)
+    admin.unregister_controller(node_id)
+    say(f"Controller {node_id} is no longer registered.", controller=node_id)
 
 
 def _print_change(node_id: int, directory_id: Uuid, dry_run: bool, **more: object) -> None:

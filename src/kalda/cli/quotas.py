@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kalda.cli.common.metrics_pages import addresses, node_option, read
-from kalda.cli.common.output import print_json, print_table, shortened
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import print_json, print_table, report_option, say, shortened
 from kalda.cli.common.session import json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _TYPES = {"user": "user", "client_id": "client-id", "ip": "ip"}
 _PLAIN = re.compile(r"[^<'\",\s][^,\s]*")
 
 
-@click.group()
+@click.group(cls=Noun)
 def quotas() -> None:
     """Describe, alter and watch the quotas of users, client ids and addresses.
 
@@ -92,6 +93,7 @@ def describe_command(admin: CommandAdmin, /, strict: bool, as_json: bool, **opti
 @click.option("--set", "values", metavar="KEY=VALUE", multiple=True, help="Set a quota. May be repeated.")
 @click.option("--remove", "removed", metavar="KEY", multiple=True, help="Remove a quota. May be repeated.")
 @click.option("--dry-run", is_flag=True, help="Check the change, and do not make it.")
+@report_option
 @with_cluster
 def alter_command(
     admin: CommandAdmin, /, values: tuple[str, ...], removed: tuple[str, ...], dry_run: bool, **options: Any
@@ -124,7 +126,7 @@ def alter_command(
     if not changes:
         raise click.UsageError("nothing to change: give --set or --remove")
     admin.alter_client_quotas({tuple(sorted(entity.items())): changes}, validate_only=dry_run).check()
-    click.echo(f"Quotas of {_show(entity)} {'can be' if dry_run else 'were'} altered.")
+    say(f"Quotas of {_show(entity)} {'can be' if dry_run else 'were'} altered.")
 
 
 @quotas.command("top")

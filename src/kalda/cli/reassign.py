@@ -12,8 +12,9 @@ import click
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import FAILED, INTERRUPTED, Failure
+from kalda.cli.common.nouns import Noun
 from kalda.cli.common.output import print_json, print_table
 from kalda.cli.common.session import json_option, with_cluster
 from kalda.cli.common.times import Seconds
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Targets = Mapping[TopicPartition, "ReplicaTarget"]
 
 
-@click.group()
+@click.group(cls=Noun)
 def reassign() -> None:
     """Move replicas between brokers. Plans have the format of Kafka's kafka-reassign-partitions.
 
@@ -344,7 +345,7 @@ def _names(partitions: Collection[TopicPartition]) -> list[dict[str, object]]:
 def _watch(
     admin: CommandAdmin, path: str, targets: Targets, begun: Collection[TopicPartition], timeout: float | None
 ) -> bool:
-    """Wait, with a bar on a terminal. True when all are complete, False after the timeout."""
+    """Wait, with a line of progress. True when all are complete, False after the timeout."""
     from kalda.cli.reassignment.bar import wait_with_bar
 
     try:

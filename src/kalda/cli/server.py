@@ -15,6 +15,7 @@ import asyncio
 import gc
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -34,26 +35,41 @@ after that time. Python's own 5 ms would be added to each of the loop's turns me
 _INTERRUPTED = 130
 """What a shell says of a command that Ctrl-C has ended."""
 
-USAGE = """Usage: kalda server [FILE] [--dir DIR] [--override KEY=VALUE]... [--log-level LEVEL] [--log-format text|json]
+USAGE = """Usage: kalda server [FILE] [--dir DIR] [--port PORT] [--override KEY=VALUE]... [--log-level LEVEL]
+                    [--log-format text|json]
 
 Start a node with the server.properties FILE, as kafka-server-start does. The log directories must have been
 formatted with `kalda storage format`.
 
-Without FILE, start a single node, broker and controller, at localhost:9092. Its server.properties and its data are in
-the directory of --dir. They are made and formatted by the first start, and used again by the next ones.
+Without FILE, start a single node, broker and controller, at localhost:9092. Its server.properties, its data and its
+log (server.log) are in the directory of --dir. They are made and formatted by the first start, and used again by the
+next ones. Warnings are printed too.
 
 Options:
   --dir DIR              The directory of a single node, instead of ./kalda-data. Not with FILE.
+  --port PORT            Move the node: its first listener to PORT, the next one (its controller) to PORT + 1. What
+                         it advertises, and its own address in the quorum, follow.
   --override KEY=VALUE   Set a property, instead of its value in FILE. May be repeated.
-  --log-level LEVEL      DEBUG, INFO (default), WARNING or ERROR.
+  --log-level LEVEL      Print lines of DEBUG, INFO, WARNING or ERROR and above. [default: INFO with FILE, else WARNING]
   --log-format FORMAT    text (default) or json.
   --help                 Show this message.
 
 Examples:
   kalda server
+  kalda server --dir other --port 9192
   kalda storage format -t $(kalda storage random-uuid) -c server.properties --standalone
   kalda server server.properties --override log.retention.hours=24
 """
+
+
+_WITH_VALUE = ("--dir", "--port", "--override", "--log-level", "--log-format")
+
+
+def _hint(option: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(option, (*_WITH_VALUE, "--help"), 1)
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 class UsageError(Exception):
@@ -68,20 +84,23 @@ class ServerOptions:
         """The properties file; empty for the single node of `directory`."""
         self.directory = ""
         self.overrides: dict[str, str] = {}
-        self.log_level = "INFO"
+        self.port: int | None = None
+        """Where the node is moved to; None: where its properties have it."""
+        self.log_level = ""
+        """What is printed; empty where the command line does not say."""
         self.log_format = "text"
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
             name, equals, value = argument.partition("=")
-            if name in ("--dir", "--override", "--log-level", "--log-format"):
+            if name in _WITH_VALUE:
                 if not equals:
                     if not rest:
                         raise UsageError(f"{name} needs a value")
                     value = rest.pop(0)
                 self._set(name, value)
             elif argument.startswith("-"):
-                raise UsageError(f"no such option: {argument}")
+                raise UsageError(f"no such option: {argument}{_hint(name)}")
             elif self.file:
                 raise UsageError(f"only one FILE is expected, but {self.file} and {argument} are given")
             else:
@@ -105,6 +124,10 @@ class ServerOptions:
             if not value:
                 raise UsageError("--dir needs a value")
             self.directory = value
+        elif name == "--port":
+            if not value.isascii() or not value.isdecimal() or not 1 <= int(value) < 65_535:
+                raise UsageError(f"--port {value}: a number from 1 to 65534 is expected")
+            self.port = int(value)
         elif name == "--log-level":
             if value.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
                 raise UsageError(f"--log-level {value}: DEBUG, INFO, WARNING or ERROR is expected")
@@ -130,8 +153,7 @@ def run(arguments: list[str]) -> int:
     gc.disable()
     from kalda.broker.process import logs
 
-    logs.set_up(options.log_level, options.log_format == "json")
-    _allow_many_files()
+    logs.set_up(options.log_level or ("INFO" if options.file else "WARNING"), options.log_format == "json")
     try:
         import uvloop
     except ImportError:
@@ -141,14 +163,23 @@ def run(arguments: list[str]) -> int:
 
 
 def _read_config(options: ServerOptions) -> ServerConfig:
-    from kalda.base.configs.server import ServerConfig
-    from kalda.broker.process.config_providers import read_properties
+    """Raises `OSError`, `ValueError`, `InvalidConfig`."""
+    from kalda.base.properties import read_properties_file
+    from kalda.cli.local.single_node import LOG_FILE, check_formatted, configured, prepare
 
     if not options.file:
-        from kalda.cli.local.single_node import prepare
+        config = prepare(options.directory, options.overrides, options.port)
+        if not options.log_level:
+            from kalda.broker.process import logs
 
-        return prepare(options.directory, options.overrides)
-    return ServerConfig(read_properties(options.file, options.overrides))
+            logs.write_to(os.path.join(options.directory, LOG_FILE), options.log_format == "json")
+        return config
+    from kalda.cli.local.ports import check_ports
+
+    config = configured(read_properties_file(options.file), options.overrides, options.port)
+    check_formatted(config, options.file)
+    check_ports(config, f"kalda server {shlex.quote(options.file)}")
+    return config
 
 
 def _allow_many_files() -> None:
@@ -193,6 +224,28 @@ def _notify(state: str) -> None:
         notify(state)
 
 
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """A signal that comes now would end a process that has stopped cleanly as if it had not."""
+    for number in _STOPPING:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _collect_rarely() -> None:
+    """The collector of Python for a node that has started."""
+    # The objects of the start stay alive: `freeze` excludes them from later collections. With the metadata of a very
+    # large cluster, a full collection before it would take seconds without an answer, and free little.
+    if gc.get_count()[0] < _MANY_OBJECTS:
+        gc.collect()
+    gc.freeze()
+    # A collection of the younger generations visits at most 20,000 objects, 5 to 15 ms; a full one is rare.
+    gc.set_threshold(5_000, 2, 25_000)
+    gc.enable()
+
+
 async def _serve(options: ServerOptions) -> int:
     from kalda.base.configs.definition import InvalidConfig
     from kalda.broker.process.node import Node, StartError
@@ -201,12 +254,16 @@ async def _serve(options: ServerOptions) -> int:
     log = logging.getLogger("kalda.server")
     try:
         config = _read_config(options)
+    except IsADirectoryError:
+        log.error("cannot start with %s: it is a directory: --dir %s is meant", options.source, options.source)
+        return 1
     except OSError as error:
         log.error("cannot start with %s: %s", options.source, error.strerror or error)
         return 1
     except (ValueError, InvalidConfig) as error:
         log.error("cannot start with %s: %s", options.source, error)
         return 1
+    _allow_many_files()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     stop = asyncio.Event()
     node = Node(config, Host(owns_process=True))
@@ -224,7 +281,7 @@ async def _serve(options: ServerOptions) -> int:
 
     loop = asyncio.get_running_loop()
     starting = asyncio.ensure_future(node.start())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _STOPPING:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             loop.add_signal_handler(number, on_signal, number)
     node.on_fatal = lambda _: stop.set()
@@ -238,14 +295,7 @@ async def _serve(options: ServerOptions) -> int:
                 starting.exception()  # of a start that is not awaited any more
         else:
             starting.result()
-            # The objects of the start stay alive: `freeze` excludes them from later collections. With the metadata of a
-            # very large cluster, a full collection before it would take seconds without an answer, and free little.
-            if gc.get_count()[0] < _MANY_OBJECTS:
-                gc.collect()
-            gc.freeze()
-            # A collection of the younger generations visits at most 20,000 objects, 5 to 15 ms; a full one is rare.
-            gc.set_threshold(5_000, 2, 25_000)
-            gc.enable()
+            _collect_rarely()
             _keep_freed_memory()
             if not options.file:
                 _greet(config, options.directory)
@@ -259,6 +309,7 @@ async def _serve(options: ServerOptions) -> int:
         _notify("STOPPING=1")
         stopping.cancel()
         await node.stop()
+        _ignore_signals(loop)
     return 1 if node.failed else code
 
 

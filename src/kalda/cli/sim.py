@@ -18,10 +18,12 @@ from typing import TypeVar
 import click
 
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import ProgressLine, counted
 from kalda.cli.common.times import Seconds
 from kalda.sim import controllers, faults
 from kalda.sim.quorum import recover, stale_leaders, storm
-from kalda.sim.scenario import LOADS, SimPlan, SimVerdict, simulate
+from kalda.sim.scenario import GROUP_LOADS, LOADS, SimPlan, SimVerdict, simulate
 from kalda.sim.transaction_storm import PLANS as TRANSACTION_PLANS
 from kalda.sim.transaction_storm import simulate_transactions
 
@@ -109,8 +111,8 @@ def _loads(text: str) -> tuple[str, ...]:
     """Loads by name. Raises `click.UsageError`."""
     loads = () if text == _NONE else tuple(part.strip() for part in text.split(",") if part.strip())
     for load in loads:
-        if load not in LOADS:
-            raise click.UsageError(f"no such load: {load}; give some of {','.join(LOADS)}, or {_NONE}")
+        if load not in (*LOADS, *GROUP_LOADS):
+            raise click.UsageError(f"no such load: {load}; give some of {','.join((*LOADS, *GROUP_LOADS))}, or {_NONE}")
     return loads
 
 
@@ -142,7 +144,7 @@ _jobs = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Noun)
 def sim() -> None:
     """Simulate whole clusters in virtual time; the faults follow from a seed.
 
@@ -165,18 +167,29 @@ def sim() -> None:
 @_duration
 @_jobs
 def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, duration_s: float, jobs: int) -> None:
-    """Run seeds, and print those that violate an invariant. Exits with 1 if any does."""
+    """Run seeds, and print those that violate an invariant. Exits with 1 if any does.
+
+    \b
+    Example:
+      kalda sim run --seeds 20 --nodes 3
+    """
     chosen, works, began = _kinds(kinds), _loads(loads), time.monotonic()
     plans = range(first, first + seeds)
     failed = acked = 0
     run = partial(_run, nodes, chosen, works, duration_s)
-    with each(run, plans, jobs) as verdicts:
+    done = 0
+    line = ProgressLine(lambda seconds: _so_far(done, seeds, failed, seconds))
+    with each(run, plans, jobs) as verdicts, line.ticking():  # a fork copies no other thread
         for seed, verdict in zip(plans, verdicts, strict=True):
+            done += 1
             acked += verdict.acked
             if not verdict.passed:
                 failed += 1
+                line.clear()
                 click.echo(f"seed {seed}: {verdict.violation}")
-    click.echo(f"{seeds} seeds, {failed} failed, {acked} records acknowledged, {_rate(seeds, began)}")
+    click.echo(
+        f"{counted(seeds, 'seed')}, {failed} failed, {counted(acked, 'record')} acknowledged, {_rate(seeds, began)}"
+    )
     if failed:
         click.echo("kalda sim replay SEED, with the same options, prints what happened.")
         sys.exit(1)
@@ -184,6 +197,11 @@ def run_command(seeds: int, first: int, nodes: int, kinds: str, loads: str, dura
 
 def _run(nodes: int, kinds: tuple[str, ...], loads: tuple[str, ...], duration_s: float, seed: int) -> SimVerdict:
     return simulate(SimPlan(seed, nodes, kinds, duration_s, loads))
+
+
+def _so_far(done: int, seeds: int, failed: int, seconds: float) -> str:
+    left = f", {seconds / done * (seeds - done):.0f} s to go" if done else ""
+    return f"{seconds:5.0f} s  {done} of {counted(seeds, 'seed')}, {failed} failed{left}"
 
 
 def _rate(seeds: int, began: float) -> str:
@@ -195,7 +213,12 @@ def _rate(seeds: int, began: float) -> str:
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @_jobs
 def quorum_command(seeds: int, first: int, jobs: int) -> None:
-    """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails."""
+    """Simulate only the quorum's machines, which runs many more seeds a minute. Exits with 1 if an invariant fails.
+
+    \b
+    Example:
+      kalda sim quorum --seeds 1000
+    """
     _run_small(_storm, seeds, first, jobs)
 
 
@@ -203,12 +226,16 @@ def _run_small(weather: Callable[[int], str], seeds: int, first: int, jobs: int)
     """Run a small simulation, which returns the violated invariant, of each seed."""
     began, failed = time.monotonic(), 0
     storms = range(first, first + seeds)
-    with each(weather, storms, jobs) as violations:
+    done = 0
+    line = ProgressLine(lambda seconds: _so_far(done, seeds, failed, seconds))
+    with each(weather, storms, jobs) as violations, line.ticking():
         for seed, violation in zip(storms, violations, strict=True):
+            done += 1
             if violation:
                 failed += 1
+                line.clear()
                 click.echo(f"seed {seed}: {violation}")
-    click.echo(f"{seeds} seeds, {failed} failed, {_rate(seeds, began)}")
+    click.echo(f"{counted(seeds, 'seed')}, {failed} failed, {_rate(seeds, began)}")
     if failed:
         sys.exit(1)
 
@@ -229,7 +256,12 @@ def _storm(seed: int) -> str:
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @_jobs
 def controllers_command(seeds: int, first: int, jobs: int) -> None:
-    """Storms and stalls around controllers alone, without brokers' logs. Exits with 1 if an invariant fails."""
+    """Storms and stalls around controllers alone, without brokers' logs. Exits with 1 if an invariant fails.
+
+    \b
+    Example:
+      kalda sim controllers --seeds 100
+    """
     _run_small(_controller_storm, seeds, first, jobs)
 
 
@@ -263,7 +295,12 @@ def _controller_storm(seed: int) -> str:
 @_jobs
 def transactions_command(seeds: int, first: int, plan: str, trace: bool, jobs: int) -> None:
     """Transactions, zombies and consume-transform-produce loops under faults, judged as by `kalda verify`. Exits with 1
-    if a rule is violated."""
+    if a rule is violated.
+
+    \b
+    Example:
+      kalda sim transactions --seeds 20
+    """
     if trace:
         verdict = simulate_transactions(replace(TRANSACTION_PLANS[plan], seed=first), _print_line, verbose=True)
         click.echo(verdict.violation or "all rules held")
@@ -285,7 +322,12 @@ def _transactions(plan: str, seed: int) -> str:
 @click.option("--quiet", is_flag=True, help="Leave out the nodes' log lines.")
 def replay_command(seed: int, nodes: int, kinds: str, loads: str, duration_s: float, quiet: bool) -> None:
     """Print what happens in a seed, one event a line: virtual seconds, node, event. Exits with 1 if an invariant is
-    violated."""
+    violated.
+
+    \b
+    Example:
+      kalda sim replay 7 --nodes 3
+    """
     plan = SimPlan(seed, nodes, _kinds(kinds), duration_s, _loads(loads))
     verdict = simulate(plan, _print_line, verbose=not quiet)
     click.echo(_summary(verdict))

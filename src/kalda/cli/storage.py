@@ -15,6 +15,9 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.ids import Uuid, random_uuid, uuid_to_text
 from kalda.broker.process.config_providers import read_properties
 from kalda.broker.process.disk import RealDisk
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import report_option, say
+from kalda.cli.local.single_node import DEFAULT_PORT, properties_text
 from kalda.metadata.features import FEATURES, default_levels
 from kalda.metadata.formatter import FormatError, FormatRequest, QuorumChoice, format_storage, parse_release_version
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
@@ -64,7 +67,7 @@ def _controller_endpoint(config: ServerConfig) -> VoterEndpoint:
     return VoterEndpoint(name, "localhost" if advertised.host in _ANY_HOST else advertised.host, advertised.port)
 
 
-@click.group()
+@click.group(cls=Noun)
 def storage() -> None:
     """Format the log directories of a node, and describe them.
 
@@ -75,9 +78,31 @@ def storage() -> None:
 
 
 @storage.command("random-uuid")
+@report_option
 def random_uuid_command() -> None:
-    """Print a random UUID, for a cluster or a log directory."""
-    click.echo(uuid_to_text(_new_id()))
+    """Print a random UUID, for a cluster or a log directory.
+
+    \b
+    Example:
+      kalda storage random-uuid
+    """
+    say(uuid_to_text(_new_id()))
+
+
+@storage.command("properties")
+@click.option("--port", type=click.IntRange(1, 65_534), default=DEFAULT_PORT, show_default=True,
+    help="Where the node listens for clients; its controller has the next port.")  # fmt: skip
+@click.option(
+    "--log-dirs", metavar="DIRECTORY,...", default="kalda-logs", show_default=True, help="Where records are kept."
+)
+def properties_command(port: int, log_dirs: str) -> None:
+    """Print the server.properties of a single node, to begin with.
+
+    \b
+    Example:
+      kalda storage properties --port 9192 > server.properties
+    """
+    click.echo(properties_text(log_dirs, port), nl=False)
 
 
 @storage.command("format")
@@ -95,7 +120,6 @@ def random_uuid_command() -> None:
     "-r", "--release-version", metavar="RELEASE", help=f"Initial feature levels: those of a release. {_RELEASES}"
 )
 @click.option(
-    "-f",
     "--feature",
     "features",
     multiple=True,
@@ -110,6 +134,7 @@ def random_uuid_command() -> None:
     metavar="CREDENTIAL",
     help="An initial SCRAM credential: SCRAM-SHA-256=[name=alice,password=alice-secret]",
 )
+@report_option
 def format_command(
     config_file: str,
     cluster_id: str,
@@ -121,7 +146,13 @@ def format_command(
     ignore_formatted: bool,
     add_scram: tuple[str, ...],
 ) -> None:
-    """Format the log directories of a node."""
+    """Format the log directories of a node.
+
+    \b
+    Examples:
+      kalda storage format -t $(kalda storage random-uuid) -c server.properties --standalone
+      kalda storage format -t $(kalda cluster id) -c server.properties --no-initial-controllers
+    """
     chosen = [
         choice
         for choice, given in (
@@ -152,7 +183,7 @@ def format_command(
     )
     now_ms = time.time_ns() // 1_000_000
     try:
-        format_storage(RealDisk(), request, new_id=_new_id, entropy=os.urandom, now_ms=now_ms, say=click.echo)
+        format_storage(RealDisk(), request, new_id=_new_id, entropy=os.urandom, now_ms=now_ms, say=say)
     except (FormatError, OSError) as error:
         _fail(str(error))
 
@@ -172,8 +203,14 @@ def _feature_levels(features: tuple[str, ...]) -> dict[str, int]:
 
 @storage.command("info")
 @_config_option
+@report_option
 def info_command(config_file: str) -> None:
-    """Describe the log directories of a node and their problems. Exits with 1 if there is a problem."""
+    """Describe the log directories of a node and their problems. Exits with 1 if there is a problem.
+
+    \b
+    Example:
+      kalda storage info -c server.properties
+    """
     config = _read_config(config_file)
     disk = RealDisk()
     found: list[str] = []
@@ -207,35 +244,45 @@ def info_command(config_file: str) -> None:
     if found:
         _show("Found log directories:" if len(found) > 1 else "Found log directory:", found)
     if first is not None:
-        click.echo(f"Found metadata: {first}\n")
+        say(f"Found metadata: {first}\n")
     if problems:
         _show("Found problems:" if len(problems) > 1 else "Found problem:", problems)
         sys.exit(1)
 
 
 def _show(title: str, lines: list[str]) -> None:
-    click.echo("\n".join([title, *(f"  {line}" for line in lines)]) + "\n")
+    say("\n".join([title, *(f"  {line}" for line in lines)]) + "\n")
 
 
 @storage.command("version-mapping")
 @click.option("-r", "--release-version", default=str(LATEST_PRODUCTION), help=f"The release to look up. {_RELEASES}")
+@report_option
 def version_mapping_command(release_version: str) -> None:
-    """Print the initial feature levels of a cluster of a release."""
+    """Print the initial feature levels of a cluster of a release.
+
+    \b
+    Example:
+      kalda storage version-mapping --release-version 4.0
+    """
     try:
         version = parse_release_version(release_version, unstable=True)
     except ValueError as error:
         _fail(str(error))
-    click.echo(f"{METADATA_VERSION}={version.value} ({release_version})")
+    say(f"{METADATA_VERSION}={version.value} ({release_version})")
     for name, level in default_levels(version).items():
-        click.echo(f"{name}={level}")
+        say(f"{name}={level}")
 
 
 @storage.command("feature-dependencies")
-@click.option(
-    "-f", "--feature", "features", multiple=True, required=True, metavar="FEATURE=LEVEL", help="May be repeated."
-)
+@click.option("--feature", "features", multiple=True, required=True, metavar="FEATURE=LEVEL", help="May be repeated.")
+@report_option
 def feature_dependencies_command(features: tuple[str, ...]) -> None:
-    """Print the feature levels that the level of a feature requires."""
+    """Print the feature levels that the level of a feature requires.
+
+    \b
+    Example:
+      kalda storage feature-dependencies --feature transaction.version=2
+    """
     for text in features:
         name, equals, level_text = text.partition("=")
         if not equals or not level_text.strip().isdecimal():
@@ -243,7 +290,7 @@ def feature_dependencies_command(features: tuple[str, ...]) -> None:
         level = int(level_text)
         if name == METADATA_VERSION:
             try:
-                click.echo(f"{name}={level} ({from_level(level)}) has no dependencies.")
+                say(f"{name}={level} ({from_level(level)}) has no dependencies.")
             except ValueError:
                 _fail(f"Unknown {METADATA_VERSION} {level}")
             continue
@@ -253,7 +300,7 @@ def feature_dependencies_command(features: tuple[str, ...]) -> None:
             needs = FEATURES[name].at(level).depends_on
         except ValueError:
             _fail(f"Feature level {level} is not supported for feature {name}")
-        click.echo(f"{name}={level} requires:" if needs else f"{name}={level} has no dependencies.")
+        say(f"{name}={level} requires:" if needs else f"{name}={level} has no dependencies.")
         for dependency, needed in needs:
             shown = f" ({from_level(needed)})" if dependency == METADATA_VERSION else ""
-            click.echo(f"    {dependency}={needed}{shown}")
+            say(f"    {dependency}={needed}{shown}")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from kalda.cli.common.nouns import Noun
 
-@click.group("tls")
+
+@click.group("tls", cls=Noun)
 def tls() -> None:
     """Certificates for trying out TLS."""
 
@@ -40,7 +42,7 @@ def make(directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], days
       kalda tls make certificates --client alice
     """
     try:
-        from kalda.network.certificate_files import make_certificates
+        from kalda.network.tls.certificate_files import make_certificates
 
         files = make_certificates(directory, hosts, clients, days)
     except ImportError as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _hmac_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Noun)
 def tokens() -> None:
     """Create, list, renew and expire delegation tokens.
 
@@ -32,7 +33,7 @@ def tokens() -> None:
     Examples:
       kalda tokens create --renewer User:scheduler --max-life-time-ms 86400000
       kalda tokens list --owner User:alice
-      kalda tokens expire
+      kalda tokens expire --yes
     """
 
 
@@ -45,7 +46,12 @@ def tokens() -> None:
 def create_command(
     admin: CommandAdmin, /, owner: str | None, renewer: tuple[str, ...], max_life_time_ms: int, as_json: bool
 ) -> None:
-    """Create a token. Its HMAC is a secret: whoever has it can log in as its owner."""
+    """Create a token. Its HMAC is a secret: whoever has it can log in as its owner.
+
+    \b
+    Example:
+      kalda tokens create --owner User:alice
+    """
     token = admin.create_delegation_token(owner=owner, renewers=renewer, max_lifetime_ms=max_life_time_ms)
     _print([token], as_json, with_hmac=True)
 
@@ -55,28 +61,50 @@ def create_command(
 @json_option
 @with_cluster
 def list_command(admin: CommandAdmin, /, owner: tuple[str, ...], as_json: bool) -> None:
-    """List tokens, without their HMACs."""
+    """List tokens, without their HMACs.
+
+    \b
+    Example:
+      kalda tokens list --owner User:alice
+    """
     _print(admin.describe_delegation_tokens(owner), as_json, with_hmac=False)
 
 
 @tokens.command("renew")
 @_hmac_option
 @click.option("--renew-time-period-ms", type=int, default=-1, help="How long from now. [default: the brokers' own]")
+@report_option
 @with_cluster
 def renew_command(admin: CommandAdmin, /, hmac: str, renew_time_period_ms: int) -> None:
-    """Move the expiry of a token on."""
+    """Move the expiry of a token on.
+
+    \b
+    Example:
+      kalda tokens renew --renew-time-period-ms 3600000
+    """
     expires_ms = admin.renew_delegation_token(_decoded(hmac), renew_time_period_ms)
-    click.echo(f"The token expires at {expires_ms} ms since 1970.")
+    say(f"The token expires at {expires_ms} ms since 1970.", expires_ms=expires_ms)
 
 
 @tokens.command("expire")
 @_hmac_option
 @click.option("--expiry-time-period-ms", type=int, default=-1, help="How long from now. [default: at once]")
+@yes_option
+@report_option
 @with_cluster
-def expire_command(admin: CommandAdmin, /, hmac: str, expiry_time_period_ms: int) -> None:
-    """Have a token expire."""
-    expires_ms = admin.expire_delegation_token(_decoded(hmac), expiry_time_period_ms)
-    click.echo(f"The token expires at {expires_ms} ms since 1970.")
+def expire_command(admin: CommandAdmin, /, hmac: str, expiry_time_period_ms: int, yes: bool) -> None:
+    """Have a token expire. At once, it is deleted, and nobody logs in with it any more.
+
+    \b
+    Examples:
+      kalda tokens expire
+      kalda tokens expire --expiry-time-period-ms 60000 --yes
+    """
+    token = _decoded(hmac)
+    when = "now" if expiry_time_period_ms < 0 else f"in {expiry_time_period_ms} ms"
+    confirm(f"Let the token expire {when}?", yes)
+    expires_ms = admin.expire_delegation_token(token, expiry_time_period_ms)
+    say(f"The token expires at {expires_ms} ms since 1970.", expires_ms=expires_ms)
 
 
 def _decoded(hmac: str) -> bytes:

@@ -11,8 +11,9 @@ import click
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, uuid_to_text
 from kalda.base.printable import printable
-from kalda.cli.common.completion import complete_topic
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.completing import complete_topic
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, counted, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import MAX_INT32, json_option, parse_pairs, with_cluster
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kalda.clientcore.connections.cluster_values import Partition, Topic
 
 
-@click.group()
+@click.group(cls=Noun)
 def topics() -> None:
     """List, describe, create, alter and delete topics."""
 
@@ -194,7 +195,7 @@ def _read_assignment(text: str | None) -> Sequence[Sequence[int]]:
 @click.option("-c", "--config", "configs", metavar="KEY=VALUE", multiple=True, help="A config of the topic.")
 @click.option("--replica-assignment", metavar="ID:ID,...", help="The broker ids of each partition's replicas.")
 @click.option("--if-not-exists", is_flag=True, help="Ignore a topic that exists.")
-@click.option("--validate-only", is_flag=True, help="Check whether it can be created, and do not create it.")
+@click.option("--dry-run", "validate_only", is_flag=True, help="Check whether it can be created, and do not create it.")
 @json_option
 @with_cluster
 def create_command(
@@ -255,7 +256,8 @@ def create_command(
     "-p", "--partitions", type=click.IntRange(1, MAX_INT32), required=True, help="Number of partitions in all."
 )
 @click.option("--replica-assignment", metavar="ID:ID,...", help="The broker ids of each new partition's replicas.")
-@click.option("--validate-only", is_flag=True, help="Check the change, and do not make it.")
+@click.option("--dry-run", "validate_only", is_flag=True, help="Check the change, and do not make it.")
+@report_option
 @with_cluster
 def alter_command(
     admin: CommandAdmin, name: str, partitions: int, replica_assignment: str | None, validate_only: bool
@@ -270,20 +272,27 @@ def alter_command(
     assignment = _read_assignment(replica_assignment)
     assignments = {name: assignment} if assignment else None
     admin.create_partitions({name: partitions}, assignments=assignments, validate_only=validate_only).check()
-    click.echo(f"Topic {name} {'could have' if validate_only else 'has'} {partitions} partitions.")
+    say(
+        f"Topic {name} {'could have' if validate_only else 'has'} {counted(partitions, 'partition')}.",
+        topic=name,
+        partitions=partitions,
+    )
 
 
 @topics.command("delete")
 @click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="Ignore a topic that does not exist.")
+@yes_option
+@report_option
 @with_cluster
-def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool) -> None:
+def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool, yes: bool) -> None:
     """Delete topics, with all their records.
 
     \b
     Example:
-      kalda topics delete orders-test --if-exists
+      kalda topics delete orders-test --if-exists --yes
     """
+    confirm(f"Delete {', '.join(names)}, with all records?", yes)
     for name in names:
         try:
             admin.delete_topics([name]).check()
@@ -291,7 +300,7 @@ def delete_command(admin: CommandAdmin, names: tuple[str, ...], if_exists: bool)
             if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise
         else:
-            click.echo(f"Deleted topic {name}.")
+            say(f"Deleted topic {name}.", topic=name)
 
 
 @topics.command("offsets")
@@ -336,18 +345,19 @@ def offsets_command(admin: CommandAdmin, names: tuple[str, ...], place: str | No
     help="Records before this place are deleted: an offset, latest (all records), a time, a time ago (-7d), or records "
     "before the end (-100).",
 )  # fmt: skip
-@click.option("--execute", is_flag=True, help="Delete them. Without it, only what would be deleted is shown.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@yes_option
 @json_option
 @with_cluster
 def delete_records_command(
-    admin: CommandAdmin, name: str, partitions: tuple[int, ...], place: str, execute: bool, as_json: bool
+    admin: CommandAdmin, name: str, partitions: tuple[int, ...], place: str, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Delete the records of partitions that are before a place.
 
     \b
     Examples:
-      kalda topics delete-records orders --before -7d
-      kalda topics delete-records orders --partition 0 --before 42 --execute
+      kalda topics delete-records orders --before -7d --dry-run
+      kalda topics delete-records orders --partition 0 --before 42 --yes
     """
     from kalda.cli.records.places import PlaceKind, ReadPlace, offsets_of, parse_place
 
@@ -356,15 +366,16 @@ def delete_records_command(
     admin.wait_for_leaders(chosen)
     first = offsets_of(admin, chosen, ReadPlace(PlaceKind.BEGINNING))
     before = offsets_of(admin, chosen, parse_place("--before", place, time.time_ns() // 1_000_000))
-    if execute:
+    starts = {each: max(first[each], before[each]) for each in chosen}
+    if not dry_run:
+        count = sum(starts[each] - first[each] for each in chosen)
+        confirm(f"Delete {counted(count, 'record')} of {name}?", yes)
         starts = admin.delete_records(before).check().succeeded
-    else:
-        starts = {each: max(first[each], before[each]) for each in chosen}
     columns = ("topic", "partition", "deleted", "beginning")
     rows = [(*each, max(0, starts[each] - first[each]), starts[each]) for each in chosen]
     if as_json:
-        print_json({"executed": execute, "partitions": [dict(zip(columns, row, strict=True)) for row in rows]})
+        print_json({"executed": not dry_run, "partitions": [dict(zip(columns, row, strict=True)) for row in rows]})
         return
     print_table(tuple(column.upper() for column in columns), rows)
-    if not execute:
-        click.echo("Nothing was deleted; --execute deletes these records.", err=True)
+    if dry_run:
+        click.echo("Nothing was deleted: without --dry-run these records are.", err=True)

@@ -10,9 +10,10 @@ import click
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.cli.common.completion import complete_topic, complete_transactional_id
+from kalda.cli.common.completing import complete_topic, complete_transactional_id
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, yes_option
 from kalda.cli.common.session import MAX_INT16, MAX_INT32, MAX_INT64, json_option, with_cluster
 from kalda.cli.common.times import show_time
 
@@ -24,13 +25,13 @@ _DEFAULT_MAX_TIMEOUT_MIN = 15
 """The brokers' default of transaction.max.timeout.ms."""
 
 
-@click.group()
+@click.group(cls=Noun)
 def transactions() -> None:
     """Transactions: their states, the producers of partitions, and the end of those that hang."""
 
 
 _transactional_id_option = click.option(
-    "--transactional-id", "--transactionalId", "transactional_id", metavar="ID", required=True,
+    "--transactional-id", "transactional_id", metavar="ID", required=True,
     shell_complete=complete_transactional_id, help="The transactional id.",
 )  # fmt: skip
 _topic_option = click.option(
@@ -103,7 +104,9 @@ def describe_command(admin: CommandAdmin, transactional_id: str, as_json: bool) 
 
 
 @transactions.command("describe-producers")
-@click.option("--broker-id", type=click.IntRange(0, MAX_INT32), help="Describe this replica. [default: the leader]")
+@click.option(
+    "--broker", "broker_id", type=click.IntRange(0, MAX_INT32), help="Describe this replica. [default: the leader]"
+)
 @_topic_option
 @_partition_option
 @json_option
@@ -137,7 +140,9 @@ def describe_producers_command(
 
 
 @transactions.command("find-hanging")
-@click.option("--broker-id", type=click.IntRange(0, MAX_INT32), help="Search the partitions with a replica here.")
+@click.option(
+    "--broker", "broker_id", type=click.IntRange(0, MAX_INT32), help="Search the partitions with a replica here."
+)
 @click.option(
     "--max-transaction-timeout", "max_timeout_min", metavar="MINUTES", type=click.IntRange(0, MAX_INT32),
     default=_DEFAULT_MAX_TIMEOUT_MIN, show_default=True,
@@ -159,13 +164,13 @@ def find_hanging_command(
 
     \b
     Examples:
-      kalda transactions find-hanging --broker-id 1
+      kalda transactions find-hanging --broker 1
       kalda transactions find-hanging --topic orders --partition 0
     """
     if partition is not None and topic is None:
         raise click.UsageError("--partition belongs to a --topic; give both")
     if broker_id is None and topic is None:
-        raise click.UsageError("choose where to search with --broker-id or --topic")
+        raise click.UsageError("choose where to search with --broker or --topic")
     partitions = _partitions(admin, broker_id, topic, partition)
     started_before_ms = _now_ms() - max_timeout_min * 60_000
     rows = [
@@ -239,6 +244,7 @@ def _partitions(
 @click.option("--producer-id", type=click.IntRange(0, MAX_INT64), help="For brokers older than 3.0.")
 @click.option("--producer-epoch", type=click.IntRange(0, MAX_INT16), help="For brokers older than 3.0.")
 @click.option("--coordinator-epoch", type=click.IntRange(-1, MAX_INT32), help="For brokers older than 3.0.")
+@yes_option
 @json_option
 @with_cluster
 def abort_command(
@@ -249,6 +255,7 @@ def abort_command(
     producer_id: int | None,
     producer_epoch: int | None,
     coordinator_epoch: int | None,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Abort a transaction that hangs, by an abort marker in one partition, past the coordinator.
@@ -258,7 +265,7 @@ def abort_command(
 
     \b
     Example:
-      kalda transactions abort --topic orders --partition 0 --start-offset 1502
+      kalda transactions abort --topic orders --partition 0 --start-offset 1502 --yes
     """
     at = TopicPartition(topic, partition)
     if start_offset is not None:
@@ -273,6 +280,7 @@ def abort_command(
             "the transaction must be identified either with --start-offset (for brokers on 3.0 or above) or with "
             "--producer-id, --producer-epoch, and --coordinator-epoch (for older brokers)"
         )
+    confirm(f"Abort the transaction of producer {producer_id} with epoch {producer_epoch} in {at}?", yes)
     admin.abort_transaction(at, producer_id, producer_epoch, coordinator_epoch)
     if as_json:
         print_json({**at._asdict(), "producer_id": producer_id, "producer_epoch": producer_epoch})
@@ -290,15 +298,17 @@ def _open_at(admin: CommandAdmin, at: TopicPartition, start_offset: int) -> Acti
 
 @transactions.command("force-terminate")
 @_transactional_id_option
+@yes_option
 @json_option
 @with_cluster
-def force_terminate_command(admin: CommandAdmin, transactional_id: str, as_json: bool) -> None:
+def force_terminate_command(admin: CommandAdmin, transactional_id: str, yes: bool, as_json: bool) -> None:
     """Abort the ongoing transaction of a transactional id, and fence its producer.
 
     \b
     Example:
-      kalda transactions force-terminate --transactional-id billing-1
+      kalda transactions force-terminate --transactional-id billing-1 --yes
     """
+    confirm(f"Abort the transaction of {transactional_id}, and fence its producer?", yes)
     admin.fence_producers([transactional_id]).check()
     if as_json:
         print_json({"transactional_id": transactional_id})

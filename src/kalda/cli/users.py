@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kalda.cli.common.output import print_json, print_table
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import confirm, print_json, print_table, report_option, say, yes_option
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _mechanism_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Noun)
 def users() -> None:
     """Set, remove and list the SCRAM credentials of users.
 
@@ -36,9 +37,15 @@ def users() -> None:
 @_mechanism_option
 @click.option("--iterations", type=click.IntRange(4096, 16384), default=8192, show_default=True)
 @click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True, help=_PASSWORD_HELP)
+@report_option
 @with_cluster
 def set_command(admin: CommandAdmin, /, name: str, mechanism: str, iterations: int, password: str) -> None:
-    """Set the password of a user. Only its salted hash is sent."""
+    """Set the password of a user. Only its salted hash is sent.
+
+    \b
+    Example:
+      kalda users set alice --mechanism SCRAM-SHA-512
+    """
     import os
 
     from kalda.client.admin.access import ScramUpsertion
@@ -49,17 +56,25 @@ def set_command(admin: CommandAdmin, /, name: str, mechanism: str, iterations: i
     chosen = ScramMechanism(_MECHANISMS[mechanism])
     salted = salted_password(chosen, password, salt, iterations)
     admin.alter_scram_credentials([ScramUpsertion(name, chosen.value, iterations, salt, salted)]).check()
-    click.echo(f"{name} has a credential of {mechanism}.")
+    say(f"{name} has a credential of {mechanism}.")
 
 
 @users.command("remove")
 @click.argument("name")
 @_mechanism_option
+@yes_option
+@report_option
 @with_cluster
-def remove_command(admin: CommandAdmin, /, name: str, mechanism: str) -> None:
-    """Remove a credential of a user."""
+def remove_command(admin: CommandAdmin, /, name: str, mechanism: str, yes: bool) -> None:
+    """Remove a credential of a user.
+
+    \b
+    Example:
+      kalda users remove alice --mechanism SCRAM-SHA-256 --yes
+    """
+    confirm(f"Remove the credential of {name} for {mechanism}?", yes)
     admin.alter_scram_credentials(deletions=[(name, _MECHANISMS[mechanism])]).check()
-    click.echo(f"{name} has no credential of {mechanism} any more.")
+    say(f"{name} has no credential of {mechanism} any more.")
 
 
 @users.command("list")
@@ -67,7 +82,12 @@ def remove_command(admin: CommandAdmin, /, name: str, mechanism: str) -> None:
 @json_option
 @with_cluster
 def list_command(admin: CommandAdmin, /, names: tuple[str, ...], as_json: bool) -> None:
-    """List the users that have credentials; never their secrets."""
+    """List the users that have credentials; never their secrets.
+
+    \b
+    Example:
+      kalda users list
+    """
     words = {number: word for word, number in _MECHANISMS.items()}
     rows = [
         {"user": user, "mechanism": words.get(mechanism, str(mechanism)), "iterations": iterations}

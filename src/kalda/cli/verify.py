@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from kalda.base.errors import ApiError
+from kalda.cli.common.completing import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import ProgressLine, print_json, print_table
-from kalda.cli.common.session import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, MAX_INT16, MAX_INT32
+from kalda.cli.common.nouns import KaldaCommand
+from kalda.cli.common.output import ProgressLine, counted, print_json, print_table
+from kalda.cli.common.session import MAX_INT16, MAX_INT32
 from kalda.cli.common.times import Seconds
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class CannotRun(Failure):
     exit_code = 2
 
 
-@click.command()
+@click.command(cls=KaldaCommand)
 @click.option(
     "--bootstrap-server", metavar="HOST:PORT,...", envvar=BOOTSTRAP_VARIABLE, default=DEFAULT_BOOTSTRAP,
     show_default=True, show_envvar=True, help="Brokers to connect to first.",
@@ -73,6 +75,7 @@ class CannotRun(Failure):
     "--format", "layout", type=click.Choice(["table", "json"]), default="table", show_default=True,
     help="How the verdict is printed.",
 )  # fmt: skip
+@click.option("--json", "layout", flag_value="json", help="The same as --format json.")
 def verify(
     bootstrap_server: str,
     duration_s: float,
@@ -163,8 +166,8 @@ def _run(plan: VerificationPlan, history_path: str | None) -> Verdict:
 
     if history_path is not None:
         _write(history_path, [], "a")  # a path that cannot be written must not cost the run
-    doing = ""
-    progress = ProgressLine(lambda seconds: doing)
+    doing = "starting"
+    progress = ProgressLine(lambda seconds: f"{seconds:5.0f} s  {doing}")
 
     def report(what: str) -> None:
         nonlocal doing
@@ -180,7 +183,9 @@ def _run(plan: VerificationPlan, history_path: str | None) -> Verdict:
             progress.clear()
     if history_path is not None:
         _write(history_path, lines)
-    return judge(read_history(lines))
+    doing = f"judging {counted(len(lines), 'event')}"
+    with progress.ticking():
+        return judge(read_history(lines))
 
 
 def _write(path: str, lines: list[str], mode: Literal["w", "a"] = "w") -> None:
@@ -196,7 +201,8 @@ def _judge_file(path: str) -> Verdict:
     from kalda.verify.judge import judge
 
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        line = ProgressLine(lambda seconds: f"{seconds:5.0f} s  judging {path}")
+        with Path(path).open(encoding="utf-8") as file, line.ticking():
             return judge(read_history(file))
     except OSError as error:
         raise CannotRun(f"{path}: {error.strerror}") from error

@@ -4,5 +4,7 @@ Decisions are those of the floor `clientcore`. A blocking client runs them on a 
 its loop. The command line, the embedded cluster and Spark use these clients too.
 
 - `producer`, `consumer`, `admin`: a package for each client
+- `keywords`: the keywords of their constructors, for type checkers
+- `other_clients`: names of other clients, which are answered with Kalda's
 - `transport`: what they stand on: sockets, threads, loops
 """

@@ -4,10 +4,13 @@ A core is what a shell of `client` drives: it is called with responses and with 
 
 - `producer`: a whole producer, put together from `producing`
 - `consumer`: a whole consumer, put together from `consuming` and `groups`
+- `share_consumer`: a whole share consumer, put together from `sharing` and `groups`
+- `subscribed_core`: what both have in common
 - `administration`: administrative calls as plans, and how they are run
 - `interceptors`: those of producers and consumers, from their configuration to their end
 - `serdes`: the types of Kafka's own serializers and deserializers
 - `connections`: the cluster as a client sees it, and requests to it; below all others
 - `producing`, `consuming`: records on their way to a leader, and from it
-- `groups`: members of groups and their committed offsets; above `consuming`
+- `sharing`: records of share groups, and their acknowledgements; above `consuming`
+- `groups`: members of groups and their committed offsets; above `consuming` and `sharing`
 """

@@ -13,29 +13,23 @@ The shell calls `at` before it hands an event to the connections, and never two 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from kalda.assignors.stateless import Assignor, RangeAssignor, RoundRobinAssignor
 from kalda.assignors.sticky import CooperativeStickyAssignor, StickyAssignor
 from kalda.base.configs.consumer import ConsumerConfig
-from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
-from kalda.base.topic_names import can_be_requested
-from kalda.clientcore.connections.backoff import Backoff, Random
+from kalda.clientcore.connections.backoff import Random
 from kalda.clientcore.connections.client_metrics import metric_config
-from kalda.clientcore.connections.cluster_values import Topic, configured_bootstrap, read_metadata
-from kalda.clientcore.connections.connections import Action, ConnectionConfig, Connections
+from kalda.clientcore.connections.cluster_values import Topic, read_metadata
 from kalda.clientcore.connections.errors import refused
-from kalda.clientcore.connections.metadata import ClusterMetadata
-from kalda.clientcore.connections.own_metrics import OwnMetrics, measured_by
-from kalda.clientcore.connections.requests import Requests, all_topics_request
+from kalda.clientcore.connections.requests import all_topics_request
 from kalda.clientcore.consuming.commits import GroupMetadata
 from kalda.clientcore.consuming.consumer_errors import Operation
 from kalda.clientcore.consuming.consumer_metrics import ConsumerMetrics, CoordinatorMetrics
-from kalda.clientcore.consuming.deserializers import deserializer_of
-from kalda.clientcore.consuming.fetching import FetchConfig, Fetcher, Taken
+from kalda.clientcore.consuming.fetcher import FetchConfig, Fetcher, Taken
 from kalda.clientcore.consuming.positions import Positions
 from kalda.clientcore.consuming.subscription import (
     EARLIEST,
@@ -48,23 +42,19 @@ from kalda.clientcore.consuming.subscription import (
     SubscriptionKind,
 )
 from kalda.clientcore.groups.classic_membership import ClassicMembership
-from kalda.clientcore.groups.committing import Committing
+from kalda.clientcore.groups.commits import Committing
 from kalda.clientcore.groups.consumer_membership import ConsumerMembership
 from kalda.clientcore.groups.membership import Callback, Membership, MembershipConfig
-from kalda.clientcore.interceptors import codec_of
+from kalda.clientcore.subscribed_core import SubscribedCore, require_name
 from kalda.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from kalda.protocol.naming import MAX_ELEMENTS_SENT
 from kalda.records.consuming import Record
 
-_MAX_IN_FLIGHT = 100
-"""Requests of one connection without a response: a consumer sends few, and none that must keep an order."""
 _ASSIGNORS: dict[str, Callable[[], Assignor]] = {
     "range": RangeAssignor,
     "roundrobin": RoundRobinAssignor,
     "sticky": StickyAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
-_FATAL_OF_TOPIC = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 class SubscriptionPattern(NamedTuple):
@@ -73,14 +63,11 @@ class SubscriptionPattern(NamedTuple):
     pattern: str
 
 
-class ConsumerCore:
+class ConsumerCore(SubscribedCore):
     """The machines of one consumer."""
 
-    own_metrics: OwnMetrics | None = None
-    """What pushes the consumer's metrics; None where `push_metrics` was not called, or `enable.metrics.push` is
-    false."""
-    kept_topics: frozenset[str] = frozenset()
-    """Topics whose metadata is wanted although none of their partitions is assigned: one will be."""
+    config: ConsumerConfig
+    metrics: ConsumerMetrics
 
     def __init__(
         self,
@@ -96,29 +83,26 @@ class ConsumerCore:
         """`member_id` is a fresh UUID, for `group.protocol=consumer`; `wall_ms` is the wall clock. Raises
         `InvalidConfig`."""
         self.config = config
-        self.client_id = client_id
-        retry = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
-        self.metadata = _metadata_of(config, retry)
-        self.subscription = Subscription()
-        self.metrics = _metrics_of(config, client_id, self.subscription, software_version)
+        subscription = Subscription()
+        metrics = _metrics_of(config, client_id, subscription, software_version)
+        super().__init__(
+            config,
+            subscription,
+            metrics,
+            client_id=client_id,
+            software_version=software_version,
+            random=random,
+            now_ms=now_ms,
+        )
         self.coordinator_metrics: CoordinatorMetrics | None = None
         """None without a group."""
         if config.group_id is not None:
             self.coordinator_metrics = CoordinatorMetrics(
                 self.metrics, self.subscription, is_classic=not config.is_consumer_protocol
             )
-        self.connections = Connections(
-            ConnectionConfig.of(config, client_id, software_version, random, _MAX_IN_FLIGHT), self.metrics
-        )
-        self.connections.on_refused = self._on_refused
-        self.requests = Requests(self.metadata, self.connections, retry, 0, group_id=config.group_id, is_fetching=True)
-        self.requests.now_ms = now_ms
         self._reset = reset = _reset_of(config)
-        self.codecs = _codecs_of(config)
-        """What deserializes, by the key that names it; closed by whoever closes the consumer."""
-        deserializers = [deserializer_of(name, codec, config.given) for name, codec in self.codecs.items()]
         self.fetcher = Fetcher(
-            _fetch_config(config, reset), self.subscription, self.requests, self.metrics, *deserializers
+            _fetch_config(config, reset), self.subscription, self.requests, self.metrics, *self._readers()
         )
         self.positions = Positions(
             self.subscription,
@@ -137,19 +121,13 @@ class ConsumerCore:
             require_stable=config.read_committed,
         )
         self._membership = self._make_membership(member_id)
-        self._refused: ApiError | None = None
         self._next_auto_commit_ms = now_ms + config.auto_commit_interval_ms
-        self._topics_in_flight = False
         self._next_topics_ms = 0
         """When all topics are listed again, for a subscription by pattern."""
-        self._subscribed: frozenset[str] = frozenset()
-        """Topics that the metadata is wanted of."""
         self._topic_ids: dict[str, Uuid] = {}
         """Of the assigned topics, to notice one that was deleted and created again."""
         self._seen_version = -1
-        self._unresolved_at_ms = 0
         self._lookups: list[_Lookup] = []
-        self.is_closed = False
 
     def _make_membership(self, member_id: str) -> Membership | None:
         config = self.config
@@ -186,11 +164,6 @@ class ConsumerCore:
 
     # -- turns
 
-    def at(self, now_ms: int) -> Connections:
-        """The connections, for an event at this time."""
-        self.requests.now_ms = now_ms
-        return self.connections
-
     def run(self, now_ms: int, is_polling: bool) -> None:
         """Do all that can be done now. `is_polling`: the application is in a call of `poll`."""
         self.requests.now_ms = now_ms
@@ -205,8 +178,7 @@ class ConsumerCore:
         self.fetcher.run()
         for lookup in list(self._lookups):
             lookup.run(self)
-        if self.own_metrics is not None and now_ms >= self.own_metrics.due_ms:
-            self.own_metrics.run(now_ms)
+        self._run_own_metrics()
 
     def deadline_ms(self, now_ms: int, is_polling: bool) -> int | None:
         """When `run` is due, if nothing happens before; None: not before an event."""
@@ -229,10 +201,6 @@ class ConsumerCore:
         times += [lookup.operation.deadline_ms for lookup in self._lookups]
         return self.requests.earliest(times)
 
-    def take_actions(self) -> list[Action]:
-        """What the shell has to do on connections, in order."""
-        return self.connections.take_actions()
-
     # -- what is read
 
     def subscribe(self, topics: Iterable[str]) -> None:
@@ -240,7 +208,7 @@ class ConsumerCore:
         self._require_group()
         names = list(topics)
         for name in names:
-            _require_name(name)
+            require_name(name)
         if not names:
             self.unsubscribe()
             return
@@ -294,6 +262,16 @@ class ConsumerCore:
                 operation = Operation("the commit", self.requests.now_ms + config.request_timeout_ms)
                 operation.on_done = self._on_auto_committed
                 self.committing.commit(self.subscription.positions(), operation, repeats=False)
+        if self.is_rebalancing and self._membership is not None:
+            # Here too, since a poll that finds records may end before `run` is called: else a member that always finds
+            # some would keep the others of its group waiting.
+            self._membership.run(is_polling=True)
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Whether the membership of a group has steps to take that only polls take."""
+        member = self._membership
+        return member is not None and self.subscription.is_by_group and not (self.is_closed or member.is_settled)
 
     def _on_auto_committed(self, operation: Operation) -> None:
         error = operation.error
@@ -303,10 +281,8 @@ class ConsumerCore:
 
     def raise_error(self) -> None:
         """Raise what the application has to see before it gets more records."""
-        if self._refused is not None:
-            raise self._refused
-        if self.metadata.fatal_error is not None:
-            raise refused(self.metadata.fatal_error, "the cluster's metadata")
+        if (fatal := self._cluster_error()) is not None:
+            raise fatal
         if self._membership is not None and self._membership.error is not None:
             error = self._membership.error
             if self.requests.coordinator_error is error:
@@ -317,28 +293,21 @@ class ConsumerCore:
             failure = self.positions.failures.popleft()
             if not self.positions.is_mended(failure):
                 raise failure
-        for name in self._subscribed:
-            topic = self.metadata.topics.get(name)
-            if topic is not None and topic.error_code in _FATAL_OF_TOPIC:
-                self.metadata.request_update()
-                raise refused(topic.error_code, f"topic {name}")
+        if (refusal := self._topic_error()) is not None:
+            self.metadata.request_update()
+            raise refusal
 
     @property
     def has_error(self) -> bool:
         """Whether `raise_error` may raise."""
         return (
-            self._refused is not None
-            or self.metadata.fatal_error is not None
+            self._cluster_error() is not None
             or (
                 bool(self.positions.failures)
                 and any(not self.positions.is_mended(failure) for failure in self.positions.failures)
             )
             or (self._membership is not None and self._membership.error is not None)
-            or any(
-                topic.error_code in _FATAL_OF_TOPIC
-                for name in self._subscribed
-                if (topic := self.metadata.topics.get(name)) is not None
-            )
+            or self._topic_error() is not None
         )
 
     @property
@@ -444,32 +413,11 @@ class ConsumerCore:
         self.is_closed = True
         return operation
 
-    # -- its own metrics
-
-    def push_metrics(self, wall_ms: Callable[[], int], random: Random) -> None:
-        """Push what the cluster subscribes to (KIP-714), unless `enable.metrics.push` is false."""
-        config = self.config
-        self.metrics.started_at_ms = wall_ms()
-        if config.enable_metrics_push:
-            labels = {"group_id": config.group_id, "group_instance_id": config.group_instance_id}
-            self.own_metrics = OwnMetrics(
-                self.connections,
-                measured_by(self.metrics),
-                tuple((name, value) for name, value in labels.items() if value),
-                wall_ms=wall_ms,
-                now_ms=lambda: self.requests.now_ms,
-                random=random,
-            )
-
-    def metrics_have_ended(self, now_ms: int) -> bool:
-        """Whether the last metrics are sent, so that the connections may be closed. The first call begins that."""
-        return self.own_metrics is None or self.own_metrics.has_ended(now_ms)
-
     # -- topics
 
     def topic(self, name: str, operation: Operation) -> None:
         """A topic's metadata: `operation` gets a `Topic`. Raises `ValueError`."""
-        _require_name(name)
+        require_name(name)
         self._lookups.append(_Lookup(operation, [name]))
 
     def all_topics(self, operation: Operation) -> None:
@@ -478,17 +426,6 @@ class ConsumerCore:
 
     def on_lookup_done(self, lookup: _Lookup) -> None:
         self._lookups.remove(lookup)
-
-    def _want_topics(self) -> None:
-        wanted = self.subscription.topics | {partition.topic for partition in self.subscription.partitions}
-        wanted |= self.kept_topics
-        if wanted == self._subscribed:
-            return
-        for name in wanted - self._subscribed:
-            self.metadata.want(name, self.requests.now_ms)
-        for name in self._subscribed - wanted:
-            self.metadata.forget(name)
-        self._subscribed = frozenset(wanted)
 
     def _list_topics(self) -> None:
         """For a subscription by pattern: list all topics, now and then."""
@@ -516,27 +453,9 @@ class ConsumerCore:
         )
         self._want_topics()
 
-    def _resolve_topic_ids(self, topic_ids: Sequence[Uuid]) -> None:
-        """Request the names of topics of which an assignment has the ids only."""
-        if self._topics_in_flight or self.requests.now_ms < self._unresolved_at_ms:
-            return
-        node_id = self.requests.any_node()
-        if node_id is None:
-            return
-        self._topics_in_flight = True
-        self._unresolved_at_ms = self.requests.retry_at_ms()
-        request = MetadataRequest(
-            topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in topic_ids[:MAX_ELEMENTS_SENT]],
-            allow_auto_topic_creation=False,
-        )
-        self.requests.send(node_id, request, self._on_topic_ids)
-
-    def _on_topic_ids(self, answer: Any, error: ApiError | None) -> None:
-        self._topics_in_flight = False
-        if error is None and isinstance(self._membership, ConsumerMembership):
-            for topic in answer.topics:
-                if topic.name and not topic.error_code:
-                    self._membership.names_by_id[topic.topic_id] = topic.name
+    def _on_names(self, names: dict[Uuid, str]) -> None:
+        if isinstance(self._membership, ConsumerMembership):
+            self._membership.names_by_id.update(names)
 
     def _watch_topic_ids(self) -> None:
         """A topic that was deleted and created again is read from its beginning: nothing of it was consumed."""
@@ -554,9 +473,6 @@ class ConsumerCore:
             for partition, state in self.subscription.partitions.items():
                 if partition.topic == name and state.status is not Status.UNPOSITIONED:
                     state.request_reset(EARLIEST)
-
-    def _on_refused(self, error: ApiError) -> None:
-        self._refused = error
 
 
 class _Lookup:
@@ -615,23 +531,6 @@ def _reset_of(config: ConsumerConfig) -> Reset | None:
     return EARLIEST if config.auto_offset_reset == "earliest" else LATEST
 
 
-def _require_name(topic: object) -> None:
-    if not can_be_requested(topic):
-        raise ValueError(f"{topic!r} is not the name of a topic")
-
-
-def _metadata_of(config: ConsumerConfig, retry: Backoff) -> ClusterMetadata:
-    return ClusterMetadata(
-        configured_bootstrap(config.bootstrap_servers),
-        retry,
-        max_age_ms=config.metadata_max_age_ms,
-        max_idle_ms=None,
-        may_rebootstrap=config.may_rebootstrap,
-        rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
-        allow_auto_topic_creation=config.allow_auto_create_topics,
-    )
-
-
 def _metrics_of(config: ConsumerConfig, client_id: str, subscription: Subscription, version: str) -> ConsumerMetrics:
     return ConsumerMetrics(
         client_id,
@@ -656,20 +555,3 @@ def _fetch_config(config: ConsumerConfig, reset: Reset | None) -> FetchConfig:
         config.metadata_max_age_ms,
         reset,
     )
-
-
-def _codecs_of(config: ConsumerConfig) -> dict[str, object]:
-    return {
-        name: codec_of(_deserializer(config, name), "deserialize", config.given, is_key=name == "key.deserializer")
-        for name in ("key.deserializer", "value.deserializer")
-    }
-
-
-def _deserializer(config: ConsumerConfig, key: str) -> object:
-    given = config.given.get(key)
-    if given is not None:
-        return given
-    value = config.values[key]
-    if value is not None and not isinstance(value, str):
-        raise InvalidConfig(f"Invalid value {value!r} for configuration {key}")
-    return value

@@ -235,6 +235,7 @@ def _metadata(config: ProducerConfig, retry: Backoff) -> ClusterMetadata:
         max_idle_ms=config.metadata_max_idle_ms,
         may_rebootstrap=config.may_rebootstrap,
         rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+        checks_cluster=config.checks_cluster,
     )
 
 
@@ -252,6 +253,7 @@ def _accumulator_config(config: ProducerConfig, retry: Backoff, random: Random) 
         config.availability_timeout_ms,
         config.ignore_keys,
         config.client_rack if config.rack_aware else "",
+        config.grows_batches,
     )
 
 

@@ -5,17 +5,17 @@ records and with changes of the leader; it passes records to the quorum. The rig
 request. Brokers read decisions from the log.
 
 - `quorum_controller.py`: requests, becoming and ceasing to be active
-- `replaying.py`: which manager applies which record
-- `event_queue.py`: one event at a time; those that decide in steps, what waits behind them, and which are slow
-- `faults.py`: events that fail
+- `replay.py`: which manager applies which record
+- `event_queue.py`: one event at a time; those that decide in steps, what waits behind them, which are slow, which fail
+- `config.py`: what a controller is made with
 - `answers.py`: error fields of responses, and the limit of records for each request
 - `activation.py`: the first records of a new active controller
 - `periodic.py`: periodic tasks, and when they are due
 - `features.py`: finalized feature levels
 - `cluster.py`, `heartbeats.py`: registrations, and unclean elections that wait until a session would have ended;
   sessions of brokers
-- `liveness.py`: which brokers are alive, and what happens to the others
-- `suspects.py`: finding dead brokers before their sessions end
+- `liveness.py`: which brokers are alive, and that the others are fenced
+- `probes.py`: finding dead brokers before their sessions end
 - `partitions.py`, `partition_index.py`: topics and partitions, and the reverse indexes over them
 - `partition_change.py`: the next leader, ISR and eligible replicas of one partition
 - `broker_changes.py`: effects on partitions when brokers are fenced, unfenced, shut down, or lose directories; in

@@ -12,7 +12,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid, UuidSource
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION, check_batch_size
-from kalda.metadata.acl_filters import (
+from kalda.metadata.acls import (
     PATTERN_ANY,
     PATTERN_LITERAL,
     PATTERN_MATCH,
@@ -22,9 +22,11 @@ from kalda.metadata.acl_filters import (
     PERMISSION_DENY,
     WILDCARD,
     AclEntryFilter,
+    StandardAcl,
     filter_matcher,
+    host_range,
 )
-from kalda.metadata.acls import StandardAcl
+from kalda.metadata.metadata_version import MetadataVersion
 from kalda.protocol.caller import CLUSTER_RESOURCE_NAME
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import (
@@ -64,7 +66,9 @@ class AclControl:
         self.by_id: TimelineDict[Uuid, StandardAcl] = TimelineDict(registry)
         self._ids: TimelineDict[StandardAcl, Uuid] = TimelineDict(registry)
 
-    def create(self, request: CreateAclsRequest) -> Steps[Result[VersionedRecord, CreateAclsResponse]]:
+    def create(
+        self, request: CreateAclsRequest, metadata_version: MetadataVersion
+    ) -> Steps[Result[VersionedRecord, CreateAclsResponse]]:
         check_batch_size(len(request.creations))
         records: list[VersionedRecord] = []
         results: list[AclCreationResult] = []
@@ -74,6 +78,7 @@ class AclControl:
                 yield
             try:
                 _validate_creation(creation)
+                _validate_host(creation.host, metadata_version)
             except ApiError as error:
                 results.append(AclCreationResult(error_code=error.code, error_message=error.message))
                 continue
@@ -259,6 +264,23 @@ def _validate_creation(creation: AclCreation) -> None:
             f"Could not parse principal from `{creation.principal}` "
             "(no colon is present separating the principal type from the principal name)"
         )
+
+
+def _validate_host(host: str, metadata_version: MetadataVersion) -> None:
+    """Raises `ApiError` INVALID_REQUEST, and UNSUPPORTED_VERSION for a range that nodes may not know (KIP-1276)."""
+    if not host:
+        raise _invalid("Host pattern cannot be null or empty")
+    if "/" not in host:
+        return
+    if not metadata_version.is_cidr_acl_supported:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"CIDR-based ACL host patterns require metadata version {MetadataVersion.IBP_4_4_IV1} or higher.",
+        )
+    try:
+        host_range(host)
+    except ValueError as error:
+        raise _invalid(f"Invalid CIDR notation '{host}': {error}") from error
 
 
 def _name(kind: type[AclResourceType] | type[AclOperation], value: int) -> str:

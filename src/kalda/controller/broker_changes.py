@@ -7,7 +7,7 @@ when it has caught up.
 Not obvious:
 
 - A broker of many partitions that is being fenced is not fenced in the metadata before the last event, but inactive
-  to every decision from the first one on: only `ClusterControl.is_active` knows that.
+  to every decision from the first one on: only `ClusterControl.is_active` says that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Departures:
     - A controlled shutdown begins with the record that says so. The broker may stop after the last event.
 
     After each event the metadata is such that any controller can go on from it: to the next one the broker has a new
-    session, or tells it again that it wants to stop. So all of this is soft state of the active controller.
+    session, or sends again that it is to stop. So all of this is soft state of the active controller.
     """
 
     def __init__(self, state: PartitionControl, cluster: ClusterControl, is_elr_enabled: Callable[[], bool]) -> None:

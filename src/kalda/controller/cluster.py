@@ -23,6 +23,7 @@ from kalda.protocol.messages.brokers import (
     BrokerRegistrationResponse,
     ControllerRegistrationRequest,
     ControllerRegistrationResponse,
+    UnregisterControllerResponse,
 )
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,
@@ -35,6 +36,7 @@ from kalda.protocol.messages.metadata_records import (
     RegisterControllerRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.statemachine.runtime import Result
@@ -46,7 +48,7 @@ class UncleanHolds:
 
     Unclean elections that wait until a broker's session would have ended by time.
 
-    A broker whose listener refuses connections is fenced at once (`suspects.py`). The refusal may be wrong: then the
+    A broker whose listener refuses connections is fenced at once (`probes.py`). The refusal may be wrong: then the
     broker is alive, and its next heartbeat unfences it. Fencing is harmless, but an unclean election in its place is
     not: it drops records that this broker, the last member of the ISR, has acknowledged. So such a broker is *held*:
     as long as its session would have lasted, no partition that may need its records elects a leader uncleanly by
@@ -298,6 +300,21 @@ class ClusterControl:
         )
         return Result([VersionedRecord(record, 0)], ControllerRegistrationResponse(error_message=None), atomic=True)
 
+    def unregister_controller(self, controller_id: int) -> Result[VersionedRecord, UnregisterControllerResponse]:
+        """KIP-1312. A controller that runs registers again. Raises `ApiError` UNSUPPORTED_VERSION and
+        CONTROLLER_ID_NOT_REGISTERED."""
+        if not self._features.metadata_version.is_controller_unregistration_supported:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "The current MetadataVersion is too old to support controller unregistration.",
+            )
+        if controller_id not in self.controllers:
+            raise ApiError(
+                ErrorCode.CONTROLLER_ID_NOT_REGISTERED, f"Controller ID {controller_id} is not currently registered."
+            )
+        record = UnregisterControllerRecord(controller_id=controller_id)
+        return Result([VersionedRecord(record, 0)], UnregisterControllerResponse(error_message=None), atomic=True)
+
     # Replay
 
     def replay_broker(self, record: RegisterBrokerRecord, offset: int) -> None:
@@ -329,6 +346,9 @@ class ClusterControl:
 
     def replay_controller(self, record: RegisterControllerRecord) -> None:
         self.controllers[record.controller_id] = ControllerRegistration.from_record(record)
+
+    def replay_unregister_controller(self, record: UnregisterControllerRecord) -> None:
+        del self.controllers[record.controller_id]
 
     def _replay_change(self, broker_id: int, change: Callable[[ClusterDelta], None]) -> None:
         previous = self.brokers.get(broker_id)

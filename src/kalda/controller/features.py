@@ -17,7 +17,6 @@ from kalda.metadata.features import (
     VersionRange,
     check_dependencies,
     metadata_version_refusal,
-    not_served_refusal,
     unsupported_reason,
 )
 from kalda.metadata.metadata_version import FEATURE_NAME as METADATA_VERSION
@@ -138,9 +137,6 @@ class FeatureControl:
         if reason is not None:
             raise _refused(name, level, reason)
         current = self._current(name)
-        reason = None if level <= current else not_served_refusal(name, level)
-        if reason is not None:
-            raise _refused(name, level, reason)
         if level < current and upgrade_type is UpgradeType.UPGRADE:
             raise _refused(
                 name,

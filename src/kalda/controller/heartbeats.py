@@ -45,10 +45,6 @@ class BrokerControlState(Enum):
     def is_fenced(self) -> bool:
         return self in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
 
-    @property
-    def is_shutting_down(self) -> bool:
-        return self is BrokerControlState.CONTROLLED_SHUTDOWN
-
 
 @dataclass(slots=True)
 class _Heartbeat:
@@ -145,9 +141,6 @@ class BrokerHeartbeats:
         none."""
         offsets = [b.metadata_offset for b in self._brokers.values() if b.state is BrokerControlState.UNFENCED]
         return min(offsets, default=None)
-
-    def state(self, broker_id: int) -> BrokerControlState:
-        return self._brokers[broker_id].state
 
     def next_state(
         self, request: BrokerHeartbeatRequest, registration_offset: int, leads_partitions: Callable[[], bool]

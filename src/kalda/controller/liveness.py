@@ -1,7 +1,7 @@
 """Which brokers are alive, in the eyes of the active controller, and what happens to the others.
 
 A broker is alive while its session lasts, which each heartbeat starts anew (`heartbeats.py`). It is fenced when its
-session has ended, or earlier where its process is found to be dead (`suspects.py`). All of this is soft state: it is
+session has ended, or earlier where its process is found to be dead (`probes.py`). All of this is soft state: it is
 made anew when a controller becomes active, and is not in the log.
 
 Invariants:
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from kalda.controller.broker_changes import BrokerChangeControl
 from kalda.controller.cluster import ClusterControl
 from kalda.controller.elections import ElectionControl
-from kalda.controller.suspects import Probe, Suspects, addresses
+from kalda.controller.probes import Probe, Probes, addresses
 from kalda.protocol.record_framing import VersionedRecord
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Write = Callable[[str, Callable[[], list[VersionedRecord]]], bool]
 
 
 class BrokerLiveness:
-    """Sessions, suspicions and holds of the active controller."""
+    """Sessions, probes and holds of the active controller."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class BrokerLiveness:
         """By id, the epochs of dead brokers that `fence_one_stale` fences as they have many partitions."""
         self._in_vain: set[tuple[int, int]] = set()
         """Ids and epochs of brokers that `fence_one_stale` has failed to fence since it tried all of them."""
-        self._suspects: Suspects | None = None
+        self._probes: Probes | None = None
         """None while this controller is not active, and where it probes no brokers."""
         self.sample_ms = max(1, session_timeout_ms // _SAMPLES_PER_SESSION)
         """How often sessions are checked."""
 
     def activate(self, now_ms: int) -> None:
         """This controller has become active. It has received no heartbeat yet: each unfenced broker gets a full
-        session, and is suspected. A fenced one may have been fenced by a probe of the previous controller, so it is
+        session, and is probed. A fenced one may have been fenced by a probe of the previous controller, so it is
         held."""
         self._cluster.activate(self._session_timeout_ms, now_ms)
         if not self._probes_brokers:
             return
-        self._suspects = Suspects()
+        self._probes = Probes()
         for broker_id, broker in self._cluster.brokers.items():
             if broker.fenced:
                 self._cluster.unclean_holds.hold(broker_id, now_ms + self._session_timeout_ms)
             else:
-                self._suspects.suspect(broker_id, broker.epoch, now_ms)
+                self._probes.begin(broker_id, broker.epoch, now_ms)
 
     def deactivate(self) -> None:
-        self._suspects = None
+        self._probes = None
         self._dead.clear()
         self._in_vain.clear()
         self._departures.clear()
@@ -94,8 +94,8 @@ class BrokerLiveness:
         self._cluster.heartbeats.contact(broker_id, broker_epoch, now_ms)
         self._dead.pop(broker_id, None)
         self._departures.end_fencing(broker_id)
-        if self._suspects is not None:
-            self._suspects.on_heartbeat(broker_id, broker_epoch)
+        if self._probes is not None:
+            self._probes.on_heartbeat(broker_id, broker_epoch)
 
     # Sessions that have ended
 
@@ -190,39 +190,39 @@ class BrokerLiveness:
     def on_disconnected(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A connection broke on which the broker had sent heartbeats in this epoch."""
         broker = self._cluster.brokers.get(broker_id)
-        if self._suspects is not None and broker is not None and broker.epoch == broker_epoch:
-            self._suspects.suspect(broker_id, broker_epoch, now_ms)
+        if self._probes is not None and broker is not None and broker.epoch == broker_epoch:
+            self._probes.begin(broker_id, broker_epoch, now_ms)
 
     def on_duplicate_registration(self, broker_id: int, now_ms: int) -> None:
         """A registration of another process under the id of a registered broker was refused."""
-        if self._suspects is not None:
-            self._suspects.on_duplicate_registration(broker_id, self._cluster.brokers[broker_id].epoch, now_ms)
+        if self._probes is not None:
+            self._probes.on_duplicate_registration(broker_id, self._cluster.brokers[broker_id].epoch, now_ms)
 
     @property
     def probe_deadline_ms(self) -> int | None:
         """When the next probe is due."""
-        return None if self._suspects is None else self._suspects.deadline_ms
+        return None if self._probes is None else self._probes.deadline_ms
 
     def probes_due(self, now_ms: int) -> list[Probe]:
         """The probes to make now. For each of them `on_probed` must be called."""
-        if self._suspects is None:
+        if self._probes is None:
             return []
         probes = []
-        for broker_id, epoch in self._suspects.due(now_ms):
+        for broker_id, epoch in self._probes.due(now_ms):
             broker = self._cluster.brokers.get(broker_id)
             targets = () if broker is None else addresses(broker.listeners, self._inter_broker_listener_name)
             if broker is None or broker.epoch != epoch or not targets:
-                self._suspects.drop(broker_id)
+                self._probes.end(broker_id)
             else:
                 probes.append(Probe(broker_id, epoch, targets))
         return probes
 
     def on_probed(self, probe: Probe, refused: bool) -> None:
         """The outcome of a probe; `refused` where every address refused the connection. Where the records that fence
-        the broker cannot be written, it stays suspected, and the next probe tries again."""
+        the broker cannot be written, the next probe tries again."""
         broker_id, epoch, targets = probe
-        suspects = self._suspects
-        if suspects is None or not suspects.on_probed(broker_id, epoch, refused):
+        probes = self._probes
+        if probes is None or not probes.on_probed(broker_id, epoch, refused):
             return
         broker = self._cluster.brokers.get(broker_id)
         # A broker in an orderly stop has been fenced before its process ends.
@@ -242,4 +242,4 @@ class BrokerLiveness:
         if broker_id in self._dead or self._fence_some(
             "fenceDeadBroker", self._broker_changes.fence_dead, broker_id, epoch
         ):
-            suspects.on_fenced(broker_id, epoch)
+            probes.on_fenced(broker_id, epoch)

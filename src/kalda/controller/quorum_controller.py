@@ -30,42 +30,39 @@ Not obvious:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from kalda.base.background import ITEMS_A_STEP, Background, Steps
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
-from kalda.base.ids import Uuid, UuidSource
 from kalda.base.pending import Pending
 from kalda.controller.acls import AclControl
 from kalda.controller.activation import activation_records
 from kalda.controller.broker_changes import BrokerChangeControl
 from kalda.controller.client_quotas import ClientQuotaControl
 from kalda.controller.cluster import ClusterControl
+from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_requests import incremental_alter_configs, legacy_alter_configs
 from kalda.controller.configs import AlterConfigPolicy, ConfigControl, ConfigSchema
-from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenConfig, TokenRequest
+from kalda.controller.delegation_tokens import EVENTS, DelegationTokenControl, TokenRequest
 from kalda.controller.elections import ElectionControl
-from kalda.controller.event_queue import Decide, Decision, EventQueue, EventTimes
-from kalda.controller.faults import Faults
-from kalda.controller.features import FeatureControl, KraftVersionControl
+from kalda.controller.event_queue import Decide, Decision, EventQueue, EventTimes, Faults
+from kalda.controller.features import FeatureControl
 from kalda.controller.liveness import CONTINUE_SHUTDOWN, FENCE_STALE, BrokerLiveness
 from kalda.controller.partitions import PartitionControl
 from kalda.controller.periodic import RERUN_MS, PeriodicTask, PeriodicTasks
-from kalda.controller.placement import Random
+from kalda.controller.probes import Probe
 from kalda.controller.producer_ids import ProducerIdControl
 from kalda.controller.reassignment import ReassignmentControl
-from kalda.controller.replaying import other_records, replay_run, replay_table
+from kalda.controller.replay import other_records, replay_run, replay_table
 from kalda.controller.replica_reports import AlterPartitionControl, DirectoryControl
 from kalda.controller.scram import ScramControl
-from kalda.controller.suspects import Probe
-from kalda.controller.topics import CreateTopicPolicy, TopicControl, TopicDefaults
+from kalda.controller.topics import TopicControl, TopicDefaults
 from kalda.metadata.configs import ConfigResource
-from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, VersionRange, supported_ranges
+from kalda.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import CommittedSnapshot, ReplayedBatch
+from kalda.metadata.publisher import CommittedSnapshot, ReplayedBatch
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.admin import (
@@ -90,6 +87,8 @@ from kalda.protocol.messages.brokers import (
     ControllerRegistrationResponse,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
+    UnregisterControllerRequest,
+    UnregisterControllerResponse,
 )
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
@@ -152,34 +151,6 @@ class QuorumClient(Protocol):
     def resign(self, epoch: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerConfig:
-    """The properties of the node that concern its controller; the key is given where its name differs."""
-
-    node_id: int
-    cluster_id: str
-    default_replication_factor: int = 1
-    num_partitions: int = 1
-    broker_session_timeout_ms: int = 9_000
-    leader_imbalance_check_interval_ms: int | None = 300_000
-    """`leader.imbalance.check.interval.seconds`; None where `auto.leader.rebalance.enable` is off."""
-    metadata_max_idle_interval_ms: int | None = 500
-    unclean_leader_election_interval_ms: int = 300_000
-    delete_topic_enable: bool = True
-    max_records_per_batch: int = 10_000
-    incarnation_id: Uuid | None = None
-    """the incarnation id of the broker in this process, if there is one"""
-    inter_broker_listener_name: str = "PLAINTEXT"
-    dead_process_detection_enable: bool = True
-    """`kalda.dead.process.detection.enable`."""
-    performance_sample_period_ms: int = 60_000
-    """`controller.performance.sample.period.ms`"""
-    performance_always_log_threshold_ms: int = 2_000
-    """`controller.performance.always.log.threshold.ms`"""
-    supported_features: Mapping[str, VersionRange] = field(default_factory=supported_ranges)
-    tokens: TokenConfig = field(default_factory=TokenConfig)
-
-
 class QuorumController:
     """One node's controller."""
 
@@ -188,42 +159,29 @@ class QuorumController:
         config: ControllerConfig,
         quorum: QuorumClient,
         schema: ConfigSchema,
-        *,
+        host: ControllerHost,
         bootstrap: Sequence[VersionedRecord],
-        new_id: UuidSource,
-        rng: Random,
-        background: Background,
-        elapsed_ms: Callable[[], int],
-        on_fatal: Callable[[BaseException], None],
-        on_poll: Callable[[], None],
-        voters: Callable[[], Iterable[int]] = tuple,
-        kraft_version: KraftVersionControl | None = None,
-        create_topic_policy: CreateTopicPolicy | None = None,
-        alter_config_policy: AlterConfigPolicy | None = None,
-        wall_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`bootstrap`: records that the first active controller writes to an empty log. `elapsed_ms()`: a clock to
-        measure how long events take and wait. `on_fatal(error)` stops the node. `on_poll()` calls `poll`. `voters()`:
-        ids of voters. `wall_ms()`: the time of day, by which tokens expire; `elapsed_ms` where it is None."""
+        """`bootstrap`: records that the first active controller writes to an empty log."""
         self.config = config
         self._quorum = quorum
         self._bootstrap = tuple(bootstrap)
         self._leader_id: int | None = None
-        self.faults = Faults(on_fatal, elapsed_ms)
+        self.faults = Faults(host.on_fatal, host.elapsed_ms)
         self.event_times = EventTimes(config.performance_sample_period_ms, config.performance_always_log_threshold_ms)
         self._awaits_first_poll = False  # this controller is active, but no call has passed the time yet
         registry = SnapshotRegistry()
         self.runtime = self._make_runtime(registry)
-        self._events = self._make_events(background, elapsed_ms, on_poll)
+        self._events = self._make_events(host)
         self.features = FeatureControl(
-            registry, config.node_id, config.supported_features, voters=voters, kraft_version=kraft_version
+            registry, config.node_id, config.supported_features, voters=host.voters, kraft_version=host.kraft_version
         )
         self.cluster = ClusterControl(registry, config.cluster_id, self.features, config.incarnation_id)
         self.features.attach_nodes(
             lambda: ((node, one.supported_features) for node, one in self.cluster.brokers.items()),
             lambda: ((node, one.supported_features) for node, one in self.cluster.controllers.items()),
         )
-        self.configs = self._make_configs(registry, schema, alter_config_policy)
+        self.configs = self._make_configs(registry, schema, host.alter_config_policy)
         self.partitions = PartitionControl(registry, self.features, self.cluster, self.configs)
         self.topics = TopicControl(
             self.partitions,
@@ -231,9 +189,9 @@ class QuorumController:
             self.cluster,
             self.configs,
             defaults=TopicDefaults(config.num_partitions, config.default_replication_factor),
-            new_id=new_id,
-            rng=rng,
-            policy=create_topic_policy,
+            new_id=host.new_id,
+            rng=host.rng,
+            policy=host.create_topic_policy,
         )
         self.broker_changes = BrokerChangeControl(self.partitions, self.features, self.cluster)
         self.alter_partitions = AlterPartitionControl(self.partitions, self.cluster)
@@ -243,8 +201,8 @@ class QuorumController:
         self.producer_ids = ProducerIdControl(registry, self.cluster)
         self.client_quotas = ClientQuotaControl(registry)
         self.scram = ScramControl(registry)
-        self.acls = AclControl(registry, new_id)
-        self.tokens = DelegationTokenControl(registry, config.tokens, new_id, wall_ms or elapsed_ms)
+        self.acls = AclControl(registry, host.new_id)
+        self.tokens = DelegationTokenControl(registry, config.tokens, host.new_id, host.wall_ms or host.elapsed_ms)
         self._replays = replay_table(self)
         self._liveness = self._make_liveness()
         self._periodic = self._periodic_tasks()
@@ -260,17 +218,15 @@ class QuorumController:
             max_records_per_batch=self.config.max_records_per_batch,
         )
 
-    def _make_events(
-        self, background: Background, elapsed_ms: Callable[[], int], on_poll: Callable[[], None]
-    ) -> EventQueue:
+    def _make_events(self, host: ControllerHost) -> EventQueue:
         return EventQueue(
-            background,
-            elapsed_ms,
+            host.background,
+            host.elapsed_ms,
             self.event_times,
             write=lambda result: self.runtime.write(lambda: result),
             refusal=lambda: None if self.is_active else self._wrong_controller(),
             failure=self._event_failed,
-            on_poll=on_poll,
+            on_poll=host.on_poll,
         )
 
     def _make_configs(
@@ -634,7 +590,9 @@ class QuorumController:
     def handle_create_acls(
         self, request: CreateAclsRequest, caller: Caller, now_ms: int
     ) -> Pending[CreateAclsResponse]:
-        return self._write("createAcls", now_ms, lambda: self.acls.create(request), caller, _ALTER)
+        return self._write(
+            "createAcls", now_ms, lambda: self.acls.create(request, self.features.metadata_version), caller, _ALTER
+        )
 
     def handle_delete_acls(
         self, request: DeleteAclsRequest, caller: Caller, now_ms: int
@@ -714,6 +672,16 @@ class QuorumController:
             )
 
         return self._write("unregisterBroker", now_ms, operation, caller, _ALTER)
+
+    def handle_unregister_controller(
+        self, request: UnregisterControllerRequest, caller: Caller, now_ms: int
+    ) -> Pending[UnregisterControllerResponse]:
+        def operation() -> Result[VersionedRecord, UnregisterControllerResponse]:
+            if request.controller_id == self.config.node_id:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Controller cannot unregister itself while it is active.")
+            return self.cluster.unregister_controller(request.controller_id)
+
+        return self._write("unregisterController", now_ms, operation, caller, _ALTER)
 
     def handle_controller_registration(
         self, request: ControllerRegistrationRequest, caller: Caller, now_ms: int

@@ -13,4 +13,5 @@ the batches of a partition that is loaded, and its high watermark; it appends to
 - `answers.py`: answers that may have to wait, and the log's errors as a client of a coordinator gets them
 - `groups/`: the group coordinator, key type 0, over `__consumer_offsets`
 - `transactions/`: the transaction coordinator, key type 1, over `__transaction_state`
+- `share/`: the share coordinator, key type 2, over `__share_group_state`
 """

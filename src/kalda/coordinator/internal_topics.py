@@ -2,7 +2,7 @@
 
 A row has what a broker needs for a coordinator besides the handlers of its requests: the key type of FindCoordinator,
 and how the topic is created. It takes effect where a broker adds a coordinator for it
-(`kalda.broker.modules.coordinator_table`).
+(`kalda.broker.replicas.coordinators`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kalda.base.topic_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from kalda.base.topic_names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from kalda.protocol.messages.groups import CoordinatorType
 
 
@@ -64,6 +64,20 @@ TRANSACTIONS = InternalTopic(
         "min.insync.replicas": "transaction.state.log.min.isr",
         "segment.bytes": "transaction.state.log.segment.bytes",
     },
+)
+
+SHARE_STATE = InternalTopic(
+    SHARE_STATE_TOPIC,
+    CoordinatorType.SHARE,
+    partitions_key="share.coordinator.state.topic.num.partitions",
+    replication_factor_key="share.coordinator.state.topic.replication.factor",
+    # Not compacted: an update record adds to the snapshot before it. The coordinator deletes what is redundant.
+    topic_configs={"cleanup.policy": "delete", "compression.type": "producer", "retention.ms": "-1"},
+    topic_config_keys={
+        "min.insync.replicas": "share.coordinator.state.topic.min.isr",
+        "segment.bytes": "share.coordinator.state.topic.segment.bytes",
+    },
+    compression_key="share.coordinator.state.topic.compression.codec",
 )
 
 

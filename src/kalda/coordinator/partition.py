@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
-from kalda.base.errors import ErrorCode
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.reentrancy import Reentrancy
+from kalda.coordinator.answers import write_error
 from kalda.coordinator.shard import Rec, Shard
 from kalda.statemachine.runtime import Prepared, ReplayFault, ReplicatedRuntime, Result
 from kalda.statemachine.timeline import LATEST, SnapshotRegistry
@@ -103,6 +104,16 @@ class CoordinatorPartition(Generic[Rec]):
         with self._commits.held():
             return self.runtime.write(lambda: Result(records, response))
 
+    def write_now(self, records: Sequence[Rec]) -> None:
+        """As `write`, whose answer nobody waits for. Raises `ApiError`, with the error of a client."""
+        error = self.write(records).error
+        if error is not None:
+            raise ApiError(write_error(error.code), error.message)
+
+    def after_commit(self, response: R) -> R | Pending[R]:
+        """The response, once all that was written is committed."""
+        return response if self.is_committed else self.write_with([], response)
+
     def write_in_transaction(self, records: Sequence[Rec], response: R, producer: TransactionalProducer) -> Pending[R]:
         """As `write_with`, as one batch of the producer's transaction."""
         outer, self._producer = self._producer, producer
@@ -154,9 +165,13 @@ class CoordinatorPartition(Generic[Rec]):
 
     def committed_epoch(self) -> int:
         """The epoch at which a read sees committed state only; LATEST where everything is committed."""
-        stable = self.runtime.offsets.last_stable_offset
+        return LATEST if self.is_committed else self.runtime.offsets.stable_epoch
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether all that was written is committed, so that nothing waits for an answer about the present state."""
         newest = self.registry.newest
-        return LATEST if newest is None or newest <= stable else self.runtime.offsets.stable_epoch
+        return newest is None or newest <= self.runtime.offsets.last_stable_offset
 
     @property
     def predecessor_hw_unknown(self) -> bool:

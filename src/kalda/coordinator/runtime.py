@@ -148,6 +148,8 @@ class CoordinatorRuntime(Generic[S]):
         self.load_time_max = Max()
         self._now_ms = 0
         self._led: dict[int, _Led[S]] = {}
+        self._loaded = 0
+        """Partitions whose loads have ended since the last line about them: one for all that are loaded together."""
         self._new_loads: list[Load[Any]] = []
         """Those that the driver has not taken yet."""
         self._waiting: deque[tuple[int, Pending[Any]]] = deque()
@@ -222,6 +224,12 @@ class CoordinatorRuntime(Generic[S]):
         self.load_time_avg.record(took_ms, now_ms)
         self.load_time_max.record(took_ms, now_ms)
         log.debug("%s-%d: loaded in %d ms", self.topic, led.partition.index, took_ms)
+        self._loaded += 1
+        if not any(each.state is LoadState.LOADING for each in self._led.values()):
+            log.info(
+                "%s: %d partitions are loaded, of %d that this node leads", self.topic, self._loaded, len(self._led)
+            )
+            self._loaded = 0
 
     def _on_fault(self, led: _Led[S], fault: ReplayFault) -> None:
         """The log has records that the shard lacks: a new shard is loaded from the log."""

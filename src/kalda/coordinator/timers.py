@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Protocol
+
+from kalda.base.background import Steps, run_to_end
 
 _FEW = 64
 """So many entries without effect are left in the heap in any case."""
@@ -26,11 +29,11 @@ RETRY_MS = 10_000
 
 
 class TimerTask:
-    """A handle: `callback(now_ms)` runs once per arming, unless disarmed before."""
+    """A handle: `callback(now_ms)` runs once per arming, unless disarmed before; what takes long are steps."""
 
     __slots__ = ("_queued_ms", "callback", "deadline_ms")
 
-    def __init__(self, callback: Callable[[int], None]) -> None:
+    def __init__(self, callback: Callable[[int], Steps[None] | None]) -> None:
         self.callback = callback
         self.deadline_ms: int | None = None
         """When it fires; None while it is not armed."""
@@ -38,12 +41,23 @@ class TimerTask:
         """The time of its heap entry; None while it has none. An entry with another time is superseded."""
 
 
+class EventClock(Protocol):
+    """The time of the event being handled."""
+
+    def now_ms(self) -> int: ...
+
+    def wall_ms(self) -> int: ...
+
+
 class CoordinatorTimer:
     """The heap. It has no clock: `fire(now_ms)` brings the time."""
 
-    __slots__ = ("_heap", "_pushed", "_stale")
+    __slots__ = ("_heap", "_pushed", "_stale", "run")
 
     def __init__(self) -> None:
+        self.run: Callable[[Steps[None]], object] = run_to_end
+        """Called with the steps that callbacks return. They may end later than `fire`; the driver puts them into the
+        background of its loop."""
         self._heap: list[tuple[int, int, TimerTask]] = []
         """(time, push number, timer), ordered by the first two."""
         self._pushed = 0
@@ -101,12 +115,23 @@ class CoordinatorTimer:
             timer.deadline_ms = None
             fired += 1
             try:
-                timer.callback(now_ms)
+                steps = timer.callback(now_ms)
             except Exception:
                 if timer.deadline_ms is None:
                     self.arm(timer, now_ms + RETRY_MS)
                 raise
+            if steps is not None:
+                self.run(self._steps(timer, steps, now_ms))
         return fired
+
+    def _steps(self, timer: TimerTask, steps: Steps[None], now_ms: int) -> Steps[None]:
+        """The same. Where they raise, the timer fires again."""
+        try:
+            yield from steps
+        except Exception:
+            if timer.deadline_ms is None:
+                self.arm(timer, now_ms + RETRY_MS)
+            raise
 
     def _push(self, timer: TimerTask, deadline_ms: int) -> None:
         timer._queued_ms = deadline_ms

@@ -14,10 +14,9 @@ no decisions: a record in the log is a fact. The controller decides which record
 - `partition`: one partition's registration, and how a change record merges into it
 - `topics`: topics, and what a delta means for one broker
 - `configs`, `client_quotas`, `producer_ids`, `acls`, `scram`, `delegation_tokens`: a domain each
-- `acl_filters`: filters of access control entries
-- `writing`: turning images back into records, at a metadata.version
+- `image_records`: turning images back into records, at a metadata.version
 - `image`, `delta`: all domains together
-- `manifest`: the interfaces of committed batches, snapshots and publishers
+- `publisher`: the interface of publishers, the manifest of an image, and those of committed batches and snapshots
 - `loader`: committed batches and snapshots to images; metadata transactions; publishers
 - `snapshot_generator`: the publisher that starts a snapshot when one is due
 - `registration_tracker`: the publisher that calls for a new registration of this broker when its old one lacks data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import ClientQuotaRecord, ClientQuotaRecordEntityData
 
 USER = "user"

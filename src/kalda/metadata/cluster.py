@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_MIGRATING, DIRECTORY_UNASSIGNED, Uuid
 from kalda.metadata.features import VersionRange
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,
     BrokerFeature,
@@ -24,6 +24,7 @@ from kalda.protocol.messages.metadata_records import (
     RegisterControllerRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 
 
@@ -193,11 +194,6 @@ class ClusterImage(NamedTuple):
     def is_empty(self) -> bool:
         return not self.brokers and not self.controllers
 
-    def broker_epoch(self, broker_id: int) -> int:
-        """-1 for a broker that is not registered."""
-        registration = self.brokers.get(broker_id)
-        return -1 if registration is None else registration.epoch
-
     def write(self, writer: ImageWriter) -> None:
         for broker_id in sorted(self.brokers):
             self.brokers[broker_id].write(writer)
@@ -237,6 +233,9 @@ class ClusterDelta:
 
     def register_controller(self, record: RegisterControllerRecord) -> None:
         self.changed_controllers[record.controller_id] = ControllerRegistration.from_record(record)
+
+    def unregister_controller(self, record: UnregisterControllerRecord) -> None:
+        self.changed_controllers[record.controller_id] = None
 
     def unregister_broker(self, record: UnregisterBrokerRecord) -> None:
         self._broker_at(record.broker_id, record.broker_epoch, record)

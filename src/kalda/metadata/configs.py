@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kalda.base.configs.resources import ConfigResourceType
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import ConfigRecord
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import DelegationTokenRecord, RemoveDelegationTokenRecord
 
 

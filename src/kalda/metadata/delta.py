@@ -202,6 +202,7 @@ _HANDLERS: dict[type[Struct], Callable[[MetadataDelta, Any], object]] = {
     records.UnfenceBrokerRecord: lambda delta, record: delta.cluster_delta().unfence_broker(record),
     records.BrokerRegistrationChangeRecord: lambda delta, record: delta.cluster_delta().change_broker(record),
     records.RegisterControllerRecord: lambda delta, record: delta.cluster_delta().register_controller(record),
+    records.UnregisterControllerRecord: lambda delta, record: delta.cluster_delta().unregister_controller(record),
     records.TopicRecord: lambda delta, record: delta.topics_delta().add_topic(record),
     records.PartitionRecord: _add_partition,
     records.PartitionChangeRecord: _change_partition,

@@ -86,19 +86,12 @@ FEATURES: Mapping[str, SupportedFeature] = {
             ELIGIBLE_LEADER_REPLICAS_VERSION,
             (_OFF, FeatureLevel(1, V.IBP_4_1_IV0, ((METADATA_VERSION, V.IBP_4_0_IV1.value),))),
         ),
-        SupportedFeature(SHARE_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV0))),
+        SupportedFeature(
+            SHARE_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV0), FeatureLevel(2, V.IBP_4_4_IV0))
+        ),  # 2: dead letters
         SupportedFeature(STREAMS_VERSION, (_OFF, FeatureLevel(1, V.IBP_4_2_IV1))),
     )
 }
-
-
-NOT_SERVED: Mapping[str, str] = {
-    GROUP_VERSION: "consumer groups (KIP-848)",
-    SHARE_VERSION: "share groups (KIP-932)",
-    STREAMS_VERSION: "streams groups (KIP-1071)",
-}
-"""Features without an effect on a node of this release. It joins a cluster that has finalized one, since nodes of
-Apache Kafka may serve it there; it does not finalize one itself, and does not announce them to clients."""
 
 
 def feature_by_name(name: str) -> SupportedFeature:
@@ -112,18 +105,6 @@ def feature_by_name(name: str) -> SupportedFeature:
 def default_levels(metadata_version: MetadataVersion) -> dict[str, int]:
     """Level by feature (without metadata.version) of a new cluster at that metadata.version; zeros included."""
     return {feature.name: feature.default_level(metadata_version) for feature in FEATURES.values()}
-
-
-def levels_of_new_cluster(metadata_version: MetadataVersion) -> dict[str, int]:
-    """As `default_levels`, without what this release does not serve."""
-    return {**default_levels(metadata_version), **dict.fromkeys(NOT_SERVED, 0)}
-
-
-def not_served_refusal(name: str, level: int) -> str | None:
-    """Why this release does not finalize a feature at this level; None where it does."""
-    if level == 0 or name not in NOT_SERVED:
-        return None
-    return f"This release does not serve {NOT_SERVED[name]}. Leave {name} out"
 
 
 def supported_ranges(*, unstable: bool = False) -> dict[str, VersionRange]:

@@ -27,8 +27,7 @@ from kalda.metadata.features import (
     FEATURES,
     KRAFT_VERSION,
     check_dependencies,
-    levels_of_new_cluster,
-    not_served_refusal,
+    default_levels,
 )
 from kalda.metadata.meta_properties import MetaProperties, MetaPropertiesEnsemble, MetaPropertiesError
 from kalda.metadata.metadata_version import (
@@ -39,8 +38,8 @@ from kalda.metadata.metadata_version import (
     from_level,
     from_version_string,
 )
-from kalda.metadata.redaction import REDACTED, secret_fields
 from kalda.metadata.scram_arguments import parse_scram_arguments
+from kalda.protocol.messages.metadata_records import FeatureLevelRecord, UserScramCredentialRecord
 from kalda.protocol.record_framing import VersionedRecord
 from kalda.raft.values import ReplicaKey, VoterEndpoint
 from kalda.raft.voters import Voter, VoterSet
@@ -105,13 +104,15 @@ def format_storage(
         if request.scram_arguments:
             bootstrap = bootstrap.with_records(_scram_records(request.scram_arguments, version, entropy))
         ensemble = MetaPropertiesEnsemble.load(disk, request.log_dirs, request.metadata_log_dir)
-        ensemble.verify(cluster_id=request.cluster_id, node_id=request.node_id)
+        if request.ignore_formatted or not ensemble.properties:
+            ensemble.verify(cluster_id=request.cluster_id, node_id=request.node_id)
     except (ValueError, MetaPropertiesError) as error:
         raise FormatError(str(error)) from error
     if ensemble.properties and not request.ignore_formatted:
         raise FormatError(
-            f"Log directory {next(iter(ensemble.properties))} is already formatted. Use --ignore-formatted to ignore "
-            f"this directory and format the others."
+            f"Log directory {next(iter(ensemble.properties))} is already formatted, as one of cluster "
+            f"{ensemble.cluster_id}: a node can be started with it. Use --ignore-formatted to leave it as it is and "
+            f"format the others."
         )
     for log_dir in ensemble.errors:
         say(f"I/O error trying to read log directory {log_dir}. Ignoring...")
@@ -120,7 +121,7 @@ def format_storage(
     if not ensemble.empty_dirs:
         say("All of the log directories are already formatted.")
         return
-    say(f"Bootstrap metadata: {describe(bootstrap)}")
+    say(f"Feature levels: {describe(bootstrap)}.")
     for log_dir in ensemble.empty_dirs:
         kind, directory_id = "data directory", None
         if log_dir == request.metadata_log_dir:
@@ -239,14 +240,11 @@ def effective_levels(request: FormatRequest) -> dict[str, int]:
         if name != FEATURE_NAME and name not in FEATURES:
             raise ValueError(f"Unsupported feature: {name}. Supported features are: {', '.join(sorted(FEATURES))}")
     version = _release(request)
-    levels = {**levels_of_new_cluster(version), **request.feature_levels, FEATURE_NAME: version.value}
+    levels = {**default_levels(version), **request.feature_levels, FEATURE_NAME: version.value}
     levels[KRAFT_VERSION] = _kraft_level(request)
     for name in sorted(levels):
         if name != FEATURE_NAME:
             check_dependencies(name, levels[name], levels)
-            refusal = not_served_refusal(name, levels[name])
-            if refusal is not None:
-                raise ValueError(f"{name}={levels[name]}: {refusal}.")
     return levels
 
 
@@ -304,25 +302,12 @@ def _scram_records(
 
 
 def describe(bootstrap: BootstrapMetadata) -> str:
-    """The records as Kafka's tool prints them, but without salts and keys of SCRAM credentials."""
-    records = ", ".join(
-        f"ApiMessageAndVersion({_describe_record(record)} at version {version})"
-        for record, version in bootstrap.records
-    )
-    return (
-        f"BootstrapMetadata(records=[{records}], metadataVersionLevel={bootstrap.metadata_version.value}, "
-        f"source={bootstrap.source})"
-    )
-
-
-def _describe_record(record: object) -> str:
-    fields = []
-    for name in type(record).declared:  # type: ignore[attr-defined]
-        head, *tail = name.split("_")
-        value = getattr(record, name)
-        if name in secret_fields(record):
-            shown = REDACTED
-        else:
-            shown = f"'{value}'" if isinstance(value, str) else str(value)
-        fields.append(f"{head}{''.join(part.capitalize() for part in tail)}={shown}")
-    return f"{type(record).__name__}({', '.join(fields)})"
+    """Feature levels, and whose SCRAM credentials, a new cluster begins with."""
+    levels, users = [], []
+    for record, _ in bootstrap.records:
+        if isinstance(record, FeatureLevelRecord):
+            release = f" ({from_level(record.feature_level)})" if record.name == FEATURE_NAME else ""
+            levels.append(f"{record.name}={record.feature_level}{release}")
+        elif isinstance(record, UserScramCredentialRecord):
+            users.append(record.name)
+    return ", ".join(levels) + (f"; SCRAM credentials of {', '.join(dict.fromkeys(users))}" if users else "")

@@ -22,8 +22,8 @@ from kalda.metadata import (
     scram,
     topics,
 )
+from kalda.metadata.image_records import ImageWriter, LossHandler, Writable, refuse
 from kalda.metadata.metadata_version import MetadataVersion
-from kalda.metadata.writing import ImageWriter, LossHandler, Writable, refuse
 from kalda.protocol.record_framing import VersionedRecord
 
 

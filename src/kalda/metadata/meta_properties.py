@@ -112,13 +112,6 @@ class MetaPropertiesEnsemble:
                 return properties.cluster_id
         return None
 
-    @property
-    def node_id(self) -> int | None:
-        for properties in self.properties.values():
-            if properties.node_id is not None:
-                return properties.node_id
-        return None
-
     def verify(self, *, cluster_id: str | None = None, node_id: int | None = None) -> None:
         """Check every identity against the expected ids (None: any), and that directory ids are unique.
 
@@ -129,7 +122,8 @@ class MetaPropertiesEnsemble:
             path = f"{log_dir}/{META_PROPERTIES_FILE}"
             if cluster_id is not None and found.cluster_id is not None and found.cluster_id != cluster_id:
                 raise MetaPropertiesError(
-                    f"Invalid cluster.id in: {path}. Expected {cluster_id}, but read {found.cluster_id}"
+                    f"Invalid cluster.id in: {path}. Expected {cluster_id}, but read {found.cluster_id}. "
+                    f"The directory belongs to that other cluster: use its id, or another directory"
                 )
             if node_id is not None and found.node_id is not None and found.node_id != node_id:
                 raise MetaPropertiesError(

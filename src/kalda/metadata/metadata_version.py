@@ -39,7 +39,10 @@ class MetadataVersion(IntEnum):
     IBP_4_2_IV0 = 28  # share groups (KIP-932)
     IBP_4_2_IV1 = 29  # streams groups (KIP-1071); ListOffsets 11
     IBP_4_3_IV0 = 30  # cordoned log directories (KIP-1066)
-    IBP_4_4_IV0 = 31  # not for production yet
+    IBP_4_4_IV0 = 31  # dead letters of share groups (KIP-1191)
+    IBP_4_4_IV1 = 32  # ranges of addresses in access control entries (KIP-1276)
+    IBP_4_4_IV2 = 33  # controllers are unregistered (KIP-1312)
+    IBP_4_5_IV0 = 34  # not for production yet
 
     @property
     def short_version(self) -> str:
@@ -97,6 +100,14 @@ class MetadataVersion(IntEnum):
         return self >= MetadataVersion.IBP_4_3_IV0
 
     @property
+    def is_cidr_acl_supported(self) -> bool:
+        return self >= MetadataVersion.IBP_4_4_IV1
+
+    @property
+    def is_controller_unregistration_supported(self) -> bool:
+        return self >= MetadataVersion.IBP_4_4_IV2
+
+    @property
     def is_migration_supported(self) -> bool:
         return self >= MetadataVersion.IBP_3_4_IV0
 
@@ -128,8 +139,8 @@ class MetadataVersion(IntEnum):
 
 V = MetadataVersion
 MINIMUM = V.IBP_3_3_IV3
-LATEST_PRODUCTION = V.IBP_4_3_IV0
-LATEST_TESTING = V.IBP_4_4_IV0
+LATEST_PRODUCTION = V.IBP_4_4_IV2
+LATEST_TESTING = V.IBP_4_5_IV0
 
 _CHANGED_RECORDS = frozenset(
     {
@@ -142,6 +153,8 @@ _CHANGED_RECORDS = frozenset(
         V.IBP_3_7_IV2,
         V.IBP_4_0_IV1,
         V.IBP_4_3_IV0,
+        V.IBP_4_4_IV1,
+        V.IBP_4_4_IV2,
     }
 )
 _BY_TEXT = {level.version: level for level in V}

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from kalda.base.ids import DIRECTORY_MIGRATING, Uuid
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import PartitionChangeRecord, PartitionRecord
 
 T = TypeVar("T")

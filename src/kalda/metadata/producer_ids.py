@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kalda.metadata.writing import ImageWriter
+from kalda.metadata.image_records import ImageWriter
 from kalda.protocol.messages.metadata_records import ProducerIdsRecord
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
+from kalda.metadata.image_records import ImageWriter
 from kalda.metadata.partition import PartitionRegistration
-from kalda.metadata.writing import ImageWriter
 from kalda.protocol.messages.metadata_records import (
     ClearElrRecord,
     PartitionChangeRecord,
@@ -52,10 +52,6 @@ class TopicsImage(NamedTuple):
     def topic_id(self, name: str) -> Uuid | None:
         topic = self.by_name.get(name)
         return None if topic is None else topic.id
-
-    def topic_name(self, topic_id: Uuid) -> str | None:
-        topic = self.by_id.get(topic_id)
-        return None if topic is None else topic.name
 
     def collect_local(self, topic_partition: TopicPartition, broker_id: int, changes: LocalChanges) -> None:
         """Add the partition to `changes` as if it were new; not at all where the broker has no replica of it."""

@@ -116,11 +116,6 @@ class FrameReader:
         """Whether `next_frame` returns a frame, or raises."""
         return 0 != self.announced_bytes <= self._end - self._start
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Memory that only this connection uses, beside the shared arena."""
-        return 0 if self.in_arena else len(self._view)
-
     def room(self) -> memoryview:
         """Writable memory, never empty, for the next read."""
         if self._start == self._end:

@@ -33,8 +33,9 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
             each.close()
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a server could listen there now. Raises `OSError` for a host that is not this one."""
+def is_free(port: int, host: str | None = LOOPBACK) -> bool:
+    """Whether a server could listen there now; None stands for every address of this host. Raises `OSError` for a host
+    that is not this one."""
     bound = _bind(host, port)
     if bound is None:
         return False
@@ -42,7 +43,7 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
     return True
 
 
-def _bind(host: str, port: int) -> socket.socket | None:
+def _bind(host: str | None, port: int) -> socket.socket | None:
     """A socket bound as servers bind it, so that closed connections in TIME_WAIT are no obstacle; None: in use."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

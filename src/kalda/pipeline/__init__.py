@@ -1,24 +1,53 @@
-"""Pipelines between topics and tables, on Spark's own machinery: `kalda pipeline load | derive | snapshot | replay |
-status`.
+"""Pipelines between topics and tables, on Spark's own machinery: `kalda pipeline run | check | load | derive | replay |
+snapshot | status`.
 
 A pipeline is a Structured Streaming query, or a batch query, that reads the formats `kalda` and writes Spark's own file
 sink, Delta, Iceberg or topics. What was read and what was written are committed by Spark's checkpoint and the sink.
-There is no engine here, only what people otherwise write around such queries: options, places, progress, results.
+Projects of `pyspark.pipelines` have an engine here: unchanged definition files run in one session, with what Spark's
+own engine lacks. In definition files:
+
+    from kalda.pipeline import connection, create_auto_cdc_flow, debezium, decoded
+    from kalda.pipeline import expect, expect_or_drop, expect_or_fail
 
 - `session`: the Spark session of a command, and which jars a format needs
-- `background`: processes that get what others leave of the CPU and the disk
 - `topics`: partitions and ends of topics, from a cluster
-- `values`: values of records as columns, and what is wrong with those that cannot be
-- `registry`: Avro schemas of a topic's values, from a schema registry
 - `files`: files beside a pipeline: bounded reads, states, locks
-- `lake`: a directory that `load` fills: its layout, its files, one load at a time
-- `load`: topics into a lake
-- `running`: one query from its start to its end, with progress
-- `project`: a project file: topics, tables, derived topics and tables
-- `derive`: runs a project file
-- `snapshot`: the latest value of each key of a topic as a table
-- `replay`: a table or files into a topic, in order
-- `checkpoints`: what the checkpoint of a query says
-- `status`: pipelines with their lag and last batches
-- `chart`: a picture of rates and lags, as PNG or as one HTML file
+- `projects`: what a project's files define, and what is wrong with it before it runs
+- `engine`: runs of projects, single queries, and what they say of themselves
+- `tables`: tables of Delta: commits, MERGE, contracts, change data, rules of rows
+- `formats`: values of records as columns
+- `connectors`: what is written and read beside topics and tables
+- `generators`: the commands that need no project: load, derive, snapshot, replay
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kalda.pipeline.connectors.sinks import connection as connection
+    from kalda.pipeline.formats.frames import debezium as debezium
+    from kalda.pipeline.formats.frames import decoded as decoded
+    from kalda.pipeline.tables.changes import create_auto_cdc_flow as create_auto_cdc_flow
+    from kalda.pipeline.tables.expectations import expect as expect
+    from kalda.pipeline.tables.expectations import expect_or_drop as expect_or_drop
+    from kalda.pipeline.tables.expectations import expect_or_fail as expect_or_fail
+
+_PUBLIC: Final = {
+    "connection": "connectors.sinks",
+    "create_auto_cdc_flow": "tables.changes",
+    "debezium": "formats.frames",
+    "decoded": "formats.frames",
+    "expect": "tables.expectations",
+    "expect_or_drop": "tables.expectations",
+    "expect_or_fail": "tables.expectations",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, imported at its first use: they need PySpark."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kalda.pipeline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return vars(import_module(f"kalda.pipeline.{_PUBLIC[name]}"))[name]

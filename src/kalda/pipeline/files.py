@@ -32,12 +32,18 @@ _MAX_STATE_BYTES: Final = 1 << 30
 """Of a state, which may have offsets of any number of partitions."""
 
 
-def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """A text file. Raises `PipelineError` where it is too large or not UTF-8, `OSError` where it cannot be read."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Raises `PipelineError` where the file is too large, `OSError` where it cannot be read."""
     with open(path, "rb") as file:
         found = file.read(max_bytes + 1)
     if len(found) > max_bytes:
         raise PipelineError(f"{path} has more than {max_bytes} bytes")
+    return found
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """A text file. Raises `PipelineError` where it is too large or not UTF-8, `OSError` where it cannot be read."""
+    found = read_bytes(path, max_bytes)
     try:
         return found.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -114,11 +120,13 @@ def _locked_by_java(java: Any, file: Path, refusal: str) -> Iterator[None]:
         channel.close()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
+def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file, whole or not at all. `mode`: its permissions, of which the process's umask takes some."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)
+    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(opened, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

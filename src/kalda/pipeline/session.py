@@ -1,7 +1,7 @@
 """The Spark session of a command: `local[*]` unless spark-submit gave another master, with quiet output.
 
-A table format whose jars are not on the class path is resolved by Spark from Maven when the session is made; where
-that fails, the message names the jars.
+A format whose jars are no part of PySpark is resolved by Spark from Maven when the session is made. Which module fits
+which PySpark is a table here: the modules appear later than the PySpark that they are for, and some never do.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from kalda.pipeline.background import enter_background
+from kalda.base.errors import KafkaError
+from kalda.spark.background import enter_background
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGES: Final[dict[str, str]] = {
-    "delta": "io.delta:delta-spark_{minor}_{scala}:4.4.0",
-    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:1.12.0",
-    "avro": "org.apache.spark:spark-avro_{scala}:{spark}",
-    "protobuf": "org.apache.spark:spark-protobuf_{scala}:{spark}",
+MODULES: Final = ("delta", "iceberg")
+"""Formats that are no part of PySpark."""
+_COORDINATES: Final[dict[str, dict[str, str]]] = {
+    "4.1": {
+        "delta": "io.delta:delta-spark_4.1_2.13:4.4.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    },
+    "4.2": {
+        "delta": "io.delta:delta-spark_4.2_2.13:4.4.0",
+    },
 }
-"""Maven coordinates of what is not part of PySpark."""
+"""Maven coordinates, by PySpark's minor version and module. Each was loaded; what is not here is not published."""
+_EXTRAS: Final = {"4.1": "iceberg", "4.2": "pipeline"}
+"""The extra of Kalda that installs this PySpark."""
+_THROWN: Final = re.compile(r"^(?:Caused by)?: [\w.$]+: (.+)$", re.MULTILINE)
+"""What an exception of Java says, and each of its causes, in the text of a `Py4JJavaError`."""
 _RAISED: Final = re.compile(
     r"(?:Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:kalda\.[\w.]+: )?|\bkalda\.[\w.]+: )(\S.*)"
 )
 """What Python raised: the line of each traceback in the text of Spark that names the exception, or what is behind
 the name of a class of Kalda's, without that name."""
-_SCALA: Final = "2.13"
 _EXTENSIONS: Final[dict[str, dict[str, str]]] = {
     "delta": {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -43,19 +52,22 @@ _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "FATAL",  # a command says what has failed; this would print a Java stack for each attempt
 }
-_TIME_ZONE: Final = "spark.sql.session.timeZone"
-_COMPACT_INTERVAL: Final = "spark.sql.streaming.fileSink.log.compactInterval"
+_ALL_CORES: Final = "local[*]"
+_PACKAGES: Final = "spark.jars.packages"
 _OF_QUERIES: Final = {
-    _TIME_ZONE: "UTC",
+    "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    _COMPACT_INTERVAL: "1",  # see `lake`
 }
 
 
-class PipelineError(Exception):
+class PipelineError(KafkaError):
     """A pipeline cannot run; the message has the value and the remedy."""
+
+
+class Unavailable(KafkaError):
+    """What a pipeline needs does not answer; when it is started again, it may."""
 
 
 def _spark_version() -> str:
@@ -64,11 +76,23 @@ def _spark_version() -> str:
     return pyspark.__version__
 
 
-def packages_of(needs: Iterable[str]) -> list[str]:
-    """The Maven coordinates of these formats."""
-    spark = _spark_version()
-    minor = ".".join(spark.split(".")[:2])
-    return [PACKAGES[name].format(scala=_SCALA, spark=spark, minor=minor) for name in needs if name in PACKAGES]
+def packages_of(needs: Iterable[str], version: str) -> list[str]:
+    """The Maven coordinates of these modules for this version of PySpark. Raises `PipelineError` where one has none."""
+    minor = ".".join(version.split(".")[:2])
+    of_version = _COORDINATES.get(minor, {})
+    for name in needs:
+        if name not in of_version:
+            raise PipelineError(f"no jar of {name} is known for PySpark {version}: {_remedy(name)}")
+    return [of_version[name] for name in needs]
+
+
+def _remedy(name: str) -> str:
+    """What to do where the PySpark that runs has no jar of this module."""
+    fitting = [minor for minor, modules in _COORDINATES.items() if name in modules]
+    return (
+        f"there is one for PySpark {' and '.join(fitting)} (pip install 'kalda[{_EXTRAS[fitting[-1]]}]'), or name one "
+        f"that fits by --spark spark.jars.packages=GROUP:NAME:VERSION"
+    )
 
 
 def make_session(
@@ -79,43 +103,52 @@ def make_session(
     *,
     in_background: bool = False,
 ) -> SparkSession:
-    """A session with Kalda's formats. `needs`: delta, iceberg, avro, protobuf. `in_background`: Java and its Python
+    """A session with Kalda's formats. `needs`: delta, iceberg. `in_background`: Java and its Python
     workers get what other processes of this machine leave; only for a local master. Raises `PipelineError`."""
-    from kalda.spark.java import ending_java, java_advice, sockets_of_workers
+    from kalda.spark.java import ending_java, java_advice, settings_of_machine, sockets_of_workers
 
     advice = None if os.environ.get("SPARK_REMOTE") else java_advice()
     if advice is not None:
         raise PipelineError(advice)
     try:
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError(f"pipelines run on PySpark ({error}): pip install 'kalda[spark]'") from None
+    # Each exception would be a line of JSON on the screen, too.
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     chosen = dict(_SETTINGS) | ({} if "SPARK_REMOTE" in os.environ else sockets_of_workers())
     if master is not None:
         builder = builder.master(master)
     elif "SPARK_REMOTE" not in os.environ:
-        builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
+        builder = builder.master(os.environ.get("SPARK_MASTER", _ALL_CORES))
         chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    needed = [one for one in dict.fromkeys(needs) if one in PACKAGES]
-    if needed and "SPARK_JARS_PROVIDED" not in os.environ:
-        chosen["spark.jars.packages"] = ",".join(packages_of(needed))
+    needed = [one for one in dict.fromkeys(needs) if one in MODULES]
+    packages = (settings or {}).get(_PACKAGES)
+    if not {"SPARK_JARS_PROVIDED", "SPARK_REMOTE"} & os.environ.keys():
+        own = packages_of([one for one in needed if one not in (packages or "")], _spark_version())
+        packages = ",".join(own if packages is None else [packages, *own]) or None
     for one in needed:
         chosen |= _EXTENSIONS.get(one, {})
+    place = (settings or {}).get("spark.master") or master or os.environ.get("SPARK_MASTER", _ALL_CORES)
+    if "SPARK_REMOTE" not in os.environ:
+        chosen |= settings_of_machine(place)
     chosen |= settings or {}
+    if packages is not None:
+        chosen[_PACKAGES] = packages
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    is_local = (chosen.get("spark.master") or master or os.environ.get("SPARK_MASTER", "local")).startswith("local")
     try:
-        with ending_java(enter_background if in_background and is_local else None):
+        with ending_java(enter_background if in_background and place.startswith("local") else None):
             spark: SparkSession = builder.getOrCreate()
     except Exception as error:
-        if not needed:
+        if packages is None:
             raise
+        said = first_line(error).removesuffix(".")
         raise PipelineError(
-            f"Spark could not be started with {', '.join(packages_of(needed))} from Maven: {first_line(error)}. Where "
-            f"there are others that fit Spark {_spark_version()}, name them by --spark spark.jars.packages=...; or put "
+            f"Spark could not be started with {packages} from Maven: {said}. Where Maven cannot be reached, put "
             f"the jars into Spark's folder jars and set SPARK_JARS_PROVIDED=1"
         ) from error
     prepare(spark, settings)
@@ -135,27 +168,6 @@ def prepare(spark: SparkSession, chosen: Collection[str] | None = None) -> None:
             spark.conf.set(name, value)
 
 
-def check_settings_of_lakes(spark: SparkSession) -> None:
-    """Raises `PipelineError` where a session has other settings than a lake needs: its dates are those of UTC, and each
-    entry of its list has all files."""
-    for name in (_TIME_ZONE, _COMPACT_INTERVAL):
-        if (found := spark.conf.get(name)) != _OF_QUERIES[name]:
-            raise PipelineError(f"--spark {name}={found}: a load needs {_OF_QUERIES[name]}; leave it out")
-
-
-def batch_limit(rows: int, *, to_the_end: bool) -> dict[str, str]:
-    """The source's option that bounds a batch; none for a query that has one batch only."""
-    return {} if ends_after_a_batch(to_the_end=to_the_end) else {"maxOffsetsPerTrigger": str(rows)}
-
-
-def ends_after_a_batch(*, to_the_end: bool) -> bool:
-    """Whether a query ends after its first batch: one `to_the_end` of its topics with Spark 4.1, which has no admission
-    control for sources in Python. Where it continues, that batch is the one that had been planned."""
-    from kalda.spark.source import HAS_ADMISSION_CONTROL
-
-    return to_the_end and not HAS_ADMISSION_CONTROL
-
-
 def refuse_options(given: Iterable[str], own: Mapping[str, str]) -> None:
     """Raises `PipelineError` where an option of the source is given that a pipeline sets itself: it would have no
     effect. `own`: such options, and what to use instead."""
@@ -172,6 +184,10 @@ def first_line(error: BaseException) -> str:
     if raised:
         return str(raised[-1])[:500]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    thrown = _THROWN.findall(str(error)) if lines and lines[0].startswith("An error occurred while calling") else []
+    if thrown:  # by Java, and of a kind that PySpark has no class for
+        shown, below = thrown[0][:500], thrown[-1][:500]
+        return shown if below in shown else f"{shown.removesuffix('.')}: {below}"
     said = [line for line in lines if not line.startswith(("at ", "Caused by", "Traceback", "File "))]
     shown = (said or lines or [type(error).__name__])[0][:500]
     first = error

@@ -6,13 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kalda.base.configs.admin import ADMIN
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.client.admin.admin_client import Admin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.pipeline.session import PipelineError
 from kalda.protocol.messages.fetch import OffsetSpec
+from kalda.spark.options import OptionError, connected
 
 _NAMED: Final = 5
 """How many topics or partitions an error names."""
@@ -30,7 +32,12 @@ class TopicQuestions:
     """Questions about topics of one cluster; a context manager that closes the connections."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """`options` of the source: those that begin with `kafka.` are the client's."""
+        """`options` of the source: those that begin with `kafka.`, and those of its connection, are the client's.
+        Raises `PipelineError`."""
+        try:
+            options = connected(options, ADMIN)
+        except OptionError as error:
+            raise PipelineError(str(error)) from error
         config = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
         names = ("bootstrap.servers", "client.id", "request.timeout.ms", "default.api.timeout.ms")
         self._read_committed = config.get("isolation.level") == "read_committed"
@@ -78,7 +85,7 @@ class TopicQuestions:
 
     def config(self, topic: str, name: str) -> str | None:
         """One config of a topic; None where this user may not see it."""
-        resource = Resource(ConfigResourceType.TOPIC, topic)
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         entry = self._admin.describe_configs([resource]).succeeded.get(resource, {}).get(name)
         return None if entry is None else entry.value
 

@@ -15,6 +15,18 @@ topics those alone that the caller may describe |
 | FindCoordinator | each DESCRIBE Group or DESCRIBE TransactionalId; share CLUSTER_ACTION | GROUP_…, \
 TRANSACTIONAL_ID_… |
 | JoinGroup, Heartbeat, LeaveGroup, SyncGroup | whole READ Group | GROUP_… |
+| ShareGroupHeartbeat | whole READ Group; all topics named DESCRIBE | GROUP_…, TOPIC_… on top |
+| ShareGroupDescribe | each DESCRIBE Group, whose members' topics DESCRIBE | GROUP_…, TOPIC_… |
+| ShareFetch, ShareAcknowledge | whole READ Group; each topic READ | GROUP_…, TOPIC_… |
+| DescribeShareGroupOffsets | each DESCRIBE Group; each topic DESCRIBE | GROUP_…; left out |
+| AlterShareGroupOffsets | whole READ Group; each topic READ | GROUP_…, TOPIC_… |
+| DeleteShareGroupOffsets | whole DELETE Group; each topic READ | GROUP_…, TOPIC_… |
+| ConsumerGroupHeartbeat | whole READ Group; all topics named DESCRIBE | GROUP_…, TOPIC_… on top |
+| ConsumerGroupDescribe | each DESCRIBE Group; of a group all topics DESCRIBE | GROUP_…, TOPIC_… of the group |
+| StreamsGroupHeartbeat | whole READ Group; all topics of a topology DESCRIBE; internal topics are created with CREATE \
+Cluster or each CREATE Topic | GROUP_…, TOPIC_… on top; a status |
+| StreamsGroupDescribe | each DESCRIBE Group; of a group all topics DESCRIBE | GROUP_…, TOPIC_… of the group |
+| StreamsGroupTopologyDescriptionUpdate | whole READ Group | GROUP_… |
 | DescribeGroups | each DESCRIBE Group | GROUP_… |
 | ListGroups | DESCRIBE Cluster lists all, else each DESCRIBE Group | left out |
 | DeleteGroups | each DELETE Group | GROUP_… |
@@ -40,7 +52,8 @@ TRANSACTIONAL_ID_…, GROUP_…, TOPIC_… |
 | DescribeLogDirs, DescribeUserScramCredentials, DescribeQuorum, ListPartitionReassignments, DescribeAcls | whole \
 DESCRIBE Cluster | CLUSTER_… |
 | AlterReplicaLogDirs, AlterUserScramCredentials, UpdateFeatures, ElectLeaders, AlterPartitionReassignments, \
-UnregisterBroker, AddRaftVoter, RemoveRaftVoter, CreateAcls, DeleteAcls | whole ALTER Cluster | CLUSTER_… |
+UnregisterBroker, UnregisterController, AddRaftVoter, RemoveRaftVoter, CreateAcls, DeleteAcls \
+| whole ALTER Cluster | CLUSTER_… |
 | CreateTopics | CREATE Cluster or each CREATE Topic; configs are shown with DESCRIBE_CONFIGS Topic | TOPIC_… |
 | DeleteTopics | DELETE Cluster or each DELETE Topic; the name of an id is shown with DESCRIBE Topic | TOPIC_… |
 | CreatePartitions | each topic ALTER | TOPIC_… |
@@ -50,6 +63,8 @@ CLUSTER_… |
 | DescribeDelegationToken | each own token; others with DESCRIBE_TOKENS User of the owner or DESCRIBE \
 DelegationToken | left out |
 | RenewDelegationToken, ExpireDelegationToken | owner or renewer | DELEGATION_TOKEN_OWNER_MISMATCH |
+| InitializeShareGroupState, ReadShareGroupState, WriteShareGroupState, DeleteShareGroupState, \
+ReadShareGroupStateSummary | whole CLUSTER_ACTION Cluster | CLUSTER_… |
 | Envelope, Fetch and all quorum APIs of controllers, BrokerRegistration, BrokerHeartbeat, ControllerRegistration, \
 AlterPartition, AllocateProducerIds, AssignReplicasToDirs | whole CLUSTER_ACTION Cluster | CLUSTER_… |
 | ApiVersions, SaslHandshake, SaslAuthenticate, GetTelemetrySubscriptions, PushTelemetry | none | |

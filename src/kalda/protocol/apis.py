@@ -106,6 +106,8 @@ class ApiKey(IntEnum):
     DESCRIBE_SHARE_GROUP_OFFSETS = 90
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
+    STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
+    UNREGISTER_CONTROLLER = 94
 
 
 class Listener(Flag):
@@ -169,7 +171,7 @@ API: dict[int, Api] = {
         Api(ApiKey.DESCRIBE_GROUPS, "DescribeGroups", "groups", 0, 6, 5, BROKER),
         Api(ApiKey.LIST_GROUPS, "ListGroups", "groups", 0, 5, 3, BROKER),
         Api(ApiKey.SASL_HANDSHAKE, "SaslHandshake", "security", 0, 1, None, BOTH),
-        Api(ApiKey.API_VERSIONS, "ApiVersions", "metadata", 0, 4, 3, BOTH),
+        Api(ApiKey.API_VERSIONS, "ApiVersions", "metadata", 0, 5, 3, BOTH),
         Api(ApiKey.CREATE_TOPICS, "CreateTopics", "topics", 2, 7, 5, BOTH, forwarded=True),
         Api(ApiKey.DELETE_TOPICS, "DeleteTopics", "topics", 1, 6, 4, BOTH, forwarded=True),
         Api(ApiKey.DELETE_RECORDS, "DeleteRecords", "fetch", 0, 2, 2, BROKER),
@@ -179,7 +181,7 @@ API: dict[int, Api] = {
         Api(ApiKey.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", "transactions", 0, 4, 3, BROKER),
         Api(ApiKey.END_TXN, "EndTxn", "transactions", 0, 5, 3, BROKER),
         Api(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", "transactions", 1, 2, 1, BROKER),
-        Api(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", "transactions", 0, 5, 3, BROKER),
+        Api(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", "transactions", 0, 6, 3, BROKER),
         Api(ApiKey.DESCRIBE_ACLS, "DescribeAcls", "security", 1, 3, 2, BOTH),
         Api(ApiKey.CREATE_ACLS, "CreateAcls", "security", 1, 3, 2, BOTH, forwarded=True),
         Api(ApiKey.DELETE_ACLS, "DeleteAcls", "security", 1, 3, 2, BOTH, forwarded=True),
@@ -193,7 +195,7 @@ API: dict[int, Api] = {
         Api(ApiKey.RENEW_DELEGATION_TOKEN, "RenewDelegationToken", "security", 1, 2, 2, BOTH, forwarded=True),
         Api(ApiKey.EXPIRE_DELEGATION_TOKEN, "ExpireDelegationToken", "security", 1, 2, 2, BOTH, forwarded=True),
         Api(ApiKey.DESCRIBE_DELEGATION_TOKEN, "DescribeDelegationToken", "security", 1, 3, 2, BOTH),
-        Api(ApiKey.DELETE_GROUPS, "DeleteGroups", "groups", 0, 2, 2, BROKER),
+        Api(ApiKey.DELETE_GROUPS, "DeleteGroups", "groups", 0, 3, 2, BROKER),
         Api(ApiKey.ELECT_LEADERS, "ElectLeaders", "topics", 0, 2, 2, BOTH, forwarded=True),
         Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", "configs", 0, 1, 1, BOTH, forwarded=True),
         Api(
@@ -243,17 +245,27 @@ API: dict[int, Api] = {
         Api(ApiKey.WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", "share_state", 0, 1, 0, BROKER),
         Api(ApiKey.DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", "share_state", 0, 0, 0, BROKER),
         Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, "ReadShareGroupStateSummary", "share_state", 0, 1, 0, BROKER),
-        Api(ApiKey.STREAMS_GROUP_HEARTBEAT, "StreamsGroupHeartbeat", "streams", 0, 0, 0, BROKER),
-        Api(ApiKey.STREAMS_GROUP_DESCRIBE, "StreamsGroupDescribe", "streams", 0, 0, 0, BROKER),
+        Api(ApiKey.STREAMS_GROUP_HEARTBEAT, "StreamsGroupHeartbeat", "streams", 0, 1, 0, BROKER),
+        Api(ApiKey.STREAMS_GROUP_DESCRIBE, "StreamsGroupDescribe", "streams", 0, 1, 0, BROKER),
         Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, "DescribeShareGroupOffsets", "share", 0, 1, 0, BROKER),
         Api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", "share", 0, 0, 0, BROKER),
         Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, "DeleteShareGroupOffsets", "share", 0, 0, 0, BROKER),
+        Api(
+            ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
+            "StreamsGroupTopologyDescriptionUpdate",
+            "streams",
+            0,
+            0,
+            0,
+            BROKER,
+        ),
+        Api(ApiKey.UNREGISTER_CONTROLLER, "UnregisterController", "brokers", 0, 0, 0, BOTH, forwarded=True),
     )
 }
 
 
 def api_of(key: int) -> Api:
-    """The API of a key from the wire. Raises `InvalidRequest` for a key that Kafka 4.3 does not have."""
+    """The API of a key from the wire. Raises `InvalidRequest` for a key that Kafka 4.4 does not have."""
     api = API.get(key)
     if api is None:
         raise InvalidRequest(f"API key {key} is unknown")

@@ -79,9 +79,14 @@ def choose_version(message: Request, version: int | None, peer: PeerVersions | N
     return version
 
 
-def api_versions_request(software_version: str) -> ApiVersionsRequest:
-    """The first request on a connection."""
-    return ApiVersionsRequest(client_software_name="kalda", client_software_version=software_version)
+def api_versions_request(software_version: str, cluster_id: str | None = None, node_id: int = -1) -> ApiVersionsRequest:
+    """The first request on a connection. With a cluster id, another node than that one refuses it (KIP-1242)."""
+    return ApiVersionsRequest(
+        client_software_name="kalda",
+        client_software_version=software_version,
+        cluster_id=cluster_id,
+        node_id=node_id,
+    )
 
 
 def peer_versions(answer: ApiVersionsResponse) -> PeerVersions:
@@ -92,6 +97,13 @@ def peer_versions(answer: ApiVersionsResponse) -> PeerVersions:
 def retry_version(answer: ApiVersionsResponse) -> int:
     """The version in which to repeat ApiVersions, after `UNSUPPORTED_VERSION`."""
     return peer_versions(answer).get(ApiKey.API_VERSIONS, (0, 0))[1]
+
+
+class ConnectionRefused(ApiError):
+    """No process listens at the address of a node."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
 def disconnected(why: str) -> ApiError:

@@ -10,5 +10,5 @@ client has to pause, and the request pipeline holds the connection.
 - `managers.py`: the quotas of a node, and what a change of the metadata does to them
 - `callback.py`: the interface of an operator's own class that decides whose quota applies
 - `decisions.py`: throttle times, and what is kept of the last ones
-- `explaining.py`: why a client is throttled: the steps, the measured values, what would be needed
+- `explanation.py`: why a client is throttled: the steps, the measured values, what would be needed
 """

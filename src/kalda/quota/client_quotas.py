@@ -86,7 +86,8 @@ class ClientSensors(FreeUse):
         self.limits_version = 0
         """The version of the limits that `limit` was found by."""
         self.most_at_once = _LARGEST
-        """What a client that has used nothing may use at once without a pause. An integer, which Fetch compares."""
+        """What a client that has used nothing may use at once without a pause: what the limit allows in all windows but
+        one. With more, the rate would exceed it."""
         self.pauses: Pauses | None = None
         """None until there is one."""
 
@@ -118,7 +119,7 @@ class ClientSensors(FreeUse):
     def set_limit(self, limit: float, config: MetricConfig) -> None:
         """Another limit; what was used stays. `config` has it as its quota."""
         self.limit = limit
-        self.most_at_once = int(min(_at_once(limit, config), _LARGEST))
+        self.most_at_once = int(min(limit * (config.samples - 1) * (config.window_ms / 1000), _LARGEST))
         self.metric.config = config
         self.withdraw()
 
@@ -145,9 +146,8 @@ class ClientQuotas:
         """In the order in which they were made. After a change of a default their limits are found anew when they are
         used: there may be a hundred thousand."""
         self._by_client: dict[tuple[str, str], ClientSensors] = {}
-        """By principal and client id: the sensors that were found for it."""
-        self.generation: object = object()
-        """What was found for a client is found again under the next generation."""
+        """By principal and client id: the sensors that were found for it. Empty where a class of the operator chooses
+        them: it may choose others each time."""
         self._name_bytes = 0
         """Length of all names in `sensors`."""
         self._cached_bytes = 0
@@ -212,10 +212,10 @@ class ClientQuotas:
 
     def sensors_of(self, principal: str, client_id: str, now_ms: int) -> ClientSensors:
         """The sensors of a client, made where there are none. `principal` is `type:name`."""
+        sensors = self._by_client.get((principal, client_id))
+        if sensors is not None:
+            return sensors
         if self.callback is None:
-            sensors = self._by_client.get((principal, client_id))
-            if sensors is not None:
-                return sensors
             tags = _metric_tags(*self.limits.tags(user_of(principal), client_id))
         else:
             found = self.callback.quota_metric_tags(self.kind.name, user_of(principal), client_id)
@@ -240,10 +240,7 @@ class ClientQuotas:
 
     def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
         """Record what a client has used. Returns for how many milliseconds it has to pause; 0 within its quota."""
-        return self.record_of(self.sensors_of(principal, client_id, now_ms), value, now_ms)
-
-    def record_of(self, sensors: ClientSensors, value: float, now_ms: int) -> int:
-        """`record`, for the client of these sensors."""
+        sensors = self._by_client.get((principal, client_id)) or self.sensors_of(principal, client_id, now_ms)
         if sensors.take(value, now_ms):
             return 0
         metric, limit = sensors.metric, sensors.limit
@@ -263,11 +260,6 @@ class ClientQuotas:
         sensors = self.sensors_of(principal, client_id, now_ms)
         sensors.last_ms = now_ms
         sensors.metric.record(value, now_ms)
-
-    def max_value(self, principal: str, client_id: str, now_ms: int) -> float:
-        """What a client that has used nothing may use at once without a pause."""
-        limit = self.sensors_of(principal, client_id, now_ms).limit
-        return UNLIMITED if limit == UNLIMITED else _at_once(limit, self.config)
 
     def note_throttle(self, principal: str, client_id: str, pause_ms: int, now_ms: int) -> None:
         """A client pauses for this quota: count it in the mean throttle time."""
@@ -330,7 +322,6 @@ class ClientQuotas:
             self._forget_clients()
 
     def _forget_clients(self) -> None:
-        self.generation = object()
         self._by_client.clear()
         self._cached_bytes = 0
 
@@ -344,8 +335,8 @@ class RequestQuotas(ClientQuotas):
     """The time of the event loop, in percent of one second (`request_percentage`, KIP-124).
 
     Kafka measures the time of its request handler and network threads. Here one loop does both. What is recorded is the
-    time for which a request holds the loop: decoding, handling and encoding. The limit of Kafka with eight handler
-    threads is 800 %; here it is 100 %. A pause is one window at most.
+    time for which a request holds the loop until its response is known: decoding and handling. The limit
+    of Kafka with eight handler threads is 800 %; here it is 100 %. A pause is one window at most.
     """
 
     metric_name = "request-time"
@@ -355,11 +346,6 @@ class RequestQuotas(ClientQuotas):
         self.max_throttle_ms = config.window_ms
         self.exempt = Rate(config)
         """The time of requests that no quota counts: those between nodes. Never removed."""
-
-
-def _at_once(limit: float, config: MetricConfig) -> float:
-    """What `limit` allows in all windows but one: with more, the rate would exceed it."""
-    return limit * (config.samples - 1) * (config.window_ms / 1000)
 
 
 def _metric_tags(user: str, client_id: str) -> MetricTags:

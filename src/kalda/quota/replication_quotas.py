@@ -34,11 +34,6 @@ class ReplicationQuota:
         """Whether there is a throttled replica and a rate."""
         return bool(self._throttled) and self._bound < UNLIMITED
 
-    @property
-    def bound(self) -> float:
-        """Bytes a second."""
-        return self._bound
-
     def set_bound(self, bound: float) -> None:
         """Another rate; what was recorded stays."""
         self._bound = bound

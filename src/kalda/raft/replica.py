@@ -232,7 +232,7 @@ class Replica:
         """Whether another replica may raise the epoch to `epoch`. One message with the last epoch would end all
         elections, for good. So calls, which any node with the right to the cluster may send, leave half of the epochs
         to elections. Replies, which the voters' own addresses send, may go further: a replica that was down while
-        others passed the limit learns their epoch so."""
+        others passed the limit gets their epoch so."""
         return epoch <= max(self.epoch, limit) + EPOCHS_AHEAD
 
     def leader_refusal(self, cluster_id: str | None, epoch: int) -> ErrorCode | None:

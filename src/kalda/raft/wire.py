@@ -19,7 +19,6 @@ from kalda.raft import rpc
 from kalda.raft.batches import MAX_BATCH_BYTES, inspect_fetched
 from kalda.raft.values import OffsetAndEpoch, ReplicaKey, VoterEndpoint
 
-MAX_INT64 = (1 << 63) - 1
 MAX_ENDPOINTS = 100
 MAX_FETCH_BYTES = MAX_BATCH_BYTES
 """The limit of what is read for one fetch."""

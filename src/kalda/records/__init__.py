@@ -9,6 +9,7 @@ clients before they are stored. This floor has the format only: it depends on no
 - `checksum`: CRC32C
 - `codec`: parsing the section of records, and converting it to and from columns; compiled by Cython where the install
   had a C compiler
+- `columns`: what `codec` converts between: a column of bytes, the section of a batch
 - `values`: the section of records to and from Python tuples; compiled likewise
 - `scan`: checks the records of a section, piece by piece; compiled likewise
 - `key_offsets`: the last offset of each key, for compaction; compiled likewise

@@ -38,7 +38,6 @@ HEADER_SIZE = 61
 RECORD_OVERHEAD = 36
 """The most bytes that a record has beside its key, value and headers."""
 NO_HEADERS = b"\x00"
-_HEADER_SIZE: cython.Py_ssize_t = 61
 
 
 class Ticket:
@@ -254,10 +253,7 @@ def _hash(
 
 
 def group_rows(
-    ends: cython.const[cython.int][::1],
-    data: cython.const[cython.uchar][::1],
-    valid: cython.const[cython.uchar][::1],
-    bit: cython.Py_ssize_t,
+    keys: object,
     partitions: cython.Py_ssize_t,
     without_key: cython.Py_ssize_t,
     order: cython.longlong[::1],
@@ -266,9 +262,12 @@ def group_rows(
     """Sort the rows of a column of keys by partition, keeping their order within each: row numbers into `order`, and
     where each partition's rows begin into `starts`, one more than there are partitions.
 
-    The column has passed `check_columns`; `valid` and `bit` are as for `encode_columns`. Raises `ValueError` where the
-    results do not fit.
+    `keys` is a `columns.Column` that has passed `check_columns`. Raises `ValueError` where the results do not fit.
     """
+    ends: cython.const[cython.int][::1] = keys.ends
+    data: cython.const[cython.uchar][::1] = keys.data
+    valid: cython.const[cython.uchar][::1] = keys.valid
+    bit: cython.Py_ssize_t = keys.bit
     row: cython.Py_ssize_t
     at: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(order)

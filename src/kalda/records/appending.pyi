@@ -1,6 +1,6 @@
 from typing import Any, TypeVar
 
-from kalda.records.batch import Buffer
+from kalda.records.columns import Column
 
 COMPILED: bool
 HEADER_SIZE: int
@@ -42,14 +42,5 @@ class TopicAppender:
         self, value: object, key: object, partition: object, timestamp: object, callback: object, now: float
     ) -> Any: ...
 
-def group_rows(
-    ends: memoryview,
-    data: Buffer,
-    valid: Buffer,
-    bit: int,
-    partitions: int,
-    without_key: int,
-    order: memoryview,
-    starts: memoryview,
-) -> None: ...
+def group_rows(keys: Column, partitions: int, without_key: int, order: memoryview, starts: memoryview) -> None: ...
 def murmur2(data: bytes) -> int: ...

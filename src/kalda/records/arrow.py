@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -20,21 +20,15 @@ from kalda.base.errors import CorruptRecord
 from kalda.records import appending, codec
 from kalda.records.batch import (
     HEADER_SIZE,
-    MAGIC,
-    NO_LEADER_EPOCH,
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     Buffer,
-    TimestampType,
-    advance_sequence,
     check_crc,
     iter_batches,
 )
-from kalda.records.builder import attributes_of, in_current_format, records_section, seal
-from kalda.records.compression import MAX_DECOMPRESSED_BYTES, Compression
+from kalda.records.builder import in_current_format, records_section
+from kalda.records.columns import Column, Section
+from kalda.records.compression import MAX_DECOMPRESSED_BYTES
 
 HEADER: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 SCHEMA: Final = pa.schema(
@@ -49,8 +43,6 @@ SCHEMA: Final = pa.schema(
 
 CHUNK_BYTES: Final = 64 * 1024 * 1024
 """Decompressed bytes after which a new record batch is started."""
-
-Batch = bytearray | memoryview
 
 _MAX_COLUMN_BYTES: Final = 2**31 - 1
 _RECORD_OVERHEAD: Final = 36
@@ -73,7 +65,7 @@ def iter_record_batches(
     Left out are control batches, batches for which `keep` is false (those of aborted transactions), and records before
     `start_offset`, because a fetch may start in the middle of a batch. Raises `CorruptRecord`.
     """
-    sections: list[codec.Section] = []
+    sections: list[Section] = []
     size = 0
     for pos, header in iter_batches(buf):
         if check_crcs:  # first: a damaged header may look like that of a batch which is left out
@@ -94,22 +86,16 @@ def iter_record_batches(
             sections, size = [], 0
         append_timestamp = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
         section = memoryview(data)[start:end]
-        sections.append((section, header.records_count, header.base_offset, header.base_timestamp, append_timestamp))
+        sections.append(
+            Section(section, header.records_count, header.base_offset, header.base_timestamp, append_timestamp)
+        )
         size += end - start
     if sections:
         yield from _decode(sections, size, start_offset)
 
 
-def to_record_batch(buf: Buffer, **options: Any) -> pa.RecordBatch:
-    """All records of `buf` in one record batch; `options` as for `iter_record_batches`."""
-    batches = list(iter_record_batches(buf, **options))
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=SCHEMA)
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _decode(sections: list[codec.Section], size: int, start_offset: int | None) -> Iterator[pa.RecordBatch]:
-    rows = sum(section[1] for section in sections)
+def _decode(sections: list[Section], size: int, start_offset: int | None) -> Iterator[pa.RecordBatch]:
+    rows = sum(section.records for section in sections)
     offsets, timestamps = pa.allocate_buffer(8 * rows), pa.allocate_buffer(8 * rows)
     key_ends, value_ends, header_ends = (pa.allocate_buffer(4 * rows + 4) for _ in range(3))
     key_data, value_data = (pa.allocate_buffer(size, resizable=True) for _ in range(2))
@@ -122,12 +108,8 @@ def _decode(sections: list[codec.Section], size: int, start_offset: int | None) 
         sections,
         offset_view,
         memoryview(timestamps).cast("B").cast("q"),
-        key_end_view,
-        memoryview(key_data).cast("B"),
-        key_valid,
-        value_end_view,
-        memoryview(value_data).cast("B"),
-        value_valid,
+        Column(key_end_view, memoryview(key_data).cast("B"), key_valid),
+        Column(value_end_view, memoryview(value_data).cast("B"), value_valid),
         header_end_view,
     )
     key_data.resize(key_end_view[rows], shrink_to_fit=True)
@@ -154,7 +136,7 @@ def _binary(rows: int, ends: pa.Buffer, data: pa.Buffer, valid: bytearray, nulls
     return pa.Array.from_buffers(pa.binary(), rows, [bitmap, ends, data], nulls)
 
 
-def _decode_headers(sections: list[codec.Section], headers: int, name_bytes: int, content_bytes: int) -> pa.Array:
+def _decode_headers(sections: list[Section], headers: int, name_bytes: int, content_bytes: int) -> pa.Array:
     """All headers, one after another, as structs of key and value."""
     if headers == 0:
         return _NO_HEADERS
@@ -163,11 +145,8 @@ def _decode_headers(sections: list[codec.Section], headers: int, name_bytes: int
     valid = bytearray(headers // 8 + 1)
     nulls = codec.decode_header_columns(
         sections,
-        memoryview(name_ends).cast("B").cast("i"),
-        memoryview(name_data).cast("B"),
-        memoryview(content_ends).cast("B").cast("i"),
-        memoryview(content_data).cast("B"),
-        valid,
+        Column(memoryview(name_ends).cast("B").cast("i"), memoryview(name_data).cast("B")),
+        Column(memoryview(content_ends).cast("B").cast("i"), memoryview(content_data).cast("B"), valid),
     )
     names = pa.Array.from_buffers(pa.binary(), headers, [None, name_ends, name_data])
     try:
@@ -176,58 +155,6 @@ def _decode_headers(sections: list[codec.Section], headers: int, name_bytes: int
         keys = pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
     contents = _binary(headers, content_ends, content_data, valid, nulls)
     return pa.StructArray.from_arrays([keys, contents], fields=list(HEADER))
-
-
-def build_batches(
-    columns: pa.RecordBatch | pa.Table,
-    *,
-    now_ms: int,
-    max_batch_bytes: int = 1_000_000,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-    compression: Compression = Compression.NONE,
-    compression_level: int | None = None,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    is_transactional: bool = False,
-) -> list[Batch]:
-    """The rows as batches, in order, each with at most `max_batch_bytes` before compression or with a single record.
-
-    The batches are writable memory allocated by Arrow. Its pool reuses freed memory; a fresh megabyte from the kernel
-    would cost four times as much in page faults as the encoding does.
-
-    Columns are found by name: `value` and `key` (binary or string), `timestamp` (a timestamp, or milliseconds),
-    `headers` (as in `SCHEMA`). A missing column is null; a null timestamp is `now_ms`. Other columns, such as `offset`,
-    are ignored: offsets and sequence numbers are consecutive from batch to batch.
-    """
-    if isinstance(columns, pa.Table):
-        parts = columns.combine_chunks().to_batches()
-    else:
-        parts = [columns]
-    batches: list[Batch] = []
-    for part in parts:
-        for records, count, base_timestamp, max_timestamp in _encode(part, now_ms, max_batch_bytes):
-            header = BatchHeader(
-                base_offset=base_offset,
-                batch_length=0,
-                partition_leader_epoch=leader_epoch,
-                magic=MAGIC,
-                crc=0,
-                attributes=attributes_of(compression, TimestampType.CREATE, is_transactional),
-                last_offset_delta=count - 1,
-                base_timestamp=base_timestamp,
-                max_timestamp=max_timestamp,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=base_sequence,
-                records_count=count,
-            )
-            batches.append(seal(records, header, compression_level))
-            base_offset += count
-            if base_sequence != NO_SEQUENCE:
-                base_sequence = advance_sequence(base_sequence, count)
-    return batches
 
 
 class RowEncoder:
@@ -243,7 +170,7 @@ class RowEncoder:
     def bytes_from(self, first: int, last: int | None = None) -> int:
         """An upper bound of the encoded size of the rows from `first` on, up to `last`."""
         last = self.rows if last is None else last
-        key_ends, value_ends, tail_ends = self._key[0], self._value[0], self._tails[0]
+        key_ends, value_ends, tail_ends = self._key.ends, self._value.ends, self._tails.ends
         size: int = key_ends[last] - key_ends[first] + value_ends[last] - value_ends[first]
         return size + (last - first) * _RECORD_OVERHEAD + (tail_ends[last] - tail_ends[first] if len(tail_ends) else 0)
 
@@ -256,7 +183,7 @@ class RowEncoder:
 
         sizes = [
             pc.subtract(column.slice(1), column.slice(0, self.rows))
-            for ends in (self._key[0], self._value[0], self._tails[0])
+            for ends in (self._key.ends, self._value.ends, self._tails.ends)
             if len(ends)
             for column in [pa.Array.from_buffers(pa.int32(), self.rows + 1, [None, pa.py_buffer(ends)])]
         ]
@@ -269,39 +196,19 @@ class RowEncoder:
         """Encode rows from `first` on into `out`, behind the room for a header, as many as fit: (end, next row, base
         timestamp, max timestamp)."""
         end, following, max_timestamp = codec.encode_columns(
-            out, HEADER_SIZE, first, self.rows, self._timestamps, *self._key, *self._value, *self._tails
+            out, HEADER_SIZE, first, self.rows, self._timestamps, self._key, self._value, self._tails
         )
         return end, following, self._timestamps[first], max_timestamp
-
-
-def _encode(part: pa.RecordBatch, now_ms: int, max_bytes: int) -> Iterator[tuple[memoryview, int, int, int]]:
-    """Batches whose headers are not written yet: (buffer, records, base timestamp, max timestamp)."""
-    rows = part.num_rows
-    if rows == 0:
-        return
-    encoder = RowEncoder(part, now_ms)
-    first = 0
-    room = max(max_bytes, HEADER_SIZE)
-    while first < rows:
-        out = memoryview(pa.allocate_buffer(min(room, HEADER_SIZE + encoder.bytes_from(first)))).cast("B")
-        end, following, base_timestamp, max_timestamp = encoder.encode(out, first)
-        if following == first:
-            # A record larger than `max_bytes` gets a batch of its own.
-            room = HEADER_SIZE + encoder.bytes_from(first, first + 1)
-            continue
-        room = max(max_bytes, HEADER_SIZE)
-        yield out[:end], following - first, base_timestamp, max_timestamp
-        first = following
 
 
 def key_partitions(column: pa.Array, partitions: int, without_key: int) -> tuple[memoryview, memoryview]:
     """Rows by the partition of their key: (row numbers in the order of partitions, and where each partition's begin).
     Rows without a key go to the partition `without_key`."""
     rows = len(column)
-    ends, data, valid, bit = _bytes_column(column, rows)
+    keys = _bytes_column(column, rows)
     order = memoryview(bytearray(8 * rows)).cast("q")
     starts = memoryview(bytearray(8 * (partitions + 1))).cast("q")
-    appending.group_rows(ends, data, valid, bit, partitions, without_key, order, starts)
+    appending.group_rows(keys, partitions, without_key, order, starts)
     return order, starts
 
 
@@ -322,8 +229,7 @@ def _timestamps(part: pa.RecordBatch, now_ms: int) -> memoryview:
     return memoryview(column.buffers()[1]).cast("B").cast("q")[column.offset : column.offset + len(column)]
 
 
-def _bytes_column(column: pa.Array | None, rows: int) -> tuple[memoryview, memoryview, memoryview, int]:
-    """(ends, data, validity bitmap or empty, position of the first row in the bitmap)."""
+def _bytes_column(column: pa.Array | None, rows: int) -> Column:
     if column is None:
         column = pa.nulls(rows, pa.binary())
     if column.type != pa.binary():
@@ -336,42 +242,29 @@ def _bytes_column(column: pa.Array | None, rows: int) -> tuple[memoryview, memor
     data_view = _EMPTY if data is None else memoryview(data).cast("B")
     codec.check_columns(len(data_view), end_view, rows)
     if valid is None or column.null_count == 0:
-        return end_view, data_view, _EMPTY, 0
-    return end_view, data_view, memoryview(valid).cast("B"), column.offset
+        return Column(end_view, data_view)
+    return Column(end_view, data_view, memoryview(valid).cast("B"), column.offset)
 
 
-def _tails(column: pa.Array | None, rows: int) -> tuple[memoryview, memoryview]:
-    """(ends, data) of each record's headers as they are on the wire, for `encode_columns`; both empty where no record
-    has headers."""
+def _tails(column: pa.Array | None, rows: int) -> Column:
+    """Each record's headers as they are on the wire, for `encode_columns`; without ends where no record has headers."""
     if column is None or pa.types.is_null(column.type):
-        return _NO_ENDS, _EMPTY
+        return Column(_NO_ENDS, _EMPTY)
     if column.null_count or not pa.types.is_list(column.type):
         column = pa.array([row or [] for row in column.to_pylist()], SCHEMA.field("headers").type)
     header_ends = memoryview(column.buffers()[1]).cast("B").cast("i")[column.offset : column.offset + rows + 1]
     entries = column.values
     if header_ends[0] == header_ends[rows]:
-        return _NO_ENDS, _EMPTY
+        return Column(_NO_ENDS, _EMPTY)
     codec.check_columns(len(entries), header_ends, rows)
     keys, contents = entries.field("key"), entries.field("value")
     if keys.null_count:
         raise ValueError("a header's key may not be null")
-    name_ends, name_data, _, _ = _bytes_column(keys, len(entries))
-    content_ends, content_data, content_valid, content_bit = _bytes_column(contents, len(entries))
+    names, values = _bytes_column(keys, len(entries)), _bytes_column(contents, len(entries))
     headers = header_ends[rows] - header_ends[0]
-    room = 5 * rows + 10 * headers + len(name_data) + len(content_data)
+    room = 5 * rows + 10 * headers + len(names.data) + len(values.data)
     if room > _MAX_COLUMN_BYTES:
         raise ValueError(f"{room} bytes of headers are too many for one record batch")
-    tail_ends = memoryview(bytearray(4 * rows + 4)).cast("i")
-    tail_data = memoryview(bytearray(room))
-    codec.encode_headers(
-        header_ends,
-        name_ends,
-        name_data,
-        content_ends,
-        content_data,
-        content_valid,
-        content_bit,
-        tail_ends,
-        tail_data,
-    )
-    return tail_ends, tail_data
+    tails = Column(memoryview(bytearray(4 * rows + 4)).cast("i"), memoryview(bytearray(room)))
+    codec.encode_headers(header_ends, names, values, tails)
+    return tails

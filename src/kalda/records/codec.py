@@ -9,8 +9,7 @@ One record: its length as a varint, attributes (one byte, unused), timestamp del
 (-1: null), key, value length (-1: null), value, header count, then for each header key length, key, value length,
 value. All varints are zig-zag. The deltas are against the batch's base timestamp and base offset.
 
-A column of bytes is its values one after another (`data`), the position at which each ends (`ends`: one more than there
-are rows, the first 0), and a bitmap of the values that are not null (`valid`): Arrow's layout, but Arrow is not needed.
+Columns of bytes are `columns.Column`, and sections to decode `columns.Section`.
 
 Safety: compiled code checks no index. So every read is preceded by a comparison with `end`, the first position behind
 the section (one comparison covers several numbers where enough bytes for the longest of them remain), and every length
@@ -21,7 +20,6 @@ within the section and has the length that it begins with. All violations raise 
 from __future__ import annotations
 
 import warnings
-from array import array
 
 from kalda.base.errors import CorruptRecord
 
@@ -35,7 +33,7 @@ if cython.compiled:
 else:
     warnings.warn(
         "kalda.records.codec runs uncompiled: records are encoded and decoded some 50 times slower. "
-        "Reinstall Kalda on a machine with a C compiler.",
+        "Install a C compiler and Python's headers, then Kalda with pip install --force-reinstall --no-cache-dir.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -461,94 +459,113 @@ def _measure_headers(
     return names, contents
 
 
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def _decode_section(
-    p: cython.pointer[cython.const[cython.uchar]],
-    end: cython.Py_ssize_t,
-    count: cython.Py_ssize_t,
-    base_offset: cython.longlong,
-    base_timestamp: cython.longlong,
-    append_timestamp: cython.longlong,
-    stamped: cython.bint,
-    row: cython.Py_ssize_t,
-    room: cython.Py_ssize_t,
-    offsets: cython.pointer[cython.longlong],
-    timestamps: cython.pointer[cython.longlong],
-    key_ends: cython.pointer[cython.int],
-    keys: cython.pointer[cython.uchar],
-    key_valid: cython.pointer[cython.uchar],
-    value_ends: cython.pointer[cython.int],
-    values: cython.pointer[cython.uchar],
-    value_valid: cython.pointer[cython.uchar],
-    header_ends: cython.pointer[cython.int],
-    sums: cython.pointer[cython.longlong],
-) -> cython.Py_ssize_t:
-    """Decode the `count` records of `p[:end]` into rows from `row` on, and add to `sums`, the result of
-    `decode_columns`. Returns the position after the last record, or -1 - i where record i is malformed."""
-    i: cython.Py_ssize_t
-    pos: cython.Py_ssize_t = 0
-    time_delta: cython.longlong
-    delta: cython.longlong
-    key_at: cython.Py_ssize_t
-    key_length: cython.Py_ssize_t
-    value_at: cython.Py_ssize_t
-    value_length: cython.Py_ssize_t
-    header_count: cython.Py_ssize_t
-    tail_at: cython.Py_ssize_t
-    names: cython.longlong
-    contents: cython.longlong
-    key_pos: cython.Py_ssize_t = key_ends[row]
-    value_pos: cython.Py_ssize_t = value_ends[row]
-    headers: cython.Py_ssize_t = header_ends[row]
-    for i in range(count):
-        pos, time_delta, delta, key_at, key_length, value_at, value_length, header_count, tail_at = _record(p, pos, end)
-        if pos < 0:
-            return -1 - i
-        offsets[row] = _sum(base_offset, delta)
-        timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time_delta)
-        if key_length < 0:
-            sums[0] += 1
-            key_valid[row >> 3] &= ~(1 << (row & 7))
-        else:
-            key_pos = _append(keys, key_pos, room, p, key_at, end, key_length)
-        if value_length < 0:
-            sums[1] += 1
-            value_valid[row >> 3] &= ~(1 << (row & 7))
-        else:
-            value_pos = _append(values, value_pos, room, p, value_at, end, value_length)
-        if header_count > 0:
-            headers += header_count
-            names, contents = _measure_headers(p, tail_at, pos, header_count)
-            sums[2] += names
-            sums[3] += contents
-        row += 1
-        key_ends[row] = key_pos
-        value_ends[row] = value_pos
-        header_ends[row] = headers
-    return pos
+@cython.final
+@cython.cclass
+class _Filling:
+    """The columns that `decode_columns` fills, and how far it has come."""
+
+    row: cython.Py_ssize_t
+    room: cython.Py_ssize_t
+    offsets: cython.pointer[cython.longlong]
+    timestamps: cython.pointer[cython.longlong]
+    key_ends: cython.pointer[cython.int]
+    keys: cython.pointer[cython.uchar]
+    key_valid: cython.pointer[cython.uchar]
+    value_ends: cython.pointer[cython.int]
+    values: cython.pointer[cython.uchar]
+    value_valid: cython.pointer[cython.uchar]
+    header_ends: cython.pointer[cython.int]
+    null_keys: cython.longlong
+    null_values: cython.longlong
+    name_bytes: cython.longlong
+    content_bytes: cython.longlong
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def add(
+        self,
+        p: cython.pointer[cython.const[cython.uchar]],
+        end: cython.Py_ssize_t,
+        count: cython.Py_ssize_t,
+        base_offset: cython.longlong,
+        base_timestamp: cython.longlong,
+        append_timestamp: cython.longlong,
+        stamped: cython.bint,
+    ) -> cython.Py_ssize_t:
+        """Decode the `count` records of `p[:end]` into the next rows. Returns the position after the last record, or
+        -1 - i where record i is malformed."""
+        i: cython.Py_ssize_t
+        pos: cython.Py_ssize_t = 0
+        time_delta: cython.longlong
+        delta: cython.longlong
+        key_at: cython.Py_ssize_t
+        key_length: cython.Py_ssize_t
+        value_at: cython.Py_ssize_t
+        value_length: cython.Py_ssize_t
+        header_count: cython.Py_ssize_t
+        tail_at: cython.Py_ssize_t
+        names: cython.longlong
+        contents: cython.longlong
+        # In variables of the function: the compiler takes it that a written byte may be one of the object's.
+        row: cython.Py_ssize_t = self.row
+        room: cython.Py_ssize_t = self.room
+        offsets: cython.pointer[cython.longlong] = self.offsets
+        timestamps: cython.pointer[cython.longlong] = self.timestamps
+        key_ends: cython.pointer[cython.int] = self.key_ends
+        keys: cython.pointer[cython.uchar] = self.keys
+        value_ends: cython.pointer[cython.int] = self.value_ends
+        values: cython.pointer[cython.uchar] = self.values
+        header_ends: cython.pointer[cython.int] = self.header_ends
+        key_pos: cython.Py_ssize_t = key_ends[row]
+        value_pos: cython.Py_ssize_t = value_ends[row]
+        headers: cython.Py_ssize_t = header_ends[row]
+        for i in range(count):
+            pos, time_delta, delta, key_at, key_length, value_at, value_length, header_count, tail_at = _record(
+                p, pos, end
+            )
+            if pos < 0:
+                return -1 - i
+            offsets[row] = _sum(base_offset, delta)
+            timestamps[row] = append_timestamp if stamped else _sum(base_timestamp, time_delta)
+            if key_length < 0:
+                self.null_keys += 1
+                self.key_valid[row >> 3] &= ~(1 << (row & 7))
+            else:
+                key_pos = _append(keys, key_pos, room, p, key_at, end, key_length)
+            if value_length < 0:
+                self.null_values += 1
+                self.value_valid[row >> 3] &= ~(1 << (row & 7))
+            else:
+                value_pos = _append(values, value_pos, room, p, value_at, end, value_length)
+            if header_count > 0:
+                headers += header_count
+                names, contents = _measure_headers(p, tail_at, pos, header_count)
+                self.name_bytes += names
+                self.content_bytes += contents
+            row += 1
+            key_ends[row] = key_pos
+            value_ends[row] = value_pos
+            header_ends[row] = headers
+        self.row = row
+        return pos
 
 
 def decode_columns(
     sections: list,
     offsets: cython.longlong[::1],
     timestamps: cython.longlong[::1],
-    key_ends: cython.int[::1],
-    key_data: cython.uchar[::1],
-    key_valid: cython.uchar[::1],
-    value_ends: cython.int[::1],
-    value_data: cython.uchar[::1],
-    value_valid: cython.uchar[::1],
+    keys: object,
+    values: object,
     header_ends: cython.int[::1],
 ) -> tuple:
     """Decode sections into columns. Returns (null keys, null values, bytes of header keys, bytes of header values). The
     bytes of all keys and values, and the number of headers, are the last items of the `ends`.
 
-    A section is (buffer, count, base offset, base timestamp, append timestamp or None). The columns must have rows for
-    the sum of the counts (`ends`: one more, the first is 0; `valid`: one bit for each row, all set), the data must have
-    the sum of the buffers' sizes; this is checked here, so no record can overrun them. Headers are counted only:
-    `header_ends` has the index after each record's last header, and `decode_header_columns` decodes them.
+    The columns must have rows for the sum of the counts (`ends`: one more, the first is 0; `valid`: one bit for each
+    row, all set), the data must have the sum of the buffers' sizes. This is checked here: no record can overrun them.
+    Headers are counted only: `header_ends` has the index after each record's last header, and `decode_header_columns`
+    decodes them.
     """
     row: cython.Py_ssize_t = 0
     rows: cython.Py_ssize_t = len(offsets)
@@ -557,61 +574,53 @@ def decode_columns(
     pos: cython.Py_ssize_t
     count: cython.Py_ssize_t
     data: cython.const[cython.uchar][::1]
-    sums: cython.longlong[::1] = array("q", (0, 0, 0, 0))
+    key_ends: cython.int[::1] = keys.ends
+    key_data: cython.uchar[::1] = keys.data
+    key_valid: cython.uchar[::1] = keys.valid
+    value_ends: cython.int[::1] = values.ends
+    value_data: cython.uchar[::1] = values.data
+    value_valid: cython.uchar[::1] = values.valid
     for section in sections:
-        room += len(section[0])
-        row += section[1]
+        room += len(section.data)
+        row += section.records
     if row != rows or len(timestamps) < rows or min(len(key_ends), len(value_ends), len(header_ends)) < rows + 1:
         raise ValueError("the columns are too small for the sections")
     if min(len(key_valid), len(value_valid)) * 8 < rows or min(len(key_data), len(value_data)) < room:
         raise ValueError("the columns are too small for the sections")
     key_ends[0] = value_ends[0] = header_ends[0] = 0
-    row = 0
+    filling: _Filling = _Filling()
+    filling.row = filling.null_keys = filling.null_values = filling.name_bytes = filling.content_bytes = 0
+    filling.room = room
+    filling.offsets = _longs(offsets)
+    filling.timestamps = _longs(timestamps)
+    filling.key_ends = _ints(key_ends)
+    filling.keys = _writable(key_data)
+    filling.key_valid = _writable(key_valid)
+    filling.value_ends = _ints(value_ends)
+    filling.values = _writable(value_data)
+    filling.value_valid = _writable(value_valid)
+    filling.header_ends = _ints(header_ends)
     for section in sections:
-        data = section[0]
-        count = section[1]
-        end = len(data)
+        data, count, stamp = section.data, section.records, section.append_timestamp
+        first, time, end = section.base_offset, section.base_timestamp, len(data)
         _check_section(end, 0, end, count)
-        pos = _decode_section(
-            _readable(data),
-            end,
-            count,
-            section[2],
-            section[3],
-            0 if section[4] is None else section[4],
-            section[4] is not None,
-            row,
-            room,
-            _longs(offsets),
-            _longs(timestamps),
-            _ints(key_ends),
-            _writable(key_data),
-            _writable(key_valid),
-            _ints(value_ends),
-            _writable(value_data),
-            _writable(value_valid),
-            _ints(header_ends),
-            _longs(sums),
-        )
+        pos = filling.add(_readable(data), end, count, first, time, stamp or 0, stamp is not None)
         if pos < 0:
             raise _malformed(-1 - pos, count)
         if pos != end:
             raise _left_over(end - pos, count)
-        row += count
-    return sums[0], sums[1], sums[2], sums[3]
+    return filling.null_keys, filling.null_values, filling.name_bytes, filling.content_bytes
 
 
-def decode_header_columns(
-    sections: list,
-    name_ends: cython.int[::1],
-    name_data: cython.uchar[::1],
-    content_ends: cython.int[::1],
-    content_data: cython.uchar[::1],
-    content_valid: cython.uchar[::1],
-) -> cython.Py_ssize_t:
-    """Decode the headers of sections that `decode_columns` has decoded, into columns of the sizes that it returned:
-    keys (`name`) and values (`content`). Returns the number of null values.
+def decode_header_columns(sections: list, header_names: object, header_contents: object) -> cython.Py_ssize_t:
+    """Decode the headers of sections that `decode_columns` has decoded, into columns of the sizes that it returned.
+    Returns the number of null contents; no bit of `valid` may be set.
     """
+    name_ends: cython.int[::1] = header_names.ends
+    name_data: cython.uchar[::1] = header_names.data
+    content_ends: cython.int[::1] = header_contents.ends
+    content_data: cython.uchar[::1] = header_contents.data
+    content_valid: cython.uchar[::1] = header_contents.valid
     length: cython.longlong
     at: cython.Py_ssize_t = 0
     name_pos: cython.Py_ssize_t = 0
@@ -628,22 +637,12 @@ def decode_header_columns(
     contents: cython.pointer[cython.uchar] = _writable(content_data)
     name_ends[0] = content_ends[0] = 0
     for section in sections:
-        data = section[0]
-        count = section[1]
+        data = section.data
+        count = section.records
         pos, end = 0, len(data)
         p: cython.pointer[cython.const[cython.uchar]] = _readable(data)
         for i in range(count):
-            (
-                pos,
-                _timestamp_delta,
-                _offset_delta,
-                _key_at,
-                _key_length,
-                _value_at,
-                _value_length,
-                header_count,
-                headers_at,
-            ) = _record(p, pos, end)
+            pos, _time, _offset, _key_at, _key, _value_at, _value, header_count, headers_at = _record(p, pos, end)
             if pos < 0:
                 raise _malformed(i, count)
             for _ in range(header_count):
@@ -693,22 +692,25 @@ def encode_columns(
     first: cython.Py_ssize_t,
     last: cython.Py_ssize_t,
     timestamps: cython.const[cython.longlong][::1],
-    key_ends: cython.const[cython.int][::1],
-    key_data: cython.const[cython.uchar][::1],
-    key_valid: cython.const[cython.uchar][::1],
-    key_bit: cython.Py_ssize_t,
-    value_ends: cython.const[cython.int][::1],
-    value_data: cython.const[cython.uchar][::1],
-    value_valid: cython.const[cython.uchar][::1],
-    value_bit: cython.Py_ssize_t,
-    tail_ends: cython.const[cython.int][::1],
-    tail_data: cython.const[cython.uchar][::1],
+    key_column: object,
+    value_column: object,
+    tail_column: object,
 ) -> tuple:
     """Write the rows `first` to `last` - 1 into `out` from `pos` on, as many as fit: (end, next row, max timestamp).
 
-    The ends have passed `check_columns`. Where `valid` is empty no row is null; otherwise `key_bit` and `value_bit` are
-    the positions of row 0 in it. A tail has a record's headers as on the wire, count included; it is empty for none.
+    The ends have passed `check_columns`. A tail has a record's headers as on the wire, count included; the column of
+    tails has no ends where no record has headers.
     """
+    key_ends: cython.const[cython.int][::1] = key_column.ends
+    key_data: cython.const[cython.uchar][::1] = key_column.data
+    key_valid: cython.const[cython.uchar][::1] = key_column.valid
+    key_bit: cython.Py_ssize_t = key_column.bit
+    value_ends: cython.const[cython.int][::1] = value_column.ends
+    value_data: cython.const[cython.uchar][::1] = value_column.data
+    value_valid: cython.const[cython.uchar][::1] = value_column.valid
+    value_bit: cython.Py_ssize_t = value_column.bit
+    tail_ends: cython.const[cython.int][::1] = tail_column.ends
+    tail_data: cython.const[cython.uchar][::1] = tail_column.data
     row: cython.Py_ssize_t = first
     room: cython.Py_ssize_t = len(out)
     base: cython.longlong = timestamps[first]
@@ -718,9 +720,6 @@ def encode_columns(
     value_length: cython.Py_ssize_t
     tail_length: cython.Py_ssize_t
     size: cython.Py_ssize_t
-    any_null_key: cython.bint = len(key_valid) > 0
-    any_null_value: cython.bint = len(value_valid) > 0
-    any_tail: cython.bint = len(tail_ends) > 0
     p: cython.pointer[cython.uchar] = _writable(out)
     keys: cython.pointer[cython.const[cython.uchar]] = _readable(key_data)
     values: cython.pointer[cython.const[cython.uchar]] = _readable(value_data)
@@ -728,12 +727,12 @@ def encode_columns(
     while row < last:
         delta = _sum(timestamps[row], -base)
         key_length = key_ends[row + 1] - key_ends[row]
-        if any_null_key and not _is_set(key_valid, key_bit + row):
+        if len(key_valid) > 0 and not _is_set(key_valid, key_bit + row):
             key_length = -1
         value_length = value_ends[row + 1] - value_ends[row]
-        if any_null_value and not _is_set(value_valid, value_bit + row):
+        if len(value_valid) > 0 and not _is_set(value_valid, value_bit + row):
             value_length = -1
-        tail_length = tail_ends[row + 1] - tail_ends[row] if any_tail else 0
+        tail_length = tail_ends[row + 1] - tail_ends[row] if len(tail_ends) > 0 else 0
         size = 1 + _varlong_size(delta) + _varlong_size(row - first)
         size += _varlong_size(key_length) + _varlong_size(value_length)
         size += (key_length if key_length > 0 else 0) + (value_length if value_length > 0 else 0)
@@ -760,21 +759,21 @@ def encode_columns(
 
 
 def encode_headers(
-    header_ends: cython.const[cython.int][::1],
-    name_ends: cython.const[cython.int][::1],
-    name_data: cython.const[cython.uchar][::1],
-    content_ends: cython.const[cython.int][::1],
-    content_data: cython.const[cython.uchar][::1],
-    content_valid: cython.const[cython.uchar][::1],
-    content_bit: cython.Py_ssize_t,
-    tail_ends: cython.int[::1],
-    tail_data: cython.uchar[::1],
+    header_ends: cython.const[cython.int][::1], header_names: object, header_contents: object, tail_column: object
 ) -> cython.Py_ssize_t:
     """Write each record's headers as they are on the wire, the tails of `encode_columns`. Returns their total size.
 
     `header_ends` has passed `check_columns` against the number of headers, which are the rows of the name and content
-    columns. `tail_data` has space for 5 bytes a record, 10 a header, and the names and contents.
+    columns. The tails' data has space for 5 bytes a record, 10 a header, and the names and contents.
     """
+    name_ends: cython.const[cython.int][::1] = header_names.ends
+    name_data: cython.const[cython.uchar][::1] = header_names.data
+    content_ends: cython.const[cython.int][::1] = header_contents.ends
+    content_data: cython.const[cython.uchar][::1] = header_contents.data
+    content_valid: cython.const[cython.uchar][::1] = header_contents.valid
+    content_bit: cython.Py_ssize_t = header_contents.bit
+    tail_ends: cython.int[::1] = tail_column.ends
+    tail_data: cython.uchar[::1] = tail_column.data
     row: cython.Py_ssize_t
     i: cython.Py_ssize_t
     pos: cython.Py_ssize_t = 0

@@ -27,7 +27,7 @@ except ImportError:
 if cython.compiled:
     from cython.cimports.kalda.records.codec import _copy, _put_varlong, _record, _sum, _varlong_size
     from cython.cimports.kalda.records.key_offsets import KeyOffsets, _Hash, _Lookups
-    from cython.cimports.kalda.records.native_crc import kalda_crc32c, kalda_crc_by_table, kalda_crc_init
+    from cython.cimports.kalda.records.native_crc import kalda_crc32c, kalda_crc_init
     from cython.cimports.libc.string import memset
 
     kalda_crc_init()
@@ -44,18 +44,6 @@ ROOM_BYTES = 2 * 1024 * 1024
 #   14 by how much a record grows at most: its timestamp delta by 9 bytes, its length by 4
 #   0x37 the attributes that a plain batch lacks: compression, transactional, control
 #   0x08 the time is that of the append, 0x40 the base timestamp is a delete horizon
-
-
-def crc_by_table(data: cython.const[cython.uchar][::1]) -> int:
-    """CRC32C as processors without an instruction for it compute it here; for tests."""
-    if cython.compiled:
-        if len(data) == 0:
-            return 0
-        return kalda_crc_by_table(0xFFFFFFFF, cython.address(data[0]), len(data)) ^ 0xFFFFFFFF
-    else:
-        from kalda.records.checksum import crc32c
-
-        return crc32c(data)
 
 
 @cython.cfunc

@@ -85,10 +85,9 @@ class Packer:
     """Compresses what comes in pieces, and keeps only what has been compressed. Raises `PackedTooLarge` as soon as that
     is more than `max_bytes`."""
 
-    __slots__ = ("_codec", "_feed", "_finish", "_left", "_packed")
+    __slots__ = ("_feed", "_finish", "_left", "_packed")
 
     def __init__(self, codec: Compression, level: int | None, max_bytes: int) -> None:
-        self._codec = codec
         self._left = max_bytes
         self._packed: list[Buffer] = []
         first, self._feed, self._finish = _PACKERS[codec](level)

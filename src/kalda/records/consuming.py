@@ -16,6 +16,8 @@ them, and the section outlives its records.
 
 from __future__ import annotations
 
+from types import GenericAlias
+
 from kalda.records.codec import _check_section, _left_over, _malformed
 
 try:
@@ -54,6 +56,7 @@ class Section:
     _partition: object
     _timestamp_type: object
     _leader_epoch: object
+    _delivery_count: object
     _data: cython.const[cython.uchar][::1]
     """Keeps the memory alive into which `_p` points."""
     _p: cython.pointer[cython.const[cython.uchar]]
@@ -66,12 +69,14 @@ class Section:
         timestamp_type: object,
         leader_epoch: object,
         data: cython.const[cython.uchar][::1],
+        delivery_count: object = None,
     ) -> None:
         """`data` must not change any more."""
         self._topic = topic
         self._partition = partition
         self._timestamp_type = timestamp_type
         self._leader_epoch = leader_epoch
+        self._delivery_count = delivery_count
         self._data = data
         self._size = len(data)
         if cython.compiled:
@@ -89,7 +94,7 @@ class Record:
     """One record of one partition. Its key, value and headers are decoded when they are first read."""
 
     _section: Section
-    """None where the record was made by the application."""
+    """None where the record was made by the application, without a delivery count."""
     _topic: str
     _partition: object
     _timestamp_type: object
@@ -107,6 +112,11 @@ class Record:
     _value: object
     _headers: object
 
+    @classmethod
+    def __class_getitem__(cls, types: object) -> GenericAlias:
+        """`Record[str, dict]`, in annotations that are evaluated: the types of the key and of the value."""
+        return GenericAlias(cls, types)
+
     def __init__(
         self,
         topic: str,
@@ -118,8 +128,11 @@ class Record:
         value: object,
         headers: object = (),
         leader_epoch: object = None,
+        delivery_count: object = None,
     ) -> None:
         """A record from its fields, for interceptors and tests. Sizes are those of bytes, else -1."""
+        if delivery_count is not None:
+            self._section = Section(topic, partition, timestamp_type, leader_epoch, b"", delivery_count)
         self._topic = topic
         self._partition = partition
         self._timestamp_type = timestamp_type
@@ -157,6 +170,11 @@ class Record:
     def leader_epoch(self) -> object:
         """The epoch in which the batch was appended; None where the broker did not store one."""
         return self._leader_epoch
+
+    @property
+    def delivery_count(self) -> object:
+        """How often the record was handed out in its share group, this time included; None for other consumers."""
+        return None if self._section is None else self._section._delivery_count
 
     @property
     def key(self) -> object:
@@ -205,6 +223,7 @@ class Record:
             self.value,
             self.headers,
             self._leader_epoch,
+            self.delivery_count,
         )
         return Record, fields
 
@@ -272,6 +291,14 @@ class SectionReader:
     def bytes_read(self) -> int:
         """The size of all records that were made, as stored."""
         return self._bytes
+
+    def count_deliveries(self, count: object) -> None:
+        """Records that are made from now on have been handed out so often in their share group."""
+        now: Section = self._section
+        if now._delivery_count != count:
+            self._section = Section(
+                now._topic, now._partition, now._timestamp_type, now._leader_epoch, now._data, count
+            )
 
     def skip(self) -> None:
         """Pass over the record at which `take` failed. Raises `CorruptRecord` where its end is not known."""

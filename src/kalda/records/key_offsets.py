@@ -199,11 +199,6 @@ class KeyOffsets:
         return self._size
 
     @property
-    def max_size(self) -> int:
-        """How many keys there may be."""
-        return self._room
-
-    @property
     def latest_offset(self) -> int:
         return self._latest
 

@@ -60,4 +60,3 @@ cdef extern from *:
     # To be called before `kalda_crc32c`.
     void kalda_crc_init() noexcept nogil
     unsigned int kalda_crc32c(const unsigned char* p, Py_ssize_t size) noexcept nogil
-    unsigned int kalda_crc_by_table(unsigned int crc, const unsigned char* p, size_t size) noexcept nogil

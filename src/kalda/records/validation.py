@@ -56,6 +56,8 @@ from kalda.records.compression import (
 )
 from kalda.records.scan import RecordScan
 
+MAX_RECORD_BYTES: Final = 2_147_483_639
+"""The largest array of Java: a record of a compressed batch is not bounded further by default."""
 MAX_RECORD_ERRORS: Final = 100
 """A response lists so many invalid records of a batch at most."""
 
@@ -76,6 +78,42 @@ class InspectionUnfinished(Portable, Exception):
     def __init__(self, inspection: Inspection) -> None:
         super().__init__("the records of the batch are not all checked")
         self.inspection = inspection
+
+
+class _RecordSizes:
+    """Compares the lengths of records with a bound, as the pieces of their section come, each of which has been checked
+    before: only topics that set the bound pay for this loop."""
+
+    __slots__ = ("_left", "_most", "_number", "_shift")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = 0
+        """Bytes of the record that are still to come."""
+        self._number = 0
+        self._shift = 0
+
+    def feed(self, piece: Buffer) -> None:
+        """Raises `RecordsRefused` for a record of more bytes than the bound."""
+        view, at, end = memoryview(piece), 0, len(piece)
+        while at < end:
+            if self._left:
+                step = min(self._left, end - at)
+                at += step
+                self._left -= step
+                continue
+            byte = view[at]
+            at += 1
+            self._number |= (byte & 0x7F) << self._shift
+            self._shift += 7
+            if byte < 0x80:
+                self._left = self._number >> 1  # zigzag; a negative length is malformed
+                self._number = self._shift = 0
+                if self._left > self._most:
+                    limit = f"max.decompressed.message.bytes allows {self._most}"
+                    raise RecordsRefused(
+                        ErrorCode.INVALID_RECORD, f"a record has {self._left} bytes, decompressed: {limit}"
+                    )
 
 
 class Inspection:
@@ -101,6 +139,7 @@ class Inspection:
         "_pieces",
         "_refusal",
         "_scan",
+        "_sizes",
         "done",
         "largest_timestamp",
         "packed",
@@ -122,6 +161,8 @@ class Inspection:
         section = buf[HEADER_SIZE : header.size_bytes]
         codec_id = header.attributes & COMPRESSION_MASK
         self._pieces = decompress_pieces(Compression(codec_id), section, rules.max_decompressed_bytes)
+        bounds_records = codec_id and rules.max_record_bytes < MAX_RECORD_BYTES
+        self._sizes = _RecordSizes(rules.max_record_bytes) if bounds_records else None
         self._packer: Packer | None = None
         if recompress:
             assert rules.compression is not None
@@ -155,6 +196,8 @@ class Inspection:
         scan, packer = self._scan, self._packer
         for piece in self._pieces:
             scan.feed(piece)
+            if self._sizes is not None:
+                self._sizes.feed(piece)
             if packer is not None:
                 packer.feed(piece)
             left -= max(len(piece), _LEAST_COST_BYTES)
@@ -319,6 +362,8 @@ class RecordRules:
     timestamp_after_max_ms: int = 3_600_000
     compacted: bool = False
     max_message_bytes: int = 1_048_588
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """Of one record in a compressed batch, without its length (`max.decompressed.message.bytes`)."""
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     read: ReadRecords = ReadRecords.ALL
     """`kalda.validate.records`: the batches of clients whose records are checked even where the header suffices."""
@@ -336,7 +381,7 @@ class RecordRules:
 
     def __post_init__(self) -> None:
         demanded = self.compacted or self.timestamp_before_max_ms != UNBOUNDED_MS
-        packed = demanded or self.read is ReadRecords.ALL
+        packed = demanded or self.read is ReadRecords.ALL or self.max_record_bytes < MAX_RECORD_BYTES
         plain = demanded or self.read is not ReadRecords.NONE
         object.__setattr__(self, "reads", (plain, *[packed] * COMPRESSION_MASK))
 
@@ -490,7 +535,7 @@ def _is_sound(buf: memoryview, header: tuple[int, ...], rules: RecordRules, now_
             if length > _SMALL_BYTES:
                 return False
             section = decompress_small(Compression(codec_id), buf[HEADER_SIZE:], _SMALL_DECOMPRESSED_BYTES)
-            if section is None:
+            if section is None or len(section) > rules.max_record_bytes:
                 return False
             found = codec.survey(section, 0, len(section), count, base_timestamp)
         elif length > CHECKED_AT_ONCE_BYTES:

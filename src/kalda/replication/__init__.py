@@ -11,13 +11,14 @@ from a leader is a machine; followers, ISR, sessions and counters are stores.
 
 - `partition`: one replica: leadership, append, read, high watermark
 - `followers`: a leader's view of its followers, and what it needs of the cluster
-- `in_sync`: the ISR: members, who may join, who must leave
+- `in_sync`: the ISR: members, who may join, who must leave; up to where all of them have the log
 - `alter_partition`: ISR changes on their way to the controller
 - `controller_queue`: items on their way to the controller, one request at a time
 - `replica_fetcher`: a follower's fetching from one leader; which partition is fetched from which
 - `throttle`: the interface of a quota for replicas
+- `share/`: share groups: share partitions, sessions, ShareFetch
 - `waiters`: requests that wait for a partition to advance: the purgatory
-- `partition_reads`: reading partitions for one request, until there is enough
+- `partition_reads`: reading partitions for one request, until there is enough: `fetch.min.bytes`
 - `fetch`: one fetch request: what is read for its session, and how that is answered
 - `read_replica`: which replica a consumer should read from
 - `fetch_session`: incremental fetch sessions (KIP-227), and a follower's end of one

@@ -180,6 +180,10 @@ class PartitionReads(ABC, Generic[E, A, R]):
             self._uncount_bytes()
         if self.advanced and self._has_more():
             return self.read_again()
+        return self._wait(self._max_wait_ms)
+
+    def _wait(self, max_wait_ms: int) -> Pending[R]:
+        """Read again when there is enough, or at the end of this time."""
         partitions = [
             partition
             for entry in self.entries
@@ -195,8 +199,12 @@ class PartitionReads(ABC, Generic[E, A, R]):
         )
         pending.on_abandoned = waiter.stop
         self.answers = []  # all partitions are read again
-        waiter.wait(partitions, self.manager.timers, self._max_wait_ms, at_end=self._to_log_end)
+        waiter.wait(partitions, self.manager.timers, max_wait_ms, at_end=self._to_log_end)
+        self._watch(waiter)
         return pending
+
+    def _watch(self, waiter: Waiter) -> None:
+        """A wait has begun: `waiter` is to be completed by whatever else than its partitions may end it."""
 
     def _run_in_steps(self) -> Steps[R | Pending[R]]:
         yield

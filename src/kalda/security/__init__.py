@@ -5,10 +5,8 @@ random bytes are arguments. Sockets are in `network`, files and the metadata ima
 on no handler: an API's checks are in `kalda.protocol.access`.
 
 - `certificates`: certificate authorities and certificates for test clusters
-- `ciphers`: names of TLS protocols and cipher suites, Java's to OpenSSL's
 - `custom_authorizer`: an operator's own class in place of the entries
-- `distinguished_names`: the subject of a certificate as text, as Java writes it
-- `explaining`: why a request is allowed or denied, as JSON
+- `explanation`: why a request is allowed or denied, as JSON
 - `jaas`: login lines, `sasl.jaas.config`
 - `jwt`: claims of OAuth tokens, and tokens without a signature
 - `kerberos_names`: user names of Kerberos principals
@@ -16,7 +14,7 @@ on no handler: an API's checks are in `kalda.protocol.access`.
 - `login`: a client's part of a login: requests out, responses in
 - `mechanisms`: what a SASL mechanism is, on both sides, and PLAIN
 - `oauthbearer`: the mechanism OAUTHBEARER
-- `principal_mapping`: rules that turn a certificate's subject into a principal's name
+- `principal_names`: rules that turn a certificate's subject into a principal's name
 - `principals`: what is known of an authenticated peer, and what makes a principal of it
 - `scram`: the mechanisms SCRAM-SHA-256 and SCRAM-SHA-512
 - `server_login`: a server's part of a login: which frames are accepted in which state, and the answers

@@ -86,15 +86,6 @@ def pkcs12(issued: Issued, authority: Issued, password: str) -> bytes:
     return serialize_key_and_certificates(b"kalda", key, own, [issuer], encryption)  # type: ignore[arg-type]
 
 
-def encrypted_key(issued: Issued, password: str) -> str:
-    """The key in PEM, encrypted."""
-    from cryptography.hazmat.primitives import serialization
-
-    key = serialization.load_pem_private_key(issued.key.encode(), None)
-    encryption = serialization.BestAvailableEncryption(password.encode())
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption).decode()
-
-
 def _new_key() -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,7 +1,7 @@
 """Claims of OAuth tokens (RFC 7519) as Kafka checks them, and the tokens without a signature that tests use.
 
-Signatures are verified by PyJWT, in `kalda.network.oauth`: what is here receives claims whose signature was verified,
-or which have none where the operator allows that. No text of an error contains the token.
+Signatures are verified by PyJWT, in `kalda.network.login.token_validation`: what is here gets claims with a good
+signature, or which have none where the operator allows that. No text of an error contains the token.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kalda.protocol.caller import ANONYMOUS
-from kalda.security.principal_mapping import PrincipalMapping
+from kalda.security.principal_names import PrincipalMapping
 
 if TYPE_CHECKING:
     from kalda.security.kerberos_names import KerberosNames

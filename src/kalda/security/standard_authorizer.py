@@ -5,7 +5,8 @@ decides, whatever others allow. Otherwise an entry that allows it decides. Other
 entry applies to the resource, also one for another principal, and else as `allow.everyone.if.no.acl.found` says.
 
 An entry that allows READ, WRITE, DELETE or ALTER also allows DESCRIBE, and one that allows ALTER_CONFIGS also allows
-DESCRIBE_CONFIGS. An entry that denies implies nothing. A host of an entry is `*` or one address.
+DESCRIBE_CONFIGS. An entry that denies implies nothing. A host of an entry is `*`, one
+address, or a range of addresses (KIP-1276).
 
 Decisions are kept by principal, host, operation and resource, until an entry changes. What is allowed is in `allowed`
 as well, where a request finds it without a call. Invariant: no decision that is kept was made without an entry of the
@@ -37,8 +38,15 @@ from typing import NamedTuple, TypeAlias
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.printable import printable
-from kalda.metadata.acl_filters import PATTERN_LITERAL, PATTERN_PREFIXED, PERMISSION_ALLOW, PERMISSION_DENY, WILDCARD
-from kalda.metadata.acls import StandardAcl
+from kalda.metadata.acls import (
+    PATTERN_LITERAL,
+    PATTERN_PREFIXED,
+    PERMISSION_ALLOW,
+    PERMISSION_DENY,
+    WILDCARD,
+    StandardAcl,
+    is_from,
+)
 from kalda.protocol.caller import Caller, Decided, audit
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 
@@ -189,7 +197,6 @@ def _order(entry: IndexedAcl) -> tuple[int, str, str, int]:
     return acl.operation, acl.principal, acl.host, acl.permission_type
 
 
-log = logging.getLogger("kalda.security")
 _MAX_KEPT = 10_000
 """Decisions in one of the two tables that hold them, and in `allowed`."""
 _IMPLIES: Mapping[int, frozenset[int]] = {
@@ -380,7 +387,7 @@ class StandardAuthorizer:
         denied_prefixed: set[str] = set()
         is_allowed_on_all = False
         for acl in self.index.of_principals(resource, principal):
-            if acl.host not in (WILDCARD, host) or acl.operation not in (operation, AclOperation.ALL):
+            if not is_from(acl.host, host) or acl.operation not in (operation, AclOperation.ALL):
                 continue
             is_prefix = acl.pattern_type == PATTERN_PREFIXED
             if acl.permission_type == PERMISSION_DENY:
@@ -418,7 +425,7 @@ class StandardAuthorizer:
 
 def _mismatch(acl: StandardAcl, host: str, operation: int) -> str | None:
     """Why an entry for the caller's principal does not apply to an operation; None where it does."""
-    if acl.host not in (WILDCARD, host):
+    if not is_from(acl.host, host):
         return "another host"
     if acl.operation in (AclOperation.ALL, operation):
         return None

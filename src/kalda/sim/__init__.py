@@ -22,6 +22,8 @@ Nodes, clients and what they record:
 - `workload`: producers, administrators, and consumers from leaders and followers
 - `group_loops`: consume-transform-produce by members of a group
 - `groups`: members of consumer groups, and the guarantees of groups
+- `ownership`: who owns which partitions of a consumer group
+- `share_members`: members of share groups, and what these promise
 - `admin`: operators of topics, records, replicas, their log directories, and the quorum
 
 Faults, checks, verdicts:
@@ -40,8 +42,6 @@ Transactions:
 
 Safeguards that are switched off, and how:
 
-- `ablations`: safeguards of nodes and clients that are switched off one by one; some seed must fail without each
-- `transaction_ablations`: safeguards of transactions that are switched off
 
 Parts of a node alone:
 

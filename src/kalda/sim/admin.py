@@ -55,7 +55,7 @@ from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimAdmin
 from kalda.sim.cluster import CLUSTER_ID, CONTROLLER_PORT, SimCluster, SimNode
 from kalda.sim.history import RunHistory
-from kalda.storage.naming import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
+from kalda.storage.file_names import DELETE_DIR_SUFFIX, STRAY_DIR_SUFFIX, parse_dir_name
 
 _TIMEOUT_MS = 3_000
 _DELETION_MS = 2_000

@@ -25,7 +25,7 @@ from kalda.raft.batches import CommittedBatch
 from kalda.raft.leader import LeaderRole
 from kalda.raft.snapshots import SnapshotReader
 from kalda.records.batch import check_crc, iter_batches
-from kalda.records.builder import read_records
+from kalda.records.builder import Record, read_records
 from kalda.replication.partition import Partition
 from kalda.sim import admin
 from kalda.sim.cluster import SimCluster, SimNode
@@ -222,6 +222,17 @@ class ClusterObserver:
         replica = next(iter(self._replicas(partition).values()))
         return replica.log.log_start_offset, [(at, value or b"") for at, (_, value) in _read_all(replica).items()]
 
+    def written(self, topic: str) -> list[Record]:
+        """All records of a topic, by the replicas that have most of them."""
+        image = next(node.node.image for node in self._cluster if node.node is not None)
+        found = image.topics.by_name.get(topic)
+        records: list[Record] = []
+        for index in found.partitions if found is not None else ():
+            replicas = self._replicas(TopicPartition(topic, index)).values()
+            if replicas:
+                records += _records_of(max(replicas, key=lambda each: each.log.log_end_offset))
+        return records
+
     def judge(self, history: RunHistory, groups: Sequence[SimGroup] = ()) -> None:
         """Check the invariants of the end. Requires `settled`."""
         self.check_now()
@@ -285,8 +296,11 @@ def _state(log: Log) -> dict[bytes, bytes]:
 
 
 def _read_all(replica: Partition) -> Log:
+    return {record.offset: (record.key, record.value) for record in _records_of(replica)}
+
+
+def _records_of(replica: Partition) -> Iterator[Record]:
     log = replica.log
-    found: Log = {}
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         info = log.read(offset, _READ_BYTES, log.log_end_offset, True)
@@ -297,9 +311,8 @@ def _read_all(replica: Partition) -> Log:
             check_crc(buffer, position, header)
             for record in read_records(buffer, position):
                 if record.offset >= offset:
-                    found[record.offset] = (record.key, record.value)
+                    yield record
         offset = info.next_offset
-    return found
 
 
 def _joined(records: Any) -> bytes:

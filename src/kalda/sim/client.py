@@ -12,7 +12,7 @@ from typing import Any
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.cluster_values import Metadata, Topic, newest, read_metadata
-from kalda.network.client import RpcClient
+from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.protocol.messages.groups import FindCoordinatorRequest
 from kalda.protocol.messages.metadata import MetadataRequest
 from kalda.protocol.notation import Request
@@ -36,6 +36,7 @@ class SimClient:
         """The last metadata of each topic, kept by `forget_leaders`: a stale response must not replace later epochs."""
         self.timeout_ms = _TIMEOUT_MS
         self.bootstrap = bootstrap
+        self._policy = RpcPolicy(client_id=name, connect_timeout_ms=_TIMEOUT_MS)
         self._clients: dict[tuple[str, int], RpcClient] = {}
         self._coordinators: dict[str, tuple[str, int]] = {}
         self._boot: Boot = world.machine(name).start()[0]
@@ -53,26 +54,16 @@ class SimClient:
 
     async def ask(self, address: tuple[str, int], request: Request, version: int | None = None) -> Any:
         """One attempt. Raises `ApiError`."""
-        outcome = (await self._ask_all(address, [request], version))[0]
-        if isinstance(outcome, ApiError):
-            raise outcome
-        return outcome
-
-    async def _ask_all(self, address: tuple[str, int], requests: list[Request], version: int | None) -> list[Any]:
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = RpcClient(
-                *address, rng=self.rng.random, client_id=self.name, connect_timeout_ms=_TIMEOUT_MS
-            )
+            client = self._clients[address] = RpcClient(*address, self._policy, Reach(self.rng.random))
         try:
             async with asyncio.timeout(self.timeout_ms / 1000 + 1):
                 connection = await client.connection()
-                futures = [connection.send(request, version, timeout_ms=self.timeout_ms) for request in requests]
+                response = connection.send(request, version, timeout_ms=self.timeout_ms)
         except TimeoutError:
-            return [ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no connection to {address[0]}")] * len(requests)
-        except ApiError as error:
-            return [error] * len(requests)
-        return await asyncio.gather(*futures, return_exceptions=True)
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no connection to {address[0]}") from None
+        return await response
 
     async def ask_any(self, request: Request, version: int | None = None) -> Any:
         """One attempt, at a random node."""
@@ -81,15 +72,6 @@ class SimClient:
     async def ask_leader(self, partition: TopicPartition, request: Request, version: int | None = None) -> Any:
         """One attempt, at the leader in this client's metadata. Raises `ApiError`."""
         return await self.ask(await self.find_leader(partition), request, version)
-
-    async def ask_leader_all(self, partition: TopicPartition, requests: list[Request], version: int) -> list[Any]:
-        """One attempt of several requests on one connection, so that they arrive in order or not at all. Each outcome
-        is a response or an `ApiError`."""
-        try:
-            address = await self.find_leader(partition)
-        except ApiError as error:
-            return [error] * len(requests)
-        return await self._ask_all(address, requests, version)
 
     async def ask_coordinator(self, group: str, request: Request, version: int) -> Any:
         """One attempt, at the group's coordinator, which is looked up if it is not cached. Raises `ApiError`."""

@@ -180,6 +180,13 @@ class SimCluster:
             node.start()
         await self.wait(lambda: all(node.serving for node in self), "all nodes serve", limit_s)
 
+    def all_serve(self) -> bool:
+        """Whether all nodes serve; one that was stopping when the faults ended is started."""
+        for node in self:
+            if not node.machine.up:
+                node.start()
+        return all(node.serving for node in self)
+
     async def wait(self, holds: Callable[[], bool], description: str | Callable[[], str], limit_s: float) -> None:
         """Wait for a condition. It is a violation if it does not hold within `limit_s`."""
         until = self.world.now_s + limit_s

@@ -33,9 +33,10 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.loop_time import LoopTime
 from kalda.base.pending import Pending
+from kalda.controller.config import ControllerConfig, ControllerHost
 from kalda.controller.config_schema import NodeConfigSchema
-from kalda.controller.quorum_controller import ControllerConfig, QuorumController
-from kalda.controller.suspects import Probe
+from kalda.controller.probes import Probe
+from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.bootstrap import BootstrapMetadata
 from kalda.metadata.features import default_levels, supported_ranges
 from kalda.metadata.metadata_version import LATEST_PRODUCTION
@@ -121,13 +122,15 @@ class ControllerNode:
             ),
             self,
             NodeConfigSchema({}),
-            bootstrap=BootstrapMetadata.from_levels(LATEST_PRODUCTION, world.levels, "the simulator").records,
-            new_id=world.new_id,
-            rng=world.rng,
-            background=Background(self._next_turn, itertools.count(0, TURN_BUDGET_NS).__next__),
-            elapsed_ms=lambda: self.now,
-            on_fatal=self._on_fatal,
-            on_poll=self.arm,
+            ControllerHost(
+                new_id=world.new_id,
+                rng=world.rng,
+                background=Background(self._next_turn, itertools.count(0, TURN_BUDGET_NS).__next__),
+                elapsed_ms=lambda: self.now,
+                on_fatal=self._on_fatal,
+                on_poll=self.arm,
+            ),
+            BootstrapMetadata.from_levels(LATEST_PRODUCTION, world.levels, "the simulator").records,
         )
 
     def _next_turn(self, turn: Callable[[], None]) -> None:

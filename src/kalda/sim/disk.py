@@ -289,11 +289,6 @@ class SimDisk:
         node = self._find(path)
         return sorted(node.entries) if isinstance(node, _DirNode) else []
 
-    def durable_names(self, path: str) -> list[str]:
-        """The names in a directory that certainly outlive a loss of power; others may."""
-        node = self._find(path)
-        return sorted(node.durable) if isinstance(node, _DirNode) else []
-
     @property
     def used_bytes(self) -> int:
         return sum(len(node.data) for node in _files(self._root))

@@ -175,8 +175,8 @@ class SimFaults:
     def _active(self) -> tuple[SimNode, QuorumController] | None:
         """The active controller and its node."""
         for node in self._cluster:
-            quorum = node.node._quorum if node.node is not None else None
-            controller = quorum.controller if quorum is not None else None
+            running = node.node.running if node.node is not None else None
+            controller = running.quorum.controller if running is not None else None
             if controller is not None and controller.is_active:
                 return node, controller
         return None

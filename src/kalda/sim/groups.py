@@ -1,10 +1,11 @@
 """Members of consumer groups: they share partitions, read from the committed offsets on, commit, leave and join again.
 
-A member is Kalda's own consumer; the members of a group have one assignor.
+A member is Kalda's own consumer; the members of a group have one assignor. They use the classic protocol, that of
+KIP-848, or each of them at times the one and at times the other; then the group changes its kind while it consumes.
 
 The guarantees of a group: a committed offset never decreases, for any member that fetches it; so a commit of a member
 of an earlier generation changes nothing. And no record is skipped: every record below the committed offset was read by
-some member.
+some member. What `ownership` promises holds for members of the consumer protocol.
 
 A commit without a response may still be carried out, even after later ones of the same generation, since commits have
 no sequence number. So after a request to commit whose outcome is unknown, a member makes no other commit; it leaves the
@@ -22,14 +23,16 @@ from kalda.base.ids import TopicPartition
 from kalda.client.consumer.consumer_calls import Offset, Partition
 from kalda.clientcore.connections.connections import OnDone
 from kalda.clientcore.consuming.commits import committed_errors, read_committed
+from kalda.protocol.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from kalda.protocol.messages.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kalda.protocol.notation import Request
 from kalda.sim.client import SimClient
 from kalda.sim.history import RunHistory
+from kalda.sim.ownership import Ownership
 from kalda.sim.workload import CheckedReader
 
-_SESSION_MS = 3_000
-_HEARTBEAT_MS = 500
+SESSION_MS = 3_000
+HEARTBEAT_MS = 500
 _POLL_INTERVALS_MS = (2_500, 60_000)
 _POLL_S = 0.5
 _COMMIT_S = 4.0
@@ -39,8 +42,14 @@ _CLOSE_S = 5.0
 class SimGroup:
     """What a group has read and committed."""
 
-    def __init__(self, name: str, partitions: list[TopicPartition], rng: Random) -> None:
+    def __init__(
+        self, name: str, partitions: list[TopicPartition], rng: Random, protocols: tuple[str, ...] = ("classic",)
+    ) -> None:
+        """`protocols`: those of which a member has one each time it joins."""
         self.name = name
+        self.protocols = protocols
+        self.ownership: Ownership | None = None
+        """Set where members use the consumer protocol."""
         self.assignor = rng.choice(("range", "roundrobin", "sticky", "cooperative-sticky"))
         self.topics = sorted({topic for topic, _ in partitions})
         self.read: dict[TopicPartition, set[int]] = {partition: set() for partition in partitions}
@@ -58,12 +67,13 @@ class SimGroup:
 
     def config(self, rng: Random) -> dict[str, object]:
         """The configuration of a member."""
-        return {
-            "group.id": self.name,
+        common: dict[str, object] = {"group.id": self.name, "max.poll.interval.ms": rng.choice(_POLL_INTERVALS_MS)}
+        if "consumer" in self.protocols and (len(self.protocols) == 1 or rng.random() < 0.5):
+            return common | {"group.protocol": "consumer", "group.remote.assignor": rng.choice(("uniform", "range"))}
+        return common | {
             "partition.assignment.strategy": self.assignor,
-            "session.timeout.ms": _SESSION_MS,
-            "heartbeat.interval.ms": _HEARTBEAT_MS,
-            "max.poll.interval.ms": rng.choice(_POLL_INTERVALS_MS),
+            "session.timeout.ms": SESSION_MS,
+            "heartbeat.interval.ms": HEARTBEAT_MS,
         }
 
 
@@ -139,6 +149,8 @@ class _Membership(CheckedReader):
             return self._watched_commit(request, on_done)
         if isinstance(request, OffsetFetchRequest):
             return self._watched_fetch(request, on_done)
+        if isinstance(request, ConsumerGroupHeartbeatRequest) and self._group.ownership is not None:
+            return self._group.ownership.watched(node_id, request, on_done)
         return super()._tap(node_id, request, on_done)
 
     def _watched_commit(self, request: OffsetCommitRequest, on_done: OnDone) -> OnDone:

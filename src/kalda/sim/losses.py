@@ -42,7 +42,7 @@ from kalda.sim.cluster import PORT, SimCluster, SimNode
 from kalda.sim.disk import SimDisk
 from kalda.sim.network import SimAddress
 from kalda.storage.checkpoints import RECOVERY_POINT_FILE
-from kalda.storage.naming import FUTURE_DIR_SUFFIX
+from kalda.storage.file_names import FUTURE_DIR_SUFFIX
 
 DATA_DIR = "/data"
 """The directory that has all log directories."""

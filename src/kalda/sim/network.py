@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from kalda.network.probe import PROBE_TIMEOUT_MS
+from kalda.network.client.addresses import PROBE_TIMEOUT_MS
 from kalda.sim.process import BOOT
 
 _RETRANSMIT_S = 0.2
@@ -96,12 +96,6 @@ class SimServer:
     async def start_serving(self) -> None:
         """Start to accept connections; before, they are refused."""
         self._network.serve(self)
-
-    def is_serving(self) -> bool:
-        return self._network.listeners.get(self.address) is self
-
-    async def wait_closed(self) -> None:
-        """Returns at once: connections may still be open."""
 
 
 class _Pipe:
@@ -403,7 +397,7 @@ class SimNetwork:
         return client, protocol
 
     async def is_refused(self, host: str, port: int) -> bool:
-        """The counterpart of `kalda.network.probe` over this network."""
+        """The counterpart of `kalda.network.client.addresses` over this network."""
         try:
             async with asyncio.timeout(_PROBE_S):
                 transport, _ = await self.connect(asyncio.BufferedProtocol, host, port)

@@ -251,24 +251,11 @@ class SimQuorum:
             action()
         self.now = until
 
-    def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> None:
-        until = self.now + limit_ms
-        while not condition():
-            assert self.queue, "no event is scheduled"
-            assert self.queue[0][0] <= until, f"not within {limit_ms} ms"
-            self.now, _, action = heapq.heappop(self.queue)
-            action()
-
     @property
     def leader(self) -> QuorumNode | None:
         """The leader of the newest epoch in which a record is committed."""
         leaders = [n for n in self.nodes.values() if n.leads and n.leader[0] == n.id]
         return max(leaders, key=lambda n: n.leader[1], default=None)
-
-    def elect(self) -> QuorumNode:
-        self.run_until(lambda: self.leader is not None)
-        assert self.leader is not None
-        return self.leader
 
     # Driving.
 
@@ -297,15 +284,6 @@ class SimQuorum:
                 self.step(node, ev.Tick())
 
         self.at(node.tick_at - self.now, tick)
-
-    def later(self, node: QuorumNode, delay: tuple[int, int], event: ev.Event) -> None:
-        incarnation = node.incarnation
-
-        def deliver() -> None:
-            if node.incarnation == incarnation:
-                self.step(node, event)
-
-        self.at(self.random.randint(*delay), deliver)
 
     def carry_out(self, node: QuorumNode, effect: fx.Effect) -> None:
         if self.trace is not None:

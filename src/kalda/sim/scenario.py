@@ -8,7 +8,6 @@ replicas come into sync, and the logs must fit the history.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -32,12 +31,21 @@ from kalda.sim.admin import Churner, Deleter, DirMover, Operator, Reassigner, Vo
 from kalda.sim.checks import ClusterObserver
 from kalda.sim.client import SimClient
 from kalda.sim.cluster import SimCluster, rack_name
-from kalda.sim.groups import SimGroup, SimMember
+from kalda.sim.groups import HEARTBEAT_MS, SESSION_MS, SimGroup, SimMember
 from kalda.sim.history import Deleted, RunHistory
-from kalda.sim.loop import Stuck
 from kalda.sim.machine import EPOCH_MS
+from kalda.sim.ownership import Ownership
+from kalda.sim.share_members import (
+    DELIVERY_LIMIT,
+    LETTERS,
+    LOCK_MS,
+    Deliveries,
+    SimShareGroup,
+    SimShareMember,
+    letters_of,
+)
 from kalda.sim.workload import Administrator, Records, WorkloadConsumer, WorkloadProducer, records_of
-from kalda.sim.world import Violation, World
+from kalda.sim.world import World
 
 # A topic that is deleted and created again under its name, again and again, while it is written and read by its id.
 #
@@ -235,6 +243,30 @@ operator that moves replicas between log directories; readers that send their ra
 a topic that is deleted and created again; a cleaner with short intervals, for the offsets that groups commit."""
 
 
+GROUP_LOADS = ("consumer-groups", "migrating-groups", "share-groups")
+"""Groups of the newer kinds: of KIP-848; with members of both protocols, so that they change their kind; of KIP-932."""
+_GROUP_TIMES = {
+    f"group.{kind}.{end}{key}": str(value)
+    for kind in ("consumer", "share")
+    for key, value in (("session.timeout.ms", SESSION_MS), ("heartbeat.interval.ms", HEARTBEAT_MS))
+    for end in ("", "min.")
+} | {"group.consumer.assignment.interval.ms": "100", "group.share.assignment.interval.ms": "100"}
+
+
+def _share_configs(nodes: int) -> dict[str, str]:
+    """Short locks, few deliveries, and dead letters in a topic that is made with the first of them."""
+    return {
+        "group.share.min.record.lock.duration.ms": "1000",
+        "group.share.record.lock.duration.ms": str(LOCK_MS),
+        "group.share.delivery.count.limit": str(DELIVERY_LIMIT),
+        "share.coordinator.state.topic.num.partitions": "2",
+        "share.coordinator.state.topic.replication.factor": str(min(3, nodes)),
+        "share.coordinator.state.topic.min.isr": "2" if nodes > 2 else "1",
+        "share.coordinator.snapshot.update.records.per.snapshot": "5",
+        "errors.deadletterqueue.auto.create.topics.enable": "true",
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class SimPlan:
     """What to simulate. `kinds` are the names of faults. At most three nodes are initial voters."""
@@ -330,6 +362,8 @@ class _Run:
             overrides["replica.lag.time.max.ms"] = "1500"
         if plan.loads:
             overrides |= _group_configs(plan, self.durable)
+        if set(plan.loads) & set(GROUP_LOADS):
+            overrides |= _GROUP_TIMES | _share_configs(plan.nodes)
         self.cluster = SimCluster(world, plan.nodes, overrides, voters=min(3, plan.nodes), racks=choices.racks)
         self.history = RunHistory(world)
         self.history.retires = choices.retires
@@ -341,6 +375,8 @@ class _Run:
         self.consumers: list[WorkloadConsumer] = []
         self.groups: list[SimGroup] = []
         self.members: list[SimMember] = []
+        self.share_groups: list[SimShareGroup] = []
+        self.share_members: list[SimShareMember] = []
         self.operators: list[Operator | Administrator] = []
         self._racks = world.rng("readers' racks")
         self.losses = losses.Losses(self.cluster, self.partitions, self.history.damaged, _HEALED_S)
@@ -364,12 +400,14 @@ class _Run:
         for name, count in self.topics.items():
             await founder.spawn(admin.create(name, count, configs, keep=True))
         self._start_clients()
+        await self._start_group_loads(founder)
         self._start_loads(replicas, configs)
         kinds = faults.bearable(plan.kinds, self.durable, plan.nodes, self.choices.log_dirs)
         clients = [name for name in self.world.machines if not name.startswith("node")]
         storm = faults.SimFaults(cluster, kinds, clients, self.losses)
-        await storm.run(plan.duration_s)
-        await self._finish()
+        with Deliveries(self.world.violated):
+            await storm.run(plan.duration_s)
+            await self._finish()
         watching.cancel()
 
     def _start_clients(self) -> None:
@@ -385,6 +423,28 @@ class _Run:
         for number in range(rng.randint(1, 2)):
             client = self._client(f"reader-{number}")
             self.consumers.append(WorkloadConsumer(client, self.history, self.partitions, self._rack()))
+
+    async def _start_group_loads(self, founder: SimClient) -> None:
+        for load in GROUP_LOADS:
+            if load not in self.plan.loads:
+                continue
+            rng = self.world.rng(load)
+            for number in range(rng.randint(1, 2)):
+                name = f"{load}-{number}"
+                members = [self._client(f"{name}.{each}") for each in range(rng.randint(2, 4))]
+                if load == "share-groups":
+                    shares = SimShareGroup(name, self.partitions, self.world.violated)
+                    await founder.spawn(shares.configure(founder))
+                    self.share_groups.append(shares)
+                    self.share_members += [SimShareMember(client, shares) for client in members]
+                    self.history.judged_elsewhere.add(LETTERS)
+                    continue
+                is_mixed = load == "migrating-groups"
+                protocols = ("classic", "consumer") if is_mixed else ("consumer",)
+                group = SimGroup(name, self.partitions, rng, protocols)
+                group.ownership = Ownership(name, self.world.violated, has_one_kind=not is_mixed)
+                self.groups.append(group)
+                self.members += [SimMember(client, self.history, group, self._rack()) for client in members]
 
     def _start_loads(self, replicas: int, configs: dict[str, str]) -> None:
         plan, rng = self.plan, self.world.rng("loads")
@@ -421,7 +481,7 @@ class _Run:
     async def _finish(self) -> None:
         """Without faults, everything must complete within `_HEALED_S`; then check the end."""
         world, cluster = self.world, self.cluster
-        await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
+        await cluster.wait(cluster.all_serve, "all nodes serve again", _HEALED_S)
         if self.plan.loads:
             operating = asyncio.gather(*(operator.finish() for operator in self.operators))
             await cluster.wait(operating.done, "all operators are done", _HEALED_S)
@@ -433,12 +493,38 @@ class _Run:
             group.ends = self.observer.ends(self.partitions)
         reading = asyncio.gather(*(member.task for member in self.members))
         await cluster.wait(reading.done, "all groups have read and committed all records", _HEALED_S)
+        await self._finish_share_groups()
         others = () if self.plan.loads else (operator.finish() for operator in self.operators)
         await asyncio.gather(*others, *(consumer.finish() for consumer in self.consumers))
         await self._settle()
         if not world.violations:
             self.observer.judge(self.history, self.groups)
             self._judge_topics()
+
+    async def _finish_share_groups(self) -> None:
+        """Every record is accepted or has a dead letter."""
+        if not self.share_groups:
+            return
+        ends = self.observer.ends(self.partitions)
+        for group in self.share_groups:
+            group.is_ending = True
+
+        def missing() -> list[str]:
+            letters = letters_of(self.observer.written(LETTERS))
+            return [
+                f"{group.name}: {partition} {offset}"
+                for group in self.share_groups
+                for partition, offset in group.missing(ends, letters)
+            ]
+
+        def what() -> str:
+            return f"every record is accepted or has a dead letter, but not {'; '.join(missing()[:5])}"
+
+        await self.cluster.wait(lambda: not missing(), what, _HEALED_S)
+        for group in self.share_groups:
+            group.done = True
+        ending = asyncio.gather(*(member.task for member in self.share_members))
+        await self.cluster.wait(ending.done, "all members of share groups have ended", _HEALED_S)
 
     def _judge_topics(self) -> None:
         image = self.cluster.image()
@@ -453,28 +539,11 @@ class _Run:
         """Wait until all replicas are in sync, and all nodes have the same metadata."""
         await self.cluster.wait(self.observer.settled, lambda: self.observer.unsettled, _HEALED_S)
 
-    def _all_serve(self) -> bool:
-        for node in self.cluster:
-            if not node.machine.up:
-                node.start()  # it was stopping when the faults ended
-        return all(node.serving for node in self.cluster)
-
 
 def simulate(plan: SimPlan, trace: Callable[[str], None] | None = None, *, verbose: bool = False) -> SimVerdict:
     """Run one seed. The same plan gives the same trace and the same verdict."""
-    violation = ""
     with World(plan.seed, trace, verbose=verbose) as world:
         run = _Run(world, plan)
-        main = run.main()
-        try:
-            world.run(main, _LIMIT_S)
-        except (Violation, Stuck) as error:
-            violation = str(error)
-        except ApiError as error:
-            violation = f"a final log cannot be read: {error}"
-        if world.violations:
-            violation = "; ".join(dict.fromkeys(world.violations))
-        with contextlib.suppress(RuntimeError):
-            main.close()
+        violation = world.violation_of(run.main(), _LIMIT_S)
         seen = sum(len(records) for records in run.history.seen.values())
         return SimVerdict(plan, violation, world.now_s, run.history.acked, seen, run.observer.elections)

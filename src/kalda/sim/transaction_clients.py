@@ -243,7 +243,9 @@ class StableOffsetObserver:
         begun_us, starts = self._now_us, self._stable.positions()
         records = await self._stable.poll(_POLL_S)
         for partition, end in self._stable.positions().items():
-            found = tuple(Seen(r.offset, r.value.decode()) for r in records if (r.topic, r.partition) == partition)
+            found = tuple(
+                Seen(r.offset, (r.value or b"").decode()) for r in records if (r.topic, r.partition) == partition
+            )
             read = Read(
                 self._client.name, partition, starts[partition].offset, end.offset, begun_us, self._now_us, found
             )

@@ -36,7 +36,6 @@ from kalda.sim.client import SimClient
 from kalda.sim.client_io import SimConsumer
 from kalda.sim.cluster import SimCluster, SimNode
 from kalda.sim.group_loops import GroupLoop
-from kalda.sim.loop import Stuck
 from kalda.sim.losses import Losses
 from kalda.sim.transaction_clients import (
     StableOffsetObserver,
@@ -50,7 +49,7 @@ from kalda.sim.transaction_clients import (
     stable_consumer,
 )
 from kalda.sim.transactions import FEATURE
-from kalda.sim.world import Violation, World
+from kalda.sim.world import World
 from kalda.verify.history import Fault, FinalOffset, History, Settings
 from kalda.verify.judge import judge
 
@@ -428,7 +427,7 @@ class _Storm:
     async def _finish(self, admin: SimClient, observer: StableOffsetObserver) -> None:
         """Without faults, everything must complete in time."""
         cluster = self.cluster
-        await cluster.wait(self._all_serve, "all nodes serve again", _HEALED_S)
+        await cluster.wait(cluster.all_serve, "all nodes serve again", _HEALED_S)
         writers = [worker for role in self.roles for worker in role.workers if isinstance(worker, TransactionWriter)]
         for writer in writers:
             writer.stop()
@@ -503,31 +502,14 @@ class _Storm:
         for finding in judge(self.history).findings[:10]:
             self.world.violated(str(finding))
 
-    def _all_serve(self) -> bool:
-        for node in self.cluster:
-            if not node.machine.up:
-                node.start()  # it was stopping when the faults ended
-        return all(node.serving for node in self.cluster)
-
 
 def simulate_transactions(
     plan: TransactionPlan, trace: Callable[[str], None] | None = None, *, verbose: bool = False
 ) -> TransactionVerdict:
     """Run one seed. The same plan gives the same trace and the same verdict."""
-    violation = ""
     with World(plan.seed, trace, verbose=verbose) as world:
         storm = _Storm(world, plan)
-        main = storm.main()
-        try:
-            world.run(main, _LIMIT_S)
-        except (Violation, Stuck) as error:
-            violation = str(error)
-        except ApiError as error:
-            violation = f"the end cannot be read: {error}"
-        if world.violations:
-            violation = "; ".join(dict.fromkeys(world.violations))
-        with contextlib.suppress(RuntimeError):
-            main.close()
+        violation = world.violation_of(storm.main(), _LIMIT_S)
         counts = {outcome.value: count for outcome, count in judge(storm.history).outcomes.items()}
         return TransactionVerdict(
             plan, violation, world.now_s, counts["committed"], counts["aborted"], counts["unknown"]

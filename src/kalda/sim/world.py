@@ -11,6 +11,7 @@ Not obvious:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -18,8 +19,9 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from kalda.base.errors import ApiError
 from kalda.sim.controller_faults import Bug
-from kalda.sim.loop import SimLoop
+from kalda.sim.loop import SimLoop, Stuck
 from kalda.sim.machine import Machine
 from kalda.sim.network import SimNetwork
 from kalda.sim.process import BOOT, PowerLoss
@@ -107,6 +109,19 @@ class World:
             return self.loop.run_until_complete(task)
         finally:
             task.cancel()
+
+    def violation_of(self, main: Coroutine[Any, Any, None], limit_s: float) -> str:
+        """Run `main` to its end, or to a violation: which one; empty where there was none."""
+        violation = ""
+        try:
+            self.run(main, limit_s)
+        except (Violation, Stuck) as error:
+            violation = str(error)
+        except ApiError as error:
+            violation = f"the end cannot be read: {error}"
+        with contextlib.suppress(RuntimeError):
+            main.close()
+        return "; ".join(dict.fromkeys(self.violations)) or violation
 
     async def _watched(self, main: Coroutine[Any, Any, T], limit_s: float) -> T:
         work = self.loop.create_task(main)

@@ -14,15 +14,15 @@ Reading:
 
 - `options`: parsing and checking of the reader's options
 - `filters`: conditions of a query that reduce what is read
-- `planning`: options and filters to ranges of offsets, and ranges to tasks
-- `fetching`: the records of a range, by the consumer of a worker process
+- `partitions`: options and filters to ranges of offsets, and ranges to tasks
+- `range_reader`: the records of a range, by the consumer of a worker process
 - `source`: the classes that Spark calls to read
 - `ranges`: which offsets a DataFrame reads, to be stored with its rows
 
 Writing:
 
 - `sink_options`: parsing and checking of the writer's options and columns
-- `writing`: rows to a producer, by topic and partition
+- `row_writer`: rows to a producer, by topic and partition
 - `exactly_once`: transactions of tasks, ended by the driver
 - `sink`: the classes that Spark calls to write
 
@@ -38,16 +38,18 @@ And:
 - `client_metrics`: what clients push to the brokers, as a table
 - `cluster`: what planners and drivers request of a cluster
 - `java`: the Java that Spark needs
+- `background`: processes that get what others leave of the CPU and the disk
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from kalda.spark.planning import OffsetRange
+    from kalda.spark.partitions import OffsetRange
 
 
 def register(spark: SparkSession, *, push_filters: bool = False) -> None:
@@ -64,8 +66,8 @@ def register(spark: SparkSession, *, push_filters: bool = False) -> None:
 def session(app_name: str = "kalda", master: str | None = None, **settings: object) -> SparkSession:
     """A Spark session with the format registered; `spark_ui_enabled=False` sets `spark.ui.enabled`. Without `master`:
     that of spark-submit, or all cores of this machine. `sc://HOST:PORT` is a server of Spark Connect. Unless a setting
-    says otherwise, Java and the Python processes exchange rows over Unix domain sockets. Raises `RuntimeError` where
-    Java is missing."""
+    says otherwise, Java and the Python processes exchange rows over Unix domain sockets, and on this machine alone a
+    shuffle has as many partitions as it has cores. Raises `RuntimeError` where Java is missing."""
     from kalda.spark.java import new_session
 
     return new_session(app_name, master, settings)
@@ -77,3 +79,28 @@ def offset_ranges(frame: DataFrame) -> list[OffsetRange]:
     from kalda.spark.ranges import offset_ranges_of
 
     return offset_ranges_of(frame)
+
+
+def starting_after(stored: Mapping[tuple[str, int], int]) -> str:
+    """The value of `startingOffsets` that continues at stored offsets: by topic and partition, the next to read; -2 is
+    the first of the log, -1 its end."""
+    from kalda.spark import ranges
+
+    return ranges.starting_after(stored)
+
+
+def reading(ranges: Iterable[OffsetRange]) -> dict[str, str]:
+    """Options that read exactly these ranges. Raises `ValueError` where there are none."""
+    from kalda.spark.ranges import reading as options_of
+
+    return options_of(ranges)
+
+
+def offsets_behind(source: Any) -> dict[str, float]:
+    """How many offsets of its partitions a streaming query had not read when a batch was planned, as the metrics of
+    Spark's own connector are named: minOffsetsBehindLatest, maxOffsetsBehindLatest, avgOffsetsBehindLatest. `source` is
+    one of `progress.sources`, as an object or as in the JSON of a progress. Empty where Spark does not report the ends
+    of the logs. Raises `ValueError` for a source that has no topics."""
+    from kalda.spark.ranges import behind_latest
+
+    return behind_latest(source)

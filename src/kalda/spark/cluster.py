@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda.base.configs.admin import ADMIN
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
+from kalda.base.ids import ZERO_UUID, TopicPartition
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.offsets import list_offsets
 from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, per_item
@@ -39,6 +39,8 @@ class SparkAdmin(Admin):
         super().__init__(config)
         self._leaders: dict[TopicPartition, int] = {}
         """The node id of each partition's leader, when partitions were last requested; -1 where there was none."""
+        self.topic_ids: Mapping[str, str] = {}
+        """The ids of the topics then; none of brokers before Kafka 2.8."""
 
     def partitions(self, subscription: TopicSubscription, *, missing_is_error: bool) -> list[TopicPartition]:
         """The existing partitions of the subscription, sorted.
@@ -72,9 +74,11 @@ class SparkAdmin(Admin):
         return sorted(kept.intersection(subscription.assigned))
 
     def _partitions_of(self, topics: Iterable[Topic]) -> list[TopicPartition]:
-        """The topics' partitions, sorted; their leaders are kept."""
+        """The topics' partitions, sorted; their leaders and the topics' ids are kept."""
+        found = list(topics)
+        self.topic_ids = {topic.name: str(topic.topic_id) for topic in found if topic.topic_id != ZERO_UUID}
         self._leaders = {
-            TopicPartition(topic.name, one.partition): one.leader for topic in topics for one in topic.partitions
+            TopicPartition(topic.name, one.partition): one.leader for topic in found for one in topic.partitions
         }
         return sorted(self._leaders)
 

@@ -40,14 +40,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, KafkaError
 from kalda.base.ids import TopicPartition
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.protocol.messages.transactions import EndTxnRequest
 from kalda.spark.cluster import SparkAdmin, admin_of
+from kalda.spark.row_writer import RowWriter
 from kalda.spark.sink_options import CHECK, WriteOptions
-from kalda.spark.writing import RowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,11 +62,11 @@ _REMEDY = (
 )
 
 
-class NotRepeatable(RuntimeError):
+class NotRepeatable(KafkaError, RuntimeError):
     """A batch was run again, and its tasks are not those of its first run."""
 
 
-class CommitRefused(RuntimeError):
+class CommitRefused(KafkaError, RuntimeError):
     """A task's transaction could not be committed."""
 
 

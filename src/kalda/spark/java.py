@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from kalda.base.errors import KafkaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +27,8 @@ _OLDEST: Final = 17
 _UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 """Over TCP, each Python task waits for 40 ms: Java writes the task and its input one after the other, Nagle's algorithm
 holds the second until the first is acknowledged, and the Python process delays the acknowledgement."""
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_DELTA_PARTITIONS: Final = "spark.databricks.delta.snapshotPartitions"
 _OF_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 """Set where spark-submit has started Java, with the settings of its user."""
 _ADVICE: Final = (
@@ -51,7 +57,8 @@ def java_advice() -> str | None:
 @contextmanager
 def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
     """Ends the Java process that PySpark starts in the block, where the block is interrupted before PySpark holds a
-    connection to it: nothing else would ever end that process. `prepare` is called in that process before Java runs."""
+    connection to it: nothing else would ever end that process. SIGTERM, too, interrupts the block, unless the program
+    handles it. `prepare` is called in that process before Java runs."""
     try:
         from pyspark import SparkContext, java_gateway
     except ImportError:  # PySpark's client of Spark Connect alone, which starts no Java
@@ -69,7 +76,8 @@ def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
 
     setattr(java_gateway, "Popen", start)  # noqa: B010
     try:
-        yield
+        with _terminating():
+            yield
     except BaseException:
         if SparkContext._gateway is None:
             for process in started:
@@ -79,9 +87,41 @@ def ending_java(prepare: Callable[[], None] | None = None) -> Iterator[None]:
         setattr(java_gateway, "Popen", popen)  # noqa: B010
 
 
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """SIGTERM, which would end the process at once, raises `SystemExit`."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def sockets_of_workers() -> dict[str, str]:
     """The setting by which Java and Python processes use Unix sockets; none where spark-submit has started Java."""
     return {_UNIX_SOCKETS: "true"} if os.name == "posix" and _OF_SPARK_SUBMIT not in os.environ else {}
+
+
+class SparkUnavailable(KafkaError, RuntimeError):
+    """Spark or its Java is not installed; the message has what to do."""
+
+
+def settings_of_machine(master: str) -> dict[str, str]:
+    """Numbers of partitions that fit this machine, where the master is one of its processes; none for another master.
+    Spark's own are those of a cluster: 200 tasks for each shuffle, 50 for each version of a Delta table."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master)
+    if found is None:
+        return {}
+    number = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+    return dict.fromkeys((_SHUFFLE_PARTITIONS, _DELTA_PARTITIONS), str(number))
 
 
 def new_session(app_name: str, master: str | None, settings: Mapping[str, object]) -> SparkSession:
@@ -89,17 +129,18 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise RuntimeError(f"Spark is not installed ({error}): pip install 'kalda[spark]'") from error
+        raise SparkUnavailable(f"Spark is not installed ({error}): pip install 'kalda[spark]'") from error
     from kalda.spark.source import register_in
 
     server = master or os.environ.get("SPARK_REMOTE", "")
     is_remote = server.startswith("sc://")  # Spark Connect: Java is where the server is
     advice = None if is_remote else java_advice()
     if advice is not None:
-        raise RuntimeError(advice)
+        raise SparkUnavailable(advice)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    for name, text in () if is_remote else sockets_of_workers().items():
+    own = {} if is_remote else sockets_of_workers() | settings_of_machine(_master(master, settings))
+    for name, text in own.items():
         builder = builder.config(name, text)
     if master is not None:
         builder = builder.remote(master) if is_remote else builder.master(master)
@@ -110,3 +151,11 @@ def new_session(app_name: str, master: str | None, settings: Mapping[str, object
         spark: SparkSession = builder.getOrCreate()
     register_in(spark)
     return spark
+
+
+def _master(given: str | None, settings: Mapping[str, object]) -> str:
+    """The master that a session will have; an empty text where the user has chosen it elsewhere: by spark-submit, or in
+    files of Spark. Spark's own default is all cores of this machine."""
+    named = given or settings.get("spark_master") or settings.get("spark.master")
+    elsewhere = {_OF_SPARK_SUBMIT, "SPARK_CONF_DIR", "SPARK_HOME", "MASTER"} & os.environ.keys()
+    return str(named or ("" if elsewhere else "local[*]"))

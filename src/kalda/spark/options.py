@@ -1,6 +1,10 @@
 """The options of `spark.read` and `spark.readStream` with format "kalda", parsed and checked; their names, defaults and
 refusals are those of Spark's Kafka source.
 
+`option("kalda.connection", "production")` stands for the keys of that profile (`client/transport/profiles.py`), which
+Spark's driver reads: a definition, a plan and Spark's event log have its name alone. An option that is given beside it
+wins; keys that the client does not have belong to other programs, and are left out.
+
 An unknown option is refused, since a misspelt one would silently read something else. Options with the prefix `kafka.`
 are the configuration of the consumers, by Kafka's keys. Options that configure the caches of Spark's source, and have
 no counterpart here, are accepted without effect.
@@ -10,23 +14,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Final, NoReturn
 
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.errors import Portable
+from kalda.base.errors import KafkaError
 from kalda.base.ids import TopicPartition
+from kalda.client.transport.profiles import read_profile
 from kalda.clientcore.connections.cluster_values import parse_bootstrap
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
 
-class OptionError(Portable, ValueError):
+class OptionError(KafkaError, ValueError):
     """An option is wrong; the message has its name, its value unless that may be a secret, and the remedy."""
 
     def __init__(self, name: str, value: object, advice: str) -> None:
@@ -79,6 +84,16 @@ class TopicSubscription:
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
 
+    def __str__(self) -> str:
+        """The option by which it was given."""
+        return f"option {'assign' if self.assigned else 'subscribe' if self.topics else 'subscribePattern'}"
+
+    def includes(self, partition: TopicPartition) -> bool:
+        """Whether this partition is read where it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, partition.topic) is not None
+        return partition.topic in self.topics or partition in self.assigned
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -90,6 +105,8 @@ class ReadOptions:
     read_committed: bool = False
     start: Bound = Edge.EARLIEST
     end: Bound = Edge.LATEST
+    stops: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Where a stream ends in its partitions: the offsets behind the last records that it reads."""
     start_latest_where_none: bool = False
     """Where all records are older than the starting time, begin at the end of the log; else fail."""
     min_partitions: int | None = None
@@ -106,15 +123,23 @@ class ReadOptions:
     """A timestamp that Spark's microseconds do not hold is null; else it fails the query."""
     poll_timeout_ms: int = 120_000
     """How long a task waits for records of its range."""
+    checks_topics: bool = False
+    """Whether a topic that does not exist is refused when the frame is made; else when a query is planned."""
     offset_attempts: int = 4
     """How often ends of logs are requested while they are below offsets that were read before."""
     offset_retry_ms: int = 10
+    commit_group: str | None = None
+    """The group that gets the end of each ended batch of a stream as committed offsets; None: none."""
 
 
 _SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _ENDINGS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 TASK_OFFSETS: Final = "kalda.task.offsets"
+CHECK_TOPICS: Final = "kalda.check.topics"
+COMMIT_GROUP: Final = "kalda.commit.group"
+CONNECTION: Final = "kalda.connection"
+STOP: Final = "kalda.stop.offsets"
 TIMESTAMP_OVERFLOW: Final = "kalda.timestamp.overflow"
 NAMES: Final = (
     *_SUBSCRIPTIONS,
@@ -133,6 +158,10 @@ NAMES: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
+    CHECK_TOPICS,
+    COMMIT_GROUP,
+    CONNECTION,
+    STOP,
     TASK_OFFSETS,
     TIMESTAMP_OVERFLOW,
 )
@@ -161,7 +190,7 @@ _DELAY_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 
 def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> ReadOptions:
     """Parse the options; upper and lower case of names are equal, as in Spark. Raises `OptionError`."""
-    options = OptionTable.of(given, (*NAMES, *WITHOUT_EFFECT))
+    options = OptionTable.of(connected(given, {*CONSUMER.names()} - _REFUSED_KEYS.keys()), (*NAMES, *WITHOUT_EFFECT))
     if is_streaming:
         for name in _ENDINGS:
             if (text := options.text(name)) is not None:
@@ -178,6 +207,7 @@ def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> Rea
         read_committed=options.choice("kafka.isolation.level", isolation, "read_uncommitted"),
         start=_start(options, is_streaming),
         end=Edge.LATEST if is_streaming else _bound(options, "ending", Edge.LATEST, Edge.EARLIEST),
+        stops=_stops(options, is_streaming),
         start_latest_where_none=options.choice(_STRATEGY, {"error": False, "latest": True}, "error"),
         min_partitions=options.number("minPartitions", None, 1),
         max_records_per_partition=options.number("maxRecordsPerPartition", None, 1),
@@ -188,10 +218,31 @@ def read_options(given: Mapping[str, str], *, is_streaming: bool = False) -> Rea
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
         overflowing_times_are_null=options.choice(TIMESTAMP_OVERFLOW, {"fail": False, "null": True}, "fail"),
+        checks_topics=options.flag(CHECK_TOPICS, False),
         poll_timeout_ms=options.number("kafkaConsumer.pollTimeoutMs", 120_000, 1),
         offset_attempts=1 + options.number("fetchOffset.numRetries", 3, 0),
         offset_retry_ms=options.number("fetchOffset.retryIntervalMs", 10, 0),
+        commit_group=options.text(COMMIT_GROUP) or None,
     )
+
+
+def connection_of(options: Mapping[str, str]) -> dict[str, str]:
+    """The keys of the profile that the options name; none where they name none. Raises `OptionError`."""
+    name = next((value for key, value in options.items() if key.lower() == CONNECTION), None)
+    if name is None:
+        return {}
+    try:
+        return read_profile(name)
+    except InvalidConfig as error:
+        raise OptionError(CONNECTION, name, error.message) from None
+
+
+def connected(options: Mapping[str, str], keys: Container[str]) -> dict[str, str]:
+    """The options with those of the connection that they name. `keys`: those of the client. Raises `OptionError`."""
+    given = {key: value for key, value in options.items() if key.lower() != CONNECTION}
+    names = {key.lower() for key in given}
+    found = {_PREFIX + key: value for key, value in connection_of(options).items() if key in keys}
+    return {**{key: value for key, value in found.items() if key not in names}, **given}
 
 
 def consumer_keys(options: OptionTable) -> dict[str, str]:
@@ -231,6 +282,14 @@ def _start(options: OptionTable, is_streaming: bool) -> Bound:
     if is_streaming:
         return _bound(options, "starting", Edge.LATEST, None)
     return _bound(options, "starting", Edge.EARLIEST, Edge.LATEST)
+
+
+def _stops(options: OptionTable, is_streaming: bool) -> dict[TopicPartition, int]:
+    if (text := options.text(STOP)) is None:
+        return {}
+    if not is_streaming:
+        raise OptionError(STOP, text, "it is the end of a stream; a batch ends at endingOffsets")
+    return _by_partition(STOP, text, lambda offset: offset >= 0, "offsets from 0")
 
 
 class OptionTable:

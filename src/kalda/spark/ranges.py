@@ -14,11 +14,13 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kalda.spark.planning import OffsetRange
+from kalda.base.ids import TopicPartition
+from kalda.spark.partitions import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_OFFSETS = ("endOffset", "latestOffset")
 _ADAPTIVE = "AdaptiveSparkPlanExec"
 
 
@@ -36,6 +38,27 @@ def offset_ranges_of(frame: DataFrame) -> list[OffsetRange]:
     if not found:
         raise ValueError('the frame reads nothing by format "kalda", or its plan has been cut off (checkpoint, cache)')
     return _joined(one for one in found if one is not None)
+
+
+def behind_latest(source: Any) -> dict[str, float]:
+    """See `kalda.spark.offsets_behind`."""
+    found = source if isinstance(source, Mapping) else {name: getattr(source, name) for name in _OFFSETS}
+    read, latest = (_position(found[name]) for name in _OFFSETS)
+    behind = [max(0, end - read.get(partition, 0)) for partition, end in latest.items()]
+    if not behind:
+        return {}
+    return {
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+    }
+
+
+def _position(text: str | Mapping[str, Any] | None) -> Mapping[TopicPartition, int]:
+    from kalda.spark.source import from_json
+
+    given = json.loads(text) if isinstance(text, str) else text
+    return from_json(given or {}).position
 
 
 def reading(ranges: Iterable[OffsetRange]) -> dict[str, str]:

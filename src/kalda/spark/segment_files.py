@@ -23,8 +23,7 @@ from kalda.broker.process.disk import RealDisk
 from kalda.records.batch import HEADER_SIZE, MIN_BATCH_SIZE, check_crc, read_header
 from kalda.spark.filters import Narrowing
 from kalda.storage.checkpoints import LEADER_EPOCH_FILE, LOG_START_OFFSET_FILE, read_epochs, read_offsets
-from kalda.storage.log.index import OffsetIndex
-from kalda.storage.naming import (
+from kalda.storage.file_names import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,
     INDEX_SUFFIX,
@@ -34,6 +33,7 @@ from kalda.storage.naming import (
     offset_of,
     parse_dir_name,
 )
+from kalda.storage.log.index import OffsetIndex
 
 MAX_OFFSET = 2**63 - 1
 OPEN_COST_BYTES = 4 * 1024 * 1024

@@ -33,10 +33,11 @@ from kalda.spark.filters import Narrowing
 from kalda.spark.options import OptionError
 from kalda.spark.segment_batches import Damage, Run, read_piece
 from kalda.spark.segment_files import MAX_OFFSET, SegmentPiece, find_replicas, plan_tasks
-from kalda.spark.source import ALL_COLUMNS, COLUMNS, one_sentence
+from kalda.spark.source import ALL_COLUMNS, COLUMNS
+from kalda.spark.workers import one_sentence
+from kalda.storage.file_names import LOG_SUFFIX, SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX, offset_of
 from kalda.storage.log.producer_snapshot import read_snapshot
 from kalda.storage.log.txn_index import decode_entries
-from kalda.storage.naming import LOG_SUFFIX, SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX, offset_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -287,7 +288,7 @@ class _Kept:
 
 def _files(directories: list[tuple[TopicPartition, str, str]], suffix: str) -> list[SegmentPiece]:
     """The files of one kind in partitions' directories."""
-    from kalda.storage.naming import offset_of
+    from kalda.storage.file_names import offset_of
 
     found = []
     for partition, log_dir, directory in directories:

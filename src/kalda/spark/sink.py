@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from kalda.spark.options import OptionError
 from kalda.spark.sink_options import NAME, WriteOptions
+from kalda.spark.workers import exempt_modules, one_sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,9 +73,11 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         name = self.options.name or context.getLocalProperty(_QUERY_ID)
         batch = context.getLocalProperty(_BATCH_ID)
         if name is None or batch is None:
-            raise RuntimeError(
-                f"this version of Spark does not give a task the ids of its query and batch, which exactly-once "
-                f"writing needs. Set option {NAME}, and write in foreachBatch with the batch's number"
+            raise OptionError(
+                NAME,
+                self.options.name,
+                "this version of Spark does not give a task the ids of its query and batch, which exactly-once "
+                "writing needs. Set it, and write in foreachBatch with the batch's number",
             )
         return _write_in_transaction(self.options, TaskIdentity(name, context.partitionId(), int(batch)), iterator)
 
@@ -91,32 +95,34 @@ def _context() -> TaskContext:
 
 
 def _write_plainly(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
-    from kalda.spark.workers import exempt_modules
-    from kalda.spark.writing import write_rows
+    from kalda.spark.row_writer import write_rows
 
     exempt_modules()
-    return RowsWritten(write_rows(options, batches))
+    with one_sentence():
+        return RowsWritten(write_rows(options, batches))
 
 
 def _write_in_transaction(
     options: WriteOptions, identity: TaskIdentity, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     from kalda.spark.exactly_once import write_in_transaction
-    from kalda.spark.workers import exempt_modules
 
     exempt_modules()
-    return write_in_transaction(options, identity, batches)
+    with one_sentence():
+        return write_in_transaction(options, identity, batches)
 
 
 def _commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     if options.is_exactly_once:
         from kalda.spark.exactly_once import commit_batch
 
-        commit_batch(options, messages)
+        with one_sentence():
+            commit_batch(options, messages)
 
 
 def _abort(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     if options.is_exactly_once:
         from kalda.spark.exactly_once import abort_batch
 
-        abort_batch(options, messages)
+        with one_sentence():
+            abort_batch(options, messages)

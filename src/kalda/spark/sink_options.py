@@ -23,14 +23,14 @@ from pyspark.sql.types import (
 )
 
 from kalda.base.configs.definition import InvalidConfig
-from kalda.base.configs.producer import producer_config
-from kalda.spark.options import OptionError, OptionTable, bootstrap_servers, kafka_error
+from kalda.base.configs.producer import PRODUCER, producer_config
+from kalda.spark.options import CONNECTION, OptionError, OptionTable, bootstrap_servers, connected, kafka_error
 
 EXACTLY_ONCE: Final = "kalda.exactly.once"
 NAME: Final = "kalda.exactly.once.name"
 BATCH: Final = "kalda.exactly.once.batch"
 CHECK: Final = "kalda.exactly.once.check"
-NAMES: Final = ("topic", "includeHeaders", EXACTLY_ONCE, NAME, BATCH, CHECK)
+NAMES: Final = ("topic", "includeHeaders", CONNECTION, EXACTLY_ONCE, NAME, BATCH, CHECK)
 _DEFAULTS: Final = {"client.id": "kalda-spark", "enable.idempotence": "true", "linger.ms": "5"}
 _TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The largest that brokers allow by default: a task's transaction is open until all tasks of the batch have ended."""
@@ -69,7 +69,8 @@ class WriteOptions:
 
 def write_options(given: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
     """Parse the options, and check the frame's columns. Raises `OptionError`, `ValueError`."""
-    options = OptionTable.of({k: v for k, v in given.items() if k.lower() not in _OF_SPARK}, NAMES)
+    own = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
+    options = OptionTable.of(connected(own, {*PRODUCER.names()} - _REFUSED_KEYS.keys()), NAMES)
     bootstrap_servers(options)
     kafka = {**_DEFAULTS, **options.kafka(_REFUSED_KEYS)}
     topic = options.text("topic")

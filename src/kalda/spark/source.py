@@ -10,6 +10,8 @@ relation that `load` has made, and a later query of the same frame that has no c
 Not obvious:
 
 - `streamReader()` of a PySpark source must not raise, since PySpark hides the error.
+- Spark calls `commit` of a batch when it has planned the next one, so not before there are new records. It calls
+  `latestOffset` at once after a batch, with the end of it: the group of `kalda.commit.group` gets it there.
 - Spark calls `initialOffset` again and writes only the ends of batches into a checkpoint: the start of a stream from
   `latest` must not change between calls, and its first batch must be empty.
 """
@@ -24,8 +26,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -47,11 +48,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kalda.base.errors import ApiError
+from kalda.base.errors import KafkaError
 from kalda.base.ids import TopicPartition
 from kalda.spark.filters import Narrowing, narrow
-from kalda.spark.options import Edge, OptionError, ReadOptions, read_options
-from kalda.spark.planning import DataLoss, LogQuestions, OffsetRange, pack, plan, split, start_offsets
+from kalda.spark.options import COMMIT_GROUP, Edge, OptionError, ReadOptions, read_options
+from kalda.spark.partitions import LogQuestions, OffsetRange, pack, plan, split, start_offsets
+from kalda.spark.workers import exempt_modules, one_sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +63,13 @@ if TYPE_CHECKING:
 
 # Which offsets the next batch of a streaming query reads, as Spark's own source decides it.
 #
-# An offset of the query is JSON, `{"topic": {"0": 23, "1": 42}}`: in each partition, the next offset to read. Spark
-# writes it to the checkpoint. Partitions that appear later are read from their first offset.
+# An offset of the query is JSON, `{"logs": {"0": 23, "1": 42}, "topic ids": {"logs": "zQ..."}}`: in each partition, the
+# next offset to read, and the topics' ids where the brokers have ids. Spark writes it to the checkpoint. Partitions
+# that appear later are read from their first offset.
+#
+# A topic whose id differs from that of the checkpoint was deleted and created again: its offsets are those of another
+# log. A batch that was planned with the old topic has no records any more; the next one begins at the first record of
+# the new topic.
 #
 # Data loss (a partition that has disappeared, records that were deleted before they were read) fails the query, or is
 # written to the log where `failOnDataLoss` is false.
@@ -71,38 +78,62 @@ log = logging.getLogger(__name__)
 Position = Mapping[TopicPartition, int]
 """The next offset to read of each partition."""
 _MAX_OFFSET = 2**63 - 1
+TOPIC_IDS: Final = "topic ids"
+"""The key of the topics' ids in an offset of a query. A topic has no blanks in its name."""
 
 
-class StreamDataLoss(RuntimeError):
+class StreamDataLoss(KafkaError, RuntimeError):
     """Records of a streaming query were lost before they were read."""
 
 
-def to_json(position: Position) -> dict[str, dict[str, int]]:
-    """In the order of topics and partitions: equal positions are equal texts."""
-    found: dict[str, dict[str, int]] = {}
-    for partition, offset in sorted(position.items()):
-        found.setdefault(partition.topic, {})[str(partition.partition)] = offset
-    return found
+class StreamOffset(NamedTuple):
+    """An offset of a query."""
+
+    position: dict[TopicPartition, int]
+    ids: dict[str, str]
+    """By topic; without those that are not known: of an older checkpoint, or of brokers before Kafka 2.8."""
+
+    def others(self, ids: Mapping[str, str]) -> list[str]:
+        """The topics that have another id in `ids`, sorted."""
+        return sorted(topic for topic, known in self.ids.items() if ids.get(topic, known) != known)
+
+    def without(self, topics: Collection[str]) -> StreamOffset:
+        kept = {partition: offset for partition, offset in self.position.items() if partition.topic not in topics}
+        return StreamOffset(kept, {topic: known for topic, known in self.ids.items() if topic not in topics})
 
 
-def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def to_json(offset: StreamOffset) -> dict[str, Any]:
+    """In the order of topics and partitions: equal offsets are equal texts."""
+    found: dict[str, Any] = {}
+    for partition, at in sorted(offset.position.items()):
+        found.setdefault(partition.topic, {})[str(partition.partition)] = at
+    ids = {topic: offset.ids[topic] for topic in found if topic in offset.ids}
+    return found | {TOPIC_IDS: ids} if ids else found
+
+
+def from_json(offset: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
     """Raises `ValueError` where it is not an offset of this source."""
     try:
-        return {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, found in offsets.items()
-            for partition, offset in found.items()
+        position = {
+            TopicPartition(topic, int(partition)): int(at)
+            for topic, found in offset.items()
+            if topic != TOPIC_IDS
+            for partition, at in found.items()
         }
+        return StreamOffset(position, dict(offset.get(TOPIC_IDS, {})))
     except (AttributeError, TypeError, ValueError):
-        raise ValueError(f"the checkpoint has {offsets!r}, which is not an offset of topics; use a new one") from None
+        raise ValueError(f"the checkpoint has {offset!r}, which is not an offset of topics; use a new one") from None
 
 
-def report_loss(problem: str, options: ReadOptions) -> None:
+_DELETED: Final = "Some data may have been lost: it was deleted before the query has read it"
+_NOT_NAMED: Final = "Its records that were not read would be left out: name it again"
+
+
+def report_loss(problem: str, options: ReadOptions, effect: str = _DELETED) -> None:
     """Raises `StreamDataLoss`, or writes a line of the log where data loss does not fail the query."""
     if options.fail_on_data_loss:
         raise StreamDataLoss(
-            f"{problem}. Some data may have been lost: it was deleted before the query has read it. If the query may "
-            f"continue without it, set option failOnDataLoss to false"
+            f"{problem}. {effect}. If the query may continue without it, set option failOnDataLoss to false"
         )
     log.warning("%s. The query continues without these records: failOnDataLoss is false", problem)
 
@@ -147,30 +178,59 @@ class BatchBounds:
         return ends
 
 
-def latest_position(
+def latest_offset(
     logs: LogQuestions,
     options: ReadOptions,
-    known: Position,
+    known: StreamOffset,
     pause: Callable[[int], None],
-) -> dict[TopicPartition, int]:
-    """The ends of all logs. Where one is below a known offset, the answer may be of a replica that has not caught up:
-    the ends are requested again, for a bounded number of times."""
+) -> StreamOffset:
+    """The ends of all logs. Where one is below a known offset of the same topic, the answer may be of a replica that
+    has not caught up: the ends are requested again, for a bounded number of times."""
     for attempt in range(options.offset_attempts):
         if attempt:
             pause(options.offset_retry_ms)
         partitions = logs.partitions(options.subscription, missing_is_error=False)
+        ids = dict(logs.topic_ids)
         found = logs.latest(partitions, read_committed=options.read_committed, missing_is_error=False)
-        below = [each for each, end in found.items() if end < known.get(each, 0)]
+        read = known.without(known.others(ids)).position
+        below = [each for each, end in found.items() if end < read.get(each, 0)]
         if not below:
             break
-        log.warning(
-            "%s ends at %d, below %d that was read: requested again", below[0], found[below[0]], known[below[0]]
-        )
-    return found
+        log.warning("%s ends at %d, below %d that was read: requested again", below[0], found[below[0]], read[below[0]])
+    return StreamOffset(found, ids)
+
+
+def stopped(latest: StreamOffset, stops: Position, known: Position) -> StreamOffset:
+    """The ends of logs, but not behind the stream's own end, unless more was read already."""
+    ends = {each: max(min(end, stops.get(each, end)), known.get(each, 0)) for each, end in latest.position.items()}
+    return StreamOffset(ends, latest.ids) if stops else latest
+
+
+def ranges_of_batch(
+    logs: LogQuestions, options: ReadOptions, start: StreamOffset, end: StreamOffset, *, is_planned_anew: bool
+) -> list[OffsetRange]:
+    """What a batch reads. `is_planned_anew`: a process that has ended had planned it, so its topics may be others by
+    now. Raises `StreamDataLoss`."""
+    if is_planned_anew and end.ids:
+        logs.partitions(options.subscription, missing_is_error=False)
+        if replaced := end.others(logs.topic_ids):
+            report_loss(_replaced(replaced[0], end.ids, logs.topic_ids), options)
+            start, end = start.without(replaced), end.without(replaced)
+    if replaced := start.others(end.ids):
+        report_loss(_replaced(replaced[0], start.ids, end.ids), options)
+        start = start.without(replaced)
+    return ranges_between(logs, options, start.position, end.position)
+
+
+def _replaced(topic: str, old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    return (
+        f"topic {topic} was deleted and created again: the query has read the one with the id {old[topic]}, and there "
+        f"is now one with the id {new[topic]}, which is read from its start"
+    )
 
 
 def ranges_between(logs: LogQuestions, options: ReadOptions, start: Position, end: Position) -> list[OffsetRange]:
-    """What a batch reads. Raises `StreamDataLoss`."""
+    """The ranges of a batch whose topics are the same at its start and its end. Raises `StreamDataLoss`."""
     new = [partition for partition in end if partition not in start]
     first = logs.earliest(new, missing_is_error=False) if new else {}
     deleted = [partition for partition in new if partition not in first]
@@ -179,7 +239,12 @@ def ranges_between(logs: LogQuestions, options: ReadOptions, start: Position, en
     for partition, offset in first.items():
         if offset:
             report_loss(f"{partition} was added, and its log starts at offset {offset} instead of 0", options)
-    gone = [partition for partition in start if partition not in end]
+    absent = [partition for partition in start if partition not in end]
+    left = [partition for partition in absent if not options.subscription.includes(partition)]
+    if left:
+        problem = f"the query has read {_listed(left)}, which {options.subscription} does not name any more"
+        report_loss(problem, options, _NOT_NAMED)
+    gone = [partition for partition in absent if partition not in left]
     if gone:
         report_loss(f"{_listed(gone)} do not exist any more", options)
     ranges = []
@@ -217,12 +282,7 @@ try:
         ReadMinRows,
         SupportsTriggerAvailableNow,
     )
-
-    HAS_ADMISSION_CONTROL = True
-    """Whether Trigger.AvailableNow with `maxOffsetsPerTrigger` reads to the end of the topics. Spark 4.1 ends after one
-    batch."""
 except ImportError:  # Spark 4.1 has no admission control of Python sources
-    HAS_ADMISSION_CONTROL = False
 
     class _Absent:
         """Stands for classes of which no object is made."""
@@ -277,20 +337,6 @@ def python_advice(program: str) -> str | None:
     )
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """In a Python process of Spark's planner, let the failures that a user can mend be shown without a traceback.
-
-    The process ends with the exception, so the setting has no effect on other exceptions.
-    """
-    try:
-        yield
-    except (ValueError, DataLoss, StreamDataLoss, ApiError):
-        if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):
-            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-        raise
-
-
 class KaldaSource(DataSource):
     """Topics as a table. A schema with fewer columns may be given; the others are not made."""
 
@@ -300,7 +346,10 @@ class KaldaSource(DataSource):
 
     def schema(self) -> StructType:
         with one_sentence():
-            return ALL_COLUMNS if of_either(self.options).include_headers else COLUMNS
+            options = of_either(self.options)
+            if options.checks_topics:
+                admin(options).partitions(options.subscription, missing_is_error=True)
+            return ALL_COLUMNS if options.include_headers else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_sentence():
@@ -387,17 +436,23 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the first batch of a query that starts at the ends of the logs was planned."""
         self._rate: BatchBounds | None = None
         """Made at the first batch: it holds a clock."""
-        self._latest: dict[TopicPartition, int] | None = None
+        self._latest: StreamOffset | None = None
         """The ends of the logs when they were last requested."""
-        self._available: dict[TopicPartition, int] | None = None
+        self._available: StreamOffset | None = None
         """With Trigger.AvailableNow, the ends of the logs when the query was started."""
         self._end: Mapping[str, Any] = {}
         """The end of the last batch, for versions of Spark that do not hand it to `latestOffset`."""
+        self._planned: Mapping[str, Any] | None = None
+        """The end of the batch that this process has planned last."""
+        self._committed: Position = {}
+        """What the group of `kalda.commit.group` has."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with one_sentence():
             if self._initial is None:
-                self._end = self._initial = to_json(start_offsets(admin(self.options), self.options))
+                logs = admin(self.options)
+                start = start_offsets(logs, self.options)
+                self._end = self._initial = to_json(StreamOffset(start, dict(logs.topic_ids)))
             return dict(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -410,32 +465,35 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with one_sentence():
-            self._available = latest_position(admin(self.options), self.options, {}, _pause)
+            self._available = latest_offset(admin(self.options), self.options, StreamOffset({}, {}), _pause)
 
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         with one_sentence():
             given = self._end if start is None else start
-            begin = from_json(given)
+            known = from_json(given)
+            self._commit(known.position)
             if self.options.start is Edge.LATEST and given == self._initial and not self._has_begun:
                 self._has_begun = True
                 if self._available is not None:  # the logs have grown since it was requested
-                    self._available = self._available | begin
+                    grown = self._available.position | known.position
+                    self._available = StreamOffset(grown, self._available.ids | known.ids)
                 return dict(given)
             logs, options = admin(self.options), self.options
             latest = self._available
             if latest is None:
-                latest = latest_position(logs, options, begin, _pause)
-            self._latest = latest
-            end = dict(latest)
+                latest = latest_offset(logs, options, known, _pause)
+            latest = self._latest = stopped(latest, options.stops, known.without(known.others(latest.ids)).position)
+            end = latest.position
             if not isinstance(limit, ReadAllAvailable):
                 rate = self._rate = self._rate or BatchBounds(options, _now_ms)
-                begin = with_new(logs, begin, latest)
-                if self._available is None and rate.is_delayed(begin, latest):
+                begin = with_new(logs, known.without(known.others(latest.ids)).position, end)
+                if self._available is None and rate.is_delayed(begin, end):
                     return dict(given)
-                end = rate.limited(begin, latest)
-            return to_json(end)
+                end = rate.limited(begin, end)
+            self._planned = to_json(StreamOffset(end, latest.ids))
+            return dict(self._planned)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return None if self._latest is None else to_json(self._latest)
@@ -447,9 +505,23 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.start is Edge.LATEST and start == self._initial and not self._has_begun:
                 # The first batch, which was planned before the query was restarted: the start is that of now.
                 return []
-            ranges = ranges_between(admin(options), options, from_json(start), from_json(end))
+            ranges = ranges_of_batch(
+                admin(options), options, from_json(start), from_json(end), is_planned_anew=end != self._planned
+            )
             pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
             return [RangePartition(task) for task in pack(pieces, options)]
+
+    def _commit(self, position: Position) -> None:
+        """Give the group where the query is, so that other programs see its lag. The query itself continues from its
+        checkpoint, so a failure is only logged."""
+        group = self.options.commit_group
+        if group is None or position == self._committed:
+            return
+        try:
+            admin(self.options).alter_group_offsets(group, position).check()
+            self._committed = position
+        except KafkaError as error:
+            log.warning("%s: the group %s has not got the query's offsets: %s", COMMIT_GROUP, group, error)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self.options, self.columns, partition)
@@ -482,8 +554,7 @@ def rows(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task's ranges as record batches of the columns (name, nullable)."""
     from kalda.client.consumer.columns import SparkColumns
-    from kalda.spark.fetching import fetch
-    from kalda.spark.workers import exempt_modules
+    from kalda.spark.range_reader import fetch
 
     exempt_modules()
     if partition is None or partition.value is None:  # where no range was planned, Spark runs one task

@@ -188,11 +188,6 @@ class ReplicatedRuntime(Generic[Rec]):
         """The leader epoch under which this node writes, None where it does not."""
         return self._claimed_epoch
 
-    @property
-    def parked(self) -> int:
-        """How many answers wait for their commit."""
-        return len(self._deferred)
-
     def write(self, operation: Callable[[], Result[Rec, R]]) -> Pending[R]:
         """Run `operation` on the live state, apply and append its records, answer when they are committed.
 

@@ -16,7 +16,7 @@ What all of them use:
 - `config`: settings of topics and brokers, typed
 - `values`: what goes into a log's calls and comes out of them
 - `job`: work for another thread, in two halves
-- `naming`: names of files and directories
+- `file_names`: names of files and directories
 - `checkpoints`: offset checkpoints and the other small text files
 - `dump`: files as printable rows, for people
 """

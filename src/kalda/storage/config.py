@@ -10,7 +10,7 @@ from typing import Any
 from kalda.base.sensors import Counter
 from kalda.records.batch import TimestampType
 from kalda.records.compression import MAX_DECOMPRESSED_BYTES
-from kalda.records.validation import ReadRecords, RecordRules, compression_of_config
+from kalda.records.validation import MAX_RECORD_BYTES, ReadRecords, RecordRules, compression_of_config
 from kalda.storage.log.corrupt_files import KEPT_BYTES
 
 MAX_INT64 = 2**63 - 1
@@ -24,7 +24,7 @@ node."""
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """A topic's. Defaults are Kafka 4.3's; ranges are checked where configs are set."""
+    """A topic's. Defaults are Kafka 4.4's; ranges are checked where configs are set."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     compression_type: str = "producer"
@@ -37,6 +37,7 @@ class LogConfig:
     flush_ms: int = MAX_INT64
     index_interval_bytes: int = 4096
     max_compaction_lag_ms: int = MAX_INT64
+    max_decompressed_message_bytes: int = MAX_RECORD_BYTES
     max_message_bytes: int = 1_048_588
     message_timestamp_after_max_ms: int = 3_600_000
     message_timestamp_before_max_ms: int = MAX_INT64
@@ -77,6 +78,7 @@ class LogConfig:
             timestamp_after_max_ms=self.message_timestamp_after_max_ms,
             compacted=self.compacts,
             max_message_bytes=self.max_message_bytes,
+            max_record_bytes=self.max_decompressed_message_bytes,
             read=self.kalda_validate_records,
             conversions=conversions,
             max_decompressed_bytes=min(

@@ -37,10 +37,7 @@ from kalda.storage.checkpoints import (
     read_offsets,
     read_partition_metadata,
 )
-from kalda.storage.log.index import OffsetIndex, TimeIndex
-from kalda.storage.log.producer_snapshot import read_snapshot
-from kalda.storage.log.txn_index import decode_entries
-from kalda.storage.naming import (
+from kalda.storage.file_names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -48,6 +45,9 @@ from kalda.storage.naming import (
     TXN_INDEX_SUFFIX,
     offset_of,
 )
+from kalda.storage.log.index import OffsetIndex, TimeIndex
+from kalda.storage.log.producer_snapshot import read_snapshot
+from kalda.storage.log.txn_index import decode_entries
 
 Row = dict[str, object]
 Meaning = Callable[[Record], object]

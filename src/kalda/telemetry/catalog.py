@@ -23,6 +23,7 @@ class Metric(NamedTuple):
 
 _BROKER_TOPIC = "kafka.server:type=BrokerTopicMetrics"
 _PARTITION = "topic,partition"
+_GROUP_PARTITION = "consumergroup,topic,partition"
 _REPLICA_MANAGER = "kafka.server:type=ReplicaManager"
 
 _SOFTWARE = "clientSoftwareName,clientSoftwareVersion,listener"
@@ -252,15 +253,43 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         ),
     ),
     "kafka.server:type=group-coordinator-metrics": (
-        Metric("group-count", "the same as NumGroups", "protocol"),
+        Metric("group-count", "groups coordinated here; of the classic protocol the same as NumGroups", "protocol"),
+        Metric(
+            "consumer-group-count", "consumer groups of KIP-848, by state; reading it visits their members", "state"
+        ),
+        Metric("share-group-count", "share groups, by state", "state"),
+        Metric("streams-group-count", "streams groups, by state", "state"),
         Metric("num-partitions", "partitions of __consumer_offsets led here: loading, active, failed", "state"),
-        *_meter("group-completed-rebalance", "rebalances whose assignment was committed"),
+        *_meter("group-completed-rebalance", "rebalances of classic groups whose assignment was committed"),
+        *_meter("consumer-group-rebalance", "group epochs of consumer groups raised by subscriptions or their topics"),
+        *_meter("share-group-rebalance", "group epochs of share groups raised by subscriptions or their topics"),
+        *_meter("streams-group-rebalance", "group epochs of streams groups raised by members, topics or configs"),
         *_meter("offset-commit", "offsets committed, those in transactions included"),
         *_meter("offset-expiration", "offsets that have expired"),
         *_meter("offset-deletion", "offsets deleted by OffsetDelete"),
         *_LOAD_TIMES,
     ),
     "kafka.server:type=transaction-coordinator-metrics": _LOAD_TIMES,
+    "kafka.server:type=ShareSessionCache": (
+        Metric("ShareSessionsCount", "share sessions"),
+        Metric("SharePartitionsCount", "partitions in them"),
+        Metric("ShareSessionEvictionsPerSec", "share sessions that ended with their connection", "", True),
+    ),
+    "kafka.server:type=ShareGroupMetrics": (
+        Metric("RecordAcknowledgementsPerSec", "records that members of share groups acknowledged", "ackType", True),
+        Metric("DeadLetterQueueRecordCount", "records written to dead letter topics", "group", True),
+        Metric("DeadLetterQueueTotalProduceRequestsPerSec", "batches sent to dead letter topics", "group", True),
+        Metric("DeadLetterQueueFailedProduceRequestsPerSec", "those that failed, and are sent again", "group", True),
+    ),
+    "kafka.server:type=share-coordinator-metrics": (
+        Metric("num-partitions", "partitions of __share_group_state led here: loading, active, failed", "state"),
+        Metric("write-rate", "writes of the state of share partitions, a second"),
+        Metric("write-total", "writes of the state of share partitions, since the start"),
+        Metric("write-latency-avg", "mean time of a WriteShareGroupState until its records are committed, in ms"),
+        Metric("write-latency-max", "the longest one"),
+        Metric("last-pruned-offset", "the offset up to which records of the topic were deleted", _PARTITION),
+        *_LOAD_TIMES,
+    ),
     "kafka.coordinator.transaction:type=TransactionMarkerChannelManager": (
         Metric("UnknownDestinationQueueSize", "markers that failed, or whose partitions have no leader"),
         Metric("LogAppendRetryQueueSize", "transactions that are complete, but could not be recorded as such yet"),
@@ -308,6 +337,17 @@ METRICS: Final[dict[str, tuple[Metric, ...]]] = {
         Metric("uncleanable-bytes", "bytes of these logs that would be compacted", "logDirectory"),
         Metric("time-since-last-run-ms", "since the cleaner last searched for a log; -1 before the first time"),
     ),
+    "kafka.consumergroup": (
+        Metric("current_offset", "committed by a group that this broker coordinates", _GROUP_PARTITION),
+        Metric("lag", "records behind it, where this broker has a replica of the partition", _GROUP_PARTITION),
+    ),
+    "process": (
+        Metric("cpu_seconds", "of the node's process, since its start", "", True),
+        Metric("resident_memory_bytes", "of the process"),
+        Metric("open_fds", "descriptors that are open"),
+        Metric("max_fds", "descriptors that may be"),
+        Metric("start_time_seconds", "when the process was started, since 1970"),
+    ),
     "kalda.server:type=EventLoop": (
         Metric("MaxDelayMs", "Kalda's own: the longest time for which no request was served"),
         Metric("DelaysOver100Ms", "Kalda's own: how often that was more than 100 ms", "", True),
@@ -323,12 +363,14 @@ ABSENT: Final[dict[str, str]] = {
     "RequestMetrics: MessageConversionsTimeMs, TemporaryMemoryBytes; BrokerTopicMetrics: FetchMessageConversions...": (
         "no batch is converted for a consumer, and compressing anew is a part of LocalTimeMs"
     ),
-    "BrokerTopicMetrics: Remote..., ...Share...; DelayedRemote...Metrics; ShareGroupMetrics, ShareSessionCache, "
-    "share-coordinator-metrics, Persister-channel-metrics": "there are no tiered storage and no share groups",
-    "group-coordinator-metrics: consumer-group-, share-group-, streams-group-count and -rebalance": (
-        "the node coordinates classic groups"
+    "BrokerTopicMetrics: Remote..., ...Share...; DelayedRemote...Metrics; ShareGroupMetrics: PartitionLoadTimeMs, "
+    "InFlight..., FetchLock..., TopicPartitions...; Persister-channel-metrics": (
+        "there is no tiered storage; share partitions are in memory, and are acquired from without a lock"
     ),
-    "group-coordinator-metrics: event-, background- and batch-..., thread-idle-ratio-avg": (
+    "group-coordinator-metrics: streams-group-topology-description-...": (
+        "descriptions of topologies are stored by a plugin of Java, which cannot be loaded"
+    ),
+    "group- and share-coordinator-metrics: event-, background- and batch-..., thread-idle-ratio-avg": (
         "the coordinator has no threads, no queue of events and no batches that linger: it runs within the request. "
         "LocalTimeMs of JoinGroup, OffsetCommit and the others is event-processing-time, RemoteTimeMs the purgatory's"
     ),
@@ -368,7 +410,7 @@ ABSENT: Final[dict[str, str]] = {
         "a log is recovered by one job of a thread; remainingLogsToRecover counts the logs"
     ),
     "kafka.server:type=SessionExpireListener, ZooKeeperClientMetrics; DelayedOperationPurgatory: AlterAcls, Remote..., "
-    "ShareFetch": "ZooKeeper, requests of ACLs that wait, tiered storage and share groups do not exist here",
+    "ShareFetch": "ZooKeeper, requests of ACLs that wait and tiered storage do not exist; ShareFetch waits as Fetch",
     "client-metrics: counts by client_instance_id, rates, plugin-export-time": (
         "clients make these ids up, so a node has the sums; the topic __client_metrics has each client"
     ),
@@ -388,6 +430,11 @@ def page() -> str:
         "OpenMetrics a name is of lower case letters, digits and underscores, as the JMX exporter makes it for Kafka's",
         "usual dashboards; a counter ends in `_total`, without `PerSec`. Requests are measured only where the listener",
         "is set. Each MBean of an Apache Kafka 4.3.1 with load on it is in one of these tables, or in the last one.",
+        "",
+        "`process` has Prometheus's own names for a process, `kafka.consumergroup` those that dashboards of lag read",
+        "from exporters; offsets are there where they are at most `kalda.metrics.logs.max`. Where the coordinator of a",
+        "group has no replica of a partition, the lag is `kafka_log_log_logendoffset` of its leader less",
+        "`kafka_consumergroup_current_offset`.",
         "",
         "With `kalda.metrics.otlp.endpoint=URL` a node posts the same names to an OpenTelemetry collector, by HTTP and",
         "in Protobuf: counters as cumulative sums, everything else as gauges. OpenTelemetry's own classes",

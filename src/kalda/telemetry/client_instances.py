@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.configs.client_metrics import CLIENT_METRICS, parse_match
 from kalda.base.configs.definition import InvalidConfig
 from kalda.base.errors import ApiError, ErrorCode
@@ -146,8 +147,6 @@ class ClientInstances:
         self._instances: dict[Uuid, ClientInstance] = {}
         """In the order of their last requests."""
         self._by_connection: dict[int, Uuid] = {}
-        self._unchecked: list[Uuid] = []
-        """Instances that `expire` has not checked in this round."""
         self.evicted = 0
         """Removed so far because there were `MAX_INSTANCES` others."""
         self.throttled = 0
@@ -279,14 +278,14 @@ class ClientInstances:
         if instance_id is not None:
             self._remove(instance_id)
 
-    def expire(self, now_ms: int, at_most: int = 1_000) -> None:
-        """Check so many instances, and remove those that have been silent for `lifetime_ms`."""
-        if not self._unchecked:
-            self._unchecked = list(self._instances)
-        for _ in range(min(at_most, len(self._unchecked))):
-            instance = self._instances.get(self._unchecked.pop())
+    def expire(self, now_ms: int) -> Steps[None]:
+        """Remove the instances that have been silent for `lifetime_ms`."""
+        for index, instance_id in enumerate(list(self._instances), 1):
+            instance = self._instances.get(instance_id)
             if instance is not None and now_ms - instance.last_seen_ms >= instance.lifetime_ms:
                 self._remove(instance.id)
+            if index % ITEMS_A_STEP == 0:
+                yield
 
     def _new_id(self) -> Uuid:
         while True:

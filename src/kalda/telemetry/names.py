@@ -52,9 +52,8 @@ def is_counter(sensor: Measurable) -> bool:
 
 def family_of(name: SensorName, counter: bool) -> str:
     """The name of a metric in OpenMetrics, without the suffix of its samples."""
-    domain, _, kind = name.group.partition(":type=")
     own = name.name.removesuffix(_PER_SECOND) if counter else name.name
-    return _FORBIDDEN.sub("_", f"{domain}_{kind}_{own}".lower()).strip("_")
+    return _FORBIDDEN.sub("_", f"{name.group.replace(':type=', '_')}_{own}".lower()).strip("_")
 
 
 _QUANTILES: Final = {
@@ -73,6 +72,8 @@ def jmx_name(name: SensorName, counter: bool) -> tuple[str, Tags]:
     other properties as labels. Meters and gauges have an attribute each; where Kafka's own metrics library makes the
     MBean (`raft-metrics`), each metric is an attribute."""
     domain, _, kind = name.group.partition(":type=")
+    if not kind:  # of no MBean: the exporter has the names of Prometheus for its process
+        return family_of(name, counter) + ("_total" if counter else ""), name.tags
     if not name.name[0].isupper():
         return _NOT_IN_JMX.sub("_", f"{domain}_{kind}_{name.name}"), name.tags
     attribute = "Count" if counter else "Value"

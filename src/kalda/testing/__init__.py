@@ -9,7 +9,7 @@
 
 Three brokers, one of which is killed and started again:
 
-    with Cluster(brokers=3) as cluster:
+    with Cluster(nodes=3) as cluster:
         cluster.create_topic("orders", configs={"min.insync.replicas": 2})
         cluster.kill_node(2)
         ...
@@ -18,7 +18,7 @@ Three brokers, one of which is killed and started again:
 Three brokers with a network between them that a test can break: the leader is separated from the others, which elect
 another one, and follows it when the network is healed:
 
-    with Cluster(brokers=3, network_faults=True) as cluster:
+    with Cluster(nodes=3, network_faults=True) as cluster:
         cluster.create_topic("orders", configs={"min.insync.replicas": 2})
         leader = cluster.leader("orders")
         cluster.network.partition([leader])
@@ -26,7 +26,8 @@ another one, and follows it when the network is healed:
         ...
         cluster.network.heal()
 
-`cluster.network` also delays (`delay`), stalls (`stall`) and cuts (`cut`) what two nodes send each other.
+`cluster.network` also delays (`delay`), stalls (`stall`) and cuts (`cut`) what two nodes send each other, and with
+`Network.CLIENTS` what the clients and a node do.
 
 A cluster whose listeners need TLS and a login; `client_config` has the keys of a client:
 
@@ -37,16 +38,47 @@ The installed pytest plugin provides one cluster for the session, with a new top
 clusters for a test:
 
     def test_orders(kalda_cluster, kalda_topic):
-        producer = confluent_kafka.Producer({"bootstrap.servers": kalda_cluster.bootstrap_servers})
-        producer.produce(kalda_topic, b"order")
+        kalda_cluster.produce(kalda_topic, ["order"])
+        assert [record.value for record in kalda_cluster.consume_all(kalda_topic)] == [b"order"]
 
     def test_failover(kalda_cluster_factory):
-        cluster = kalda_cluster_factory(brokers=3, network_faults=True)
+        cluster = kalda_cluster_factory(nodes=3, network_faults=True)
 
 - `cluster`: the cluster, on a thread and a loop of its own
+- `network`: faults between its nodes, and between them and clients
 - `security`: certificates, users and configuration of a cluster that is not PLAINTEXT
 - `layout`: ports, properties and formatted directories of its nodes
-- `plugin`: the fixtures
+- `clients`: writes, reads and waits of tests, over ordinary clients
+- `schema_registry`: a schema registry in memory
+- `plugin`: the fixtures; `aio_fixtures`: those for asyncio
 """
 
-from kalda.testing.cluster import Cluster as Cluster
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from kalda.testing.cluster import Cluster
+    from kalda.testing.network import Network
+    from kalda.testing.schema_registry import SchemaRegistry
+
+__all__ = ["Cluster", "Network", "SchemaRegistry"]
+
+_PUBLIC = {
+    "Cluster": "kalda.testing.cluster",
+    "Network": "kalda.testing.network",
+    "SchemaRegistry": "kalda.testing.schema_registry",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, imported at its first use: the plugin, which each run of pytest loads, needs none of them."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kalda.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    found: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

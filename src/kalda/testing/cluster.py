@@ -11,251 +11,30 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from enum import Enum, auto
+import warnings
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kalda.base.ids import Uuid, uuid_to_text
+from kalda.base.configs.broker import BROKER
+from kalda.base.configs.server_values import unknown_properties
+from kalda.base.errors import WrongState
+from kalda.base.ids import TopicPartition, Uuid, uuid_to_text
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.node import Node, StartError
-from kalda.broker.process.shell import Host
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.topics import NewTopic
 from kalda.testing import layout
-from kalda.testing.layout import HOST, ServerPlace
+from kalda.testing.network import Network
 
 if TYPE_CHECKING:
+    from kalda.client.admin.group_values import Group
+    from kalda.clientcore.producing.producer_batch import RecordMetadata
+    from kalda.metadata.image import MetadataImage
+    from kalda.records.consuming import Record
+    from kalda.replication.partition import Partition
     from kalda.testing.security import ClusterSecurity
-
-# Faults of the network between the nodes of a test cluster, on real sockets.
-#
-# Each node reaches each other node through a *link*: a small TCP proxy on loopback for every port of the other. Every
-# node resolves the addresses of the others to its own links (`Host.route`); clients of the cluster use the real ports
-# and meet no fault. So a test can slow one link down, or cut it:
-#
-# - **delayed**: every byte arrives later;
-# - **stalled**: no byte arrives, no connection breaks, as where a firewall drops packets. What was sent arrives when
-#   the
-# - **stalled**: no byte arrives, no connection breaks, as where a firewall drops packets. What was sent arrives when
-#   the link is healed, as TCP would send it again;
-# - **cut**: connections break, and new ones break too.
-#
-# A fault between two nodes is on both of their links: that one, and the one the other way.
-
-Address = tuple[str, int]
-_PIECE_BYTES = 64 * 1024
-_MAX_PIECES = 64
-"""Pieces that wait in one direction of one connection: what a slow link holds, as the buffers of a real one do."""
-
-
-class _State(Enum):
-    OPEN = auto()
-    STALLED = auto()
-    CUT = auto()
-
-
-class Link:
-    """From one node to another: a proxy for each port of the other."""
-
-    def __init__(self, source: int, target: ServerPlace) -> None:
-        self.source = source
-        self.target = target
-        self.routes: dict[Address, Address] = {}
-        """The addresses of the proxies, by those of the target."""
-        self.delay_s = 0.0
-        self._state = _State.OPEN
-        self._flows = asyncio.Event()
-        """Set while bytes arrive."""
-        self._flows.set()
-        self._servers: list[asyncio.Server] = []
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Listen."""
-        for port in (self.target.port, self.target.controller_port):
-
-            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int = port) -> None:
-                task = asyncio.get_running_loop().create_task(self._serve(reader, writer, port))
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
-
-            server = await asyncio.start_server(accept, HOST, 0)
-            self._servers.append(server)
-            self.routes[HOST, port] = server.sockets[0].getsockname()[:2]
-
-    async def close(self) -> None:
-        """Break all connections, and listen no more."""
-        for server in self._servers:
-            server.close()
-        await self._break()
-
-    async def set_state(self, state: _State) -> None:
-        """Stall, cut or heal the link."""
-        self._state = state
-        if state is _State.STALLED:
-            self._flows.clear()
-        else:
-            self._flows.set()
-        if state is _State.CUT:
-            await self._break()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether bytes arrive."""
-        return self._state is _State.OPEN
-
-    async def _break(self) -> None:
-        connections = list(self._connections)
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
-        """One connection of the source."""
-        far_writer: asyncio.StreamWriter | None = None
-        try:
-            if self._state is _State.CUT:
-                return
-            await self._flows.wait()
-            far_reader, far_writer = await asyncio.open_connection(HOST, port)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._forward(reader, far_writer))
-                both.create_task(self._forward(far_reader, writer))
-        except* (OSError, _Ended):
-            pass
-        finally:
-            for each in (writer, far_writer):
-                if each is not None:
-                    each.transport.abort()
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass bytes on in one direction, each after the delay of the link. Raises `_Ended` at the end."""
-        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_PIECES)
-        now = asyncio.get_running_loop().time
-
-        async def deliver() -> None:
-            while True:
-                due, piece = await pieces.get()
-                if due > now():
-                    await asyncio.sleep(due - now())
-                await self._flows.wait()
-                if not piece:
-                    raise _Ended
-                writer.write(piece)
-                await writer.drain()
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(deliver())
-            while True:
-                piece = await reader.read(_PIECE_BYTES)
-                await pieces.put((now() + self.delay_s, piece))
-                if not piece:
-                    return
-
-
-class _Ended(Exception):
-    """One side has closed the connection."""
-
-
-class RoutedHost(Host):
-    """The machine of one node, which reaches the others over links."""
-
-    def __init__(self, links: Iterable[Link]) -> None:
-        super().__init__()
-        self._routes: dict[Address, Address] = {}
-        self._links: dict[Address, tuple[Link, Address]] = {}
-        """The link to each address of another node, and to each proxy, with the real address."""
-        for link in links:
-            self._routes.update(link.routes)
-            for real, proxy in link.routes.items():
-                self._links[real] = self._links[proxy] = (link, real)
-
-    def route(self, host: str, port: int) -> Address:
-        """The proxy of the link to that address."""
-        return self._routes.get((host, port), (host, port))
-
-    async def is_refused(self, host: str, port: int) -> bool:
-        """Over a link that is not open, nothing is refused: no answer arrives."""
-        link, real = self._links.get((host, port), (None, (host, port)))
-        if link is not None and not link.is_open:
-            return False
-        return await super().is_refused(*real)
-
-
-class Network:
-    """The links of a cluster, by the numbers of its nodes. Each method returns when the fault is there."""
-
-    def __init__(self, places: list[ServerPlace], run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """`run` runs a coroutine on the loop of the cluster, and waits for its end."""
-        self._places = places
-        self._run = run
-        self._links: dict[tuple[int, int], Link] = {}
-
-    # -- faults
-
-    def delay(self, one: int, other: int, delay_ms: float) -> None:
-        """What two nodes send each other arrives later by `delay_ms`; 0 ends that."""
-        for link in self._between([one], [other]):
-            link.delay_s = delay_ms / 1000
-
-    def stall(self, one: int, other: int) -> None:
-        """What two nodes send each other does not arrive; no connection breaks."""
-        self._set(_State.STALLED, [one], [other])
-
-    def cut(self, one: int, other: int) -> None:
-        """The connections between two nodes break, and new ones too."""
-        self._set(_State.CUT, [one], [other])
-
-    def partition(self, side: Collection[int], *, breaks: bool = False) -> None:
-        """Separate the nodes of `side` from all others: their links stall, or with `breaks` are cut."""
-        others = [place.node_id for place in self._places if place.node_id not in side]
-        self._set(_State.CUT if breaks else _State.STALLED, side, others)
-
-    def heal(self) -> None:
-        """End all faults, delays included."""
-        every = [place.node_id for place in self._places]
-        for link in self._links.values():
-            link.delay_s = 0.0
-        self._set(_State.OPEN, every, every)
-
-    def _set(self, state: _State, one: Collection[int], other: Collection[int]) -> None:
-        links = self._between(one, other)
-
-        async def set_all() -> None:
-            for link in links:
-                await link.set_state(state)
-
-        self._run(set_all())
-
-    def _between(self, one: Collection[int], other: Collection[int]) -> list[Link]:
-        nodes = {place.node_id for place in self._places}
-        unknown = sorted({*one, *other} - nodes)
-        if unknown:
-            raise ValueError(f"there is no node {unknown[0]}: the cluster has the nodes 1 to {len(nodes)}")
-        pairs = ((source, target) for source in one for target in other if source != target)
-        return [self._links[pair] for source, target in pairs for pair in ((source, target), (target, source))]
-
-    # -- called by the cluster, on its loop
-
-    async def start(self) -> None:
-        """Listen on all links."""
-        for place in self._places:
-            for other in self._places:
-                if other is not place:
-                    link = self._links[place.node_id, other.node_id] = Link(place.node_id, other)
-                    await link.start()
-
-    async def close(self) -> None:
-        """Close all links."""
-        for link in self._links.values():
-            await link.close()
-
-    def host(self, node_id: int) -> RoutedHost:
-        """The machine of a node."""
-        return RoutedHost(link for (source, _), link in self._links.items() if source == node_id)
-
 
 T = TypeVar("T")
 _READY_S = 30.0
@@ -266,7 +45,7 @@ class Cluster:
     """A cluster of combined brokers and controllers. Nodes are numbered from 1.
 
     ```python
-    with Cluster(brokers=1, config={"log.segment.bytes": 1048576}) as cluster:
+    with Cluster(nodes=1, config={"log.segment.bytes": 1048576}) as cluster:
         cluster.create_topic("orders", partitions=3)
         print(cluster.bootstrap_servers)
     ```
@@ -274,7 +53,7 @@ class Cluster:
 
     def __init__(
         self,
-        brokers: int = 1,
+        nodes: int = 1,
         *,
         config: Mapping[str, object] | None = None,
         node_configs: Mapping[int, Mapping[str, object]] | None = None,
@@ -284,19 +63,23 @@ class Cluster:
         users: Mapping[str, str] | None = None,
     ) -> None:
         """`config` overrides properties of all nodes, `node_configs` those of one. A given `directory` is kept;
-        without one, the data is deleted by `stop`. With `network_faults`, the nodes reach each other
-        through `network`. `security` is the protocol of all listeners: PLAINTEXT, SSL, SASL_PLAINTEXT or
+        without one, the data is deleted by `stop`. With `network_faults`, the nodes and the clients reach
+        the nodes through `network`. `security` is the protocol of all listeners: PLAINTEXT, SSL, SASL_PLAINTEXT or
         SASL_SSL. `users`: passwords by name; by default `admin`, who may do everything, and `alice`, with
         the passwords `admin-secret` and `alice-secret`."""
-        if brokers < 1:
-            raise ValueError(f"a cluster has at least one broker, not {brokers}")
-        self.brokers = brokers
+        for each in (config or {}, *(node_configs or {}).values()):
+            _warn_of_unknown(each)
+        if nodes < 1:
+            raise ValueError(f"a cluster has at least one node, not {nodes}")
+        self._first_nodes = nodes
+        """The number of nodes that `start` starts."""
         self.cluster_id = uuid_to_text(layout.new_id())
         self.nodes: dict[int, Node] = {}
         """The running nodes."""
         self._config = dict(config or {})
         self._node_configs = {node_id: dict(each) for node_id, each in (node_configs or {}).items()}
         self._given_directory = Path(directory) if directory is not None else None
+        self._home = Path()
         self._temporary_directory: str | None = None
         """Made by `start` and deleted by `stop`, where no directory was given."""
         self._places: list[layout.ServerPlace] = []
@@ -320,7 +103,8 @@ class Cluster:
         if self._given_directory is None:
             self._temporary_directory = tempfile.mkdtemp(prefix="kalda-")
         home = self._given_directory or Path(str(self._temporary_directory))
-        self._places = layout.lay_out(self.brokers, home)
+        self._home = home
+        self._places = layout.lay_out(range(1, self._first_nodes + 1), home)
         if self._security is not None:
             self._security.prepare(home / "certificates", (layout.HOST, "localhost"))
         self._loop = _new_loop()
@@ -382,11 +166,22 @@ class Cluster:
         their metadata. Raises `StartError`."""
         self._run(self._start_again(node_id))
 
+    def add_node(self, config: Mapping[str, object] | None = None) -> int:
+        """Start a new node, and wait until all running nodes have it unfenced in their metadata; returns its number. It
+        is a broker alone, and has no replicas until a topic is created or a partition is moved. `config` overrides its
+        properties. Raises `StartError`."""
+        node_id = len(self._places) + 1
+        if config:
+            _warn_of_unknown(config)
+            self._node_configs[node_id] = {**self._node_configs.get(node_id, {}), **config}
+        self._run(self._add(node_id))
+        return node_id
+
     @property
     def network(self) -> Network:
-        """The network between the nodes, whose faults a test sets and heals."""
+        """The network between the nodes, and between them and their clients, whose faults a test sets and heals."""
         if self._network is None:
-            raise RuntimeError("the cluster was made without network_faults=True, or is not running")
+            raise WrongState("the cluster was made without network_faults=True, or is not running")
         return self._network
 
     # -- clients
@@ -394,11 +189,11 @@ class Cluster:
     @property
     def bootstrap_servers(self) -> str:
         """The addresses of all nodes, running or not."""
-        return ",".join(f"{layout.HOST}:{place.port}" for place in self._places)
+        return ",".join(f"{layout.HOST}:{place.advertised_port}" for place in self._places)
 
     def address(self, node_id: int) -> str:
         """One node's address."""
-        return f"{layout.HOST}:{self._place(node_id).port}"
+        return f"{layout.HOST}:{self._place(node_id).advertised_port}"
 
     def directory(self, node_id: int) -> Path:
         """One node's log directory."""
@@ -412,8 +207,11 @@ class Cluster:
         more = {} if self._security is None else self._security.client_properties(user, mechanism, password)
         return {"bootstrap.servers": self.bootstrap_servers, **more}
 
+    def _quiet_config(self) -> dict[str, object]:
+        return {**self.client_config(), "enable.metrics.push": False}
+
     def _admin(self) -> Admin:
-        return Admin({**self.client_config(), "enable.metrics.push": False})
+        return Admin(self._quiet_config())
 
     def create_topic(
         self,
@@ -456,36 +254,101 @@ class Cluster:
         self._run(wait())
         return self._leader(topic, partition)
 
+    # -- records and groups
+
+    def produce(
+        self,
+        topic: str,
+        records: Iterable[bytes | str | tuple[bytes | str | None, bytes | str | None] | None],
+        *,
+        partition: int | None = None,
+    ) -> list[RecordMetadata]:
+        """Send values, or pairs of a key and a value, and wait until all are acknowledged. Text is encoded as UTF-8.
+        Raises `KafkaError`."""
+        from kalda.testing.clients import produce
+
+        return produce(self._quiet_config(), topic, records, partition)
+
+    def consume_all(self, topic: str, *, timeout: float = 30.0) -> list[Record]:
+        """All records that the topic has now, by partition and offset, without those of aborted and open transactions.
+        Raises `CallTimeout` after `timeout` seconds."""
+        from kalda.testing.clients import consume_all
+
+        return consume_all(self._quiet_config(), topic, timeout, self._run(self._written(topic)))
+
+    def wait_for_group(
+        self, group_id: str, *, members: int = 1, max_lag: int | None = None, timeout: float = 30.0
+    ) -> Group:
+        """Wait until a group is stable with that many members, or with 0 is empty, and where `max_lag` is given has
+        committed offsets, with at most so many records behind them; returns it. Raises `CallTimeout` after `timeout`
+        seconds."""
+        from kalda.testing.clients import wait_for_group
+
+        return wait_for_group(self._quiet_config(), group_id, members, max_lag, timeout)
+
     # -- on the loop
+
+    async def _written(self, topic: str) -> dict[TopicPartition, int]:
+        """The last stable offset of each partition, at the leader that the newest image names."""
+
+        def leads_its_own(node: Node) -> bool:
+            led = [each for each in self._partitions(topic) if self._leader(*each) == node.config.node_id]
+            return all(_led(node, each) is not None for each in led)
+
+        await self._until(leads_its_own, f"the leaders of {topic} lead")
+        ends = {}
+        for partition in self._partitions(topic):
+            node = self.nodes.get(self._leader(*partition))
+            leader = None if node is None else _led(node, partition)
+            if leader is not None:
+                ends[partition] = leader.readable_end(read_committed=True)
+        return ends
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        """By the newest image of all nodes."""
+        found = self._newest_image().topics.by_name.get(topic)
+        return [] if found is None else [TopicPartition(topic, index) for index in found.partitions]
+
+    def _newest_image(self) -> MetadataImage:
+        return max((node.image for node in self.nodes.values()), key=lambda image: image.offset)
 
     def _leader(self, topic: str, partition: int) -> int:
         """By the newest image of all nodes."""
-        image = max((node.image for node in self.nodes.values()), key=lambda image: image.offset)
-        found = image.topics.by_name.get(topic)
+        found = self._newest_image().topics.by_name.get(topic)
         return -1 if found is None or partition not in found.partitions else found.partitions[partition].leader
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         loop = self._loop
         if loop is None:
             work.close()
-            raise RuntimeError("the cluster is not running")
+            raise WrongState("the cluster is not running")
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     async def _start_all(self) -> None:
         if self._has_network:
-            self._network = Network(self._places, self._run)
-            await self._network.start()
-        disk = RealDisk()
+            self._network = Network(self._run)
+            self._places = [await self._network.add(place) for place in self._places]
         for place in self._places:
-            config = self._config_of(place)
-            scram = () if self._security is None else self._security.scram_arguments
-            layout.format_place(place, self._places, config, self.cluster_id, disk, scram)
+            self._format(place)
         try:
             async with asyncio.TaskGroup() as starts:  # where one fails, the others are stopped
                 for place in self._places:
                     starts.create_task(self._start(place))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        await self._wait_until_all_unfenced()
+
+    def _format(self, place: layout.ServerPlace) -> None:
+        scram = () if self._security is None else self._security.scram_arguments
+        layout.format_place(place, self._places, self._config_of(place), self.cluster_id, RealDisk(), scram)
+
+    async def _add(self, node_id: int) -> None:
+        [place] = layout.lay_out([node_id], self._home, is_controller=False)
+        if self._network is not None:
+            place = await self._network.add(place)
+        self._places.append(place)
+        self._format(place)
+        await self._start(place)
         await self._wait_until_all_unfenced()
 
     async def _start(self, place: layout.ServerPlace) -> None:
@@ -505,8 +368,11 @@ class Cluster:
         await self._wait_until_all_unfenced()
 
     async def _end(self, node_id: int, clean: bool) -> None:
+        self._place(node_id)
         if node_id not in self.nodes:
-            raise ValueError(f"node {node_id} is not running")
+            raise ValueError(
+                f"node {node_id} is not running; those that are: {', '.join(map(str, sorted(self.nodes)))}"
+            )
         await self.nodes.pop(node_id).stop(clean=clean)
 
     async def _stop_all(self) -> None:
@@ -550,6 +416,14 @@ class Cluster:
         return self._places[node_id - 1]
 
 
+def _warn_of_unknown(config: Iterable[str]) -> None:
+    """To the caller of the caller: a misspelt key has no effect, and what nodes log is not shown by tests."""
+    for name in unknown_properties(config):
+        near = BROKER.near(name)
+        meant = f"; did you mean {near}?" if near else ""
+        warnings.warn(f"property {name} of the nodes is not known{meant}", UserWarning, stacklevel=3)
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
@@ -565,8 +439,10 @@ def _has(node: Node, topic_id: Uuid) -> bool:
     if topic is None:
         return False
     led = [index for index, partition in topic.partitions.items() if partition.leader == node.config.node_id]
-    replicas = node.replicas
-    return not led or (
-        replicas is not None
-        and all((found := replicas.find(topic.name, index)) is not None and found.is_leader for index in led)
-    )
+    return all(_led(node, TopicPartition(topic.name, index)) is not None for index in led)
+
+
+def _led(node: Node, partition: TopicPartition) -> Partition | None:
+    """The partition on the node, where the node leads it."""
+    found = None if node.replicas is None else node.replicas.find(*partition)
+    return found if found is not None and found.is_leader else None

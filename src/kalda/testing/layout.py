@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,14 @@ class ServerPlace:
     controller_port: int
     directory: str
     directory_id: Uuid
+    advertised_port: int
+    """The port that clients use: `port`, or that of a proxy in front of it."""
+    is_controller: bool = True
+    """Of the nodes that a cluster begins with, all are voters of the quorum; later ones are brokers alone."""
+
+    def behind(self, proxy_port: int) -> ServerPlace:
+        """This place, whose clients use a proxy."""
+        return replace(self, advertised_port=proxy_port)
 
 
 def new_id() -> Uuid:
@@ -39,12 +47,13 @@ def new_id() -> Uuid:
     return random_uuid(os.urandom)
 
 
-def lay_out(brokers: int, directory: Path) -> list[ServerPlace]:
-    """Ports and directories for `brokers` nodes, which are numbered from 1."""
-    ports = free_ports(2 * brokers)
+def lay_out(node_ids: Sequence[int], directory: Path, *, is_controller: bool = True) -> list[ServerPlace]:
+    """Ports and directories for nodes."""
+    ports = free_ports(2 * len(node_ids))
+    pairs = zip(ports[::2], ports[1::2], strict=True)
     return [
-        ServerPlace(index + 1, ports[2 * index], ports[2 * index + 1], str(directory / f"node-{index + 1}"), new_id())
-        for index in range(brokers)
+        ServerPlace(node_id, port, controller_port, str(directory / f"node-{node_id}"), new_id(), port, is_controller)
+        for node_id, (port, controller_port) in zip(node_ids, pairs, strict=True)
     ]
 
 
@@ -54,16 +63,18 @@ def config_of(
     overrides: Mapping[str, object],
     security: ClusterSecurity | None = None,
 ) -> ServerConfig:
-    """A combined broker and controller that starts fast: internal topics of one partition, short timeouts."""
+    """A node that starts fast: internal topics of one partition, short timeouts."""
     replicas = min(_REPLICAS, len(places))
     clients = CLIENTS if security is None else security.protocol
-    listeners = f"{clients}://{HOST}:{place.port},{CONTROLLER}://{HOST}:{place.controller_port}"
+    control = f",{CONTROLLER}://{HOST}:{place.controller_port}" if place.is_controller else ""
     properties: dict[str, object] = {
-        "process.roles": "broker,controller",
+        "process.roles": "broker,controller" if place.is_controller else "broker",
         "node.id": place.node_id,
-        "controller.quorum.bootstrap.servers": ",".join(f"{HOST}:{other.controller_port}" for other in places),
-        "listeners": listeners,
-        "advertised.listeners": listeners,
+        "controller.quorum.bootstrap.servers": ",".join(
+            f"{HOST}:{other.controller_port}" for other in places if other.is_controller
+        ),
+        "listeners": f"{clients}://{HOST}:{place.port}{control}",
+        "advertised.listeners": f"{clients}://{HOST}:{place.advertised_port}{control}",
         **PLAIN_LISTENERS,
         **({} if security is None else security.node_properties(clients)),
         "inter.broker.listener.name": clients,
@@ -96,20 +107,23 @@ def format_place(
     disk: Disk,
     scram_arguments: Sequence[str] = (),
 ) -> None:
-    """Format the log directory of one node; all nodes are voters of the quorum."""
+    """Format the log directory of one node; the controllers are voters of the quorum."""
+    voters = ",".join(
+        f"{other.node_id}@{HOST}:{other.controller_port}:{uuid_to_text(other.directory_id)}"
+        for other in places
+        if other.is_controller
+    )
     request = FormatRequest(
         cluster_id=cluster_id,
         node_id=place.node_id,
         log_dirs=config.log_dirs,
         metadata_log_dir=config.metadata_log_dir,
-        is_controller=True,
+        is_controller=place.is_controller,
         controller_endpoint=VoterEndpoint(CONTROLLER, HOST, place.controller_port),
-        quorum=QuorumChoice.INITIAL_CONTROLLERS,
-        initial_controllers=",".join(
-            f"{other.node_id}@{HOST}:{other.controller_port}:{uuid_to_text(other.directory_id)}" for other in places
-        ),
+        quorum=QuorumChoice.INITIAL_CONTROLLERS if place.is_controller else QuorumChoice.UNSPECIFIED,
+        initial_controllers=voters,
         ignore_formatted=True,
-        scram_arguments=scram_arguments,
+        scram_arguments=scram_arguments if place.is_controller else (),
     )
     now_ms = 1
     format_storage(disk, request, new_id=new_id, entropy=os.urandom, now_ms=now_ms, say=lambda _: None)

@@ -1,28 +1,103 @@
-"""pytest fixtures: `kalda_cluster`, one node for the whole session, `kalda_topic`, a new topic of it for each test, and
-`kalda_cluster_factory`, which makes other clusters.
+"""pytest fixtures: `kalda_cluster`, one cluster for the whole session, `kalda_topic`, a new topic of it for each test,
+`kalda_cluster_factory`, which makes other clusters, and `kalda_schema_registry`. Under pytest-asyncio or anyio there
+are clients for asyncio too: `kalda_aio_producer`, `kalda_aio_consumer`, `kalda_aio_admin`.
 
-The entry point `pytest11` loads them wherever Kalda is installed. The modules of a cluster are imported only when a
-test uses one.
+The entry point `pytest11` loads this wherever Kalda is installed, in every run of pytest. So it imports pytest alone;
+nothing of a node or of a client is imported before a fixture is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from logging import LogRecord
+    from typing import Any
+
     from kalda.testing.cluster import Cluster
+    from kalda.testing.schema_registry import SchemaRegistry
+
+_NODE_THREADS = ("kalda-cluster", "kalda-job", "kalda-watchdog", "tls-handshakes", "oauth-keys", "client-metrics-")
+"""How the names of a node's threads begin. Clients log on other threads."""
+
+
+class _NodeLogs:
+    """The filter of what pytest captures: without the logs of nodes, unless they were asked for."""
+
+    def __init__(self, is_kept: bool) -> None:
+        self.is_kept = is_kept
+
+    def __call__(self, record: LogRecord) -> bool:
+        is_of_node = record.name.startswith("kalda.") and str(record.threadName).startswith(_NODE_THREADS)
+        return self.is_kept or not is_of_node
+
+
+_NODE_LOGS = pytest.StashKey[_NodeLogs]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of `pytest.ini` and its like."""
+    parser.addini("kalda_nodes", "the number of nodes of kalda_cluster", default="1")
+    parser.addini("kalda_config", "properties of the nodes of kalda_cluster, a line each: name=value", type="linelist")
+    parser.addini("kalda_node_logs", "capture what the nodes of test clusters log", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Offer the asyncio fixtures where a plugin that runs them is loaded."""
+    runner = sys.modules.get("pytest_asyncio")
+    if runner is not None or "anyio.pytest_plugin" in sys.modules:
+        from kalda.testing.aio_fixtures import fixtures_by
+
+        config.pluginmanager.register(fixtures_by(pytest.fixture if runner is None else runner.fixture), "kalda-aio")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep the logs of nodes out of `caplog` and of the report of a failure."""
+    config = session.config
+    config.stash[_NODE_LOGS] = _NodeLogs(bool(config.getini("kalda_node_logs")))
+    capture = config.pluginmanager.get_plugin("logging-plugin")
+    if capture is not None:
+        for handler in (capture.caplog_handler, capture.report_handler):
+            handler.addFilter(config.stash[_NODE_LOGS])
+
+
+@pytest.fixture
+def kalda_node_logs(pytestconfig: pytest.Config) -> Iterator[None]:
+    """The logs of nodes are captured in this test, by `caplog` too."""
+    logs = pytestconfig.stash[_NODE_LOGS]
+    before, logs.is_kept = logs.is_kept, True
+    yield
+    logs.is_kept = before
 
 
 @pytest.fixture(scope="session")
-def kalda_cluster() -> Iterator[Cluster]:
-    """A cluster of one node that all tests of the session share. `kalda_topic` is a topic that no other test uses."""
+def kalda_cluster_options(pytestconfig: pytest.Config) -> Mapping[str, Any]:
+    """The arguments of `Cluster` for `kalda_cluster`: by default those of the options `kalda_nodes` and `kalda_config`.
+    A `conftest.py` may have its own fixture of this name."""
+    nodes = pytestconfig.getini("kalda_nodes")
+    if not str(nodes).isdecimal() or int(nodes) < 1:
+        raise pytest.UsageError(f"kalda_nodes = {nodes}: a number of nodes from 1 on is expected")
+    config = {}
+    for line in pytestconfig.getini("kalda_config"):
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise pytest.UsageError(f"kalda_config: {line!r}: name=value is expected")
+        config[name.strip()] = value.strip()
+    return {"nodes": int(nodes), "config": config}
+
+
+@pytest.fixture(scope="session")
+def kalda_cluster(kalda_cluster_options: Mapping[str, Any]) -> Iterator[Cluster]:
+    """A cluster that all tests of the session share: one node, unless `kalda_cluster_options` has more. `kalda_topic`
+    is a topic that no other test uses."""
     from kalda.testing.cluster import Cluster
 
-    with Cluster() as cluster:
+    with Cluster(**kalda_cluster_options) as cluster:
         yield cluster
 
 
@@ -55,3 +130,12 @@ def kalda_cluster_factory() -> Iterator[Callable[..., Cluster]]:
             return clusters.enter_context(Cluster(*args, **kwargs))
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def kalda_schema_registry() -> Iterator[SchemaRegistry]:
+    """A schema registry in memory that all tests of the session share; clients take its `url`."""
+    from kalda.testing.schema_registry import SchemaRegistry
+
+    with SchemaRegistry() as registry:
+        yield registry

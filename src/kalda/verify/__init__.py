@@ -8,10 +8,7 @@ depend on how the history was recorded: by `kalda verify` on any cluster, or by 
 - `history_file`: a history as JSON lines
 - `findings`: the rules, and what violates one
 - `view`: the place and visibility in the final logs of each record and each transaction
-- `final_rules`: the final logs against the transactions: lost, torn, aborted, doubled, reordered
-- `read_rules`: what consumers read against the final logs: G1a, G1b, skipped records
-- `information_flow`: cycles of transactions that have read each other's records (G1c)
-- `exactly_once`: inputs to outputs, and the offsets of groups
-- `stable_offsets`: the last stable offset: monotonic, and never stuck
+- `rules`: the final logs against the transactions, what consumers read against the final logs (G1a, G1b, G1c), inputs
+  to outputs, and the last stable offset
 - `judge`: all rules, and the verdict
 """

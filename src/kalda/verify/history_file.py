@@ -7,7 +7,7 @@ cut off, since the process that wrote it may have been killed; any other malform
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from kalda.base.ids import TopicPartition
@@ -115,21 +115,6 @@ def _write_transaction(transaction: Transaction) -> dict[str, Any]:
     if transaction.consumed:
         document["consumed"] = [[c.group, str(c.partition), c.start, c.end] for c in transaction.consumed]
     return document
-
-
-def write_history(history: History) -> Iterator[str]:
-    """The lines of a whole history, without newlines."""
-    operations: tuple[Operation, ...] = (
-        history.settings,
-        *history.transactions.values(),
-        *history.reads,
-        *history.samples,
-        *history.faults,
-        *history.logs.values(),
-        *history.offsets,
-    )
-    yield FIRST_LINE
-    yield from map(write_operation, operations)
 
 
 def read_operation(document: dict[str, Any]) -> Operation:

@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 
-from kalda.verify.exactly_once import exactly_once_findings
-from kalda.verify.final_rules import final_findings
 from kalda.verify.findings import Finding, Rule
 from kalda.verify.history import History, Outcome
-from kalda.verify.information_flow import information_flow_findings
-from kalda.verify.read_rules import read_findings
-from kalda.verify.stable_offsets import stable_offset_findings
+from kalda.verify.rules import (
+    exactly_once_findings,
+    final_findings,
+    information_flow_findings,
+    read_findings,
+    stable_offset_findings,
+)
 from kalda.verify.view import HistoryIndex
 
 MAX_FINDINGS_A_RULE = 100

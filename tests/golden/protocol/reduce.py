@@ -1,10 +1,11 @@
-"""Makes the files in this directory from a full dump of Apache Kafka's schemas and golden bytes.
+"""Makes the files in this directory from full dumps of Apache Kafka's schemas and golden bytes.
 
-    python tests/golden/protocol/reduce.py DUMP
+    python tests/golden/protocol/reduce.py DUMP-4.3.1 DUMP-4.4.0
 
-DUMP has `schemas/`, `errors.json` and `golden/`. Of the frames, these are kept: every version with all fields set, and
-with all nullable fields null; extreme values in a message's first and last version; unknown tags in its last version.
-All records, layouts, API keys and error codes are kept. The same dump always gives the same bytes.
+A dump has `schemas/`, `errors.json` and `golden/`. Of the frames, these are kept: every version with all fields set,
+and with all nullable fields null; extreme values in a message's first and last version of that release; unknown tags in
+its last version. All records are kept. What both releases wrote alike is kept once. Layouts, API keys and error codes
+are those of the last release, which has all of the earlier ones. The same dumps always give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from typing import Any
 HERE = Path(__file__).parent
 FIELD_KEYS = ("json", "versions", "nullable_versions", "tag", "tagged_versions", "default", "ignorable")
 API_KEYS = ("api_key", "enum", "name", "lowest", "highest", "latest_version_unstable", "listeners", "forwardable")
+ERROR_KEYS = ("code", "name", "retriable", "invalid_metadata")
 RECORD_KEYS = ("record", "framing", "variant", "type", "version", "key_hex", "hex", "key", "value")
 
 
-def main(dump: Path) -> None:
-    write_lines("frames.jsonl.gz", reduced_frames(read_lines(dump / "golden" / "frames.jsonl.gz")))
-    records = read_lines(dump / "golden" / "records.jsonl.gz")
-    write_lines("records.jsonl.gz", [{key: row[key] for key in RECORD_KEYS if key in row} for row in records])
+def main(dumps: list[Path]) -> None:
+    frames = [reduced_frames(read_lines(dump / "golden" / "frames.jsonl.gz")) for dump in dumps]
+    write_lines("frames.jsonl.gz", merged(frames, ("api", "kind", "version", "variant")))
+    records = [
+        [{key: row[key] for key in RECORD_KEYS if key in row} for row in read_lines(dump / "golden/records.jsonl.gz")]
+        for dump in dumps
+    ]
+    write_lines("records.jsonl.gz", merged(records, ("record", "version", "variant")))
+    dump = dumps[-1]
     write_lines("layouts.jsonl.gz", layouts(dump / "schemas"))
     apis = [api for api in read(dump / "schemas" / "apis.json")["apis"] if api["valid"]]
     errors = read(dump / "errors.json")
@@ -34,10 +41,22 @@ def main(dump: Path) -> None:
             {
                 "apis": [reduced_api(api) for api in apis],
                 "record_types": read(dump / "schemas" / "record-types.json"),
-                "errors": errors["errors"] if isinstance(errors, dict) else errors,
+                "errors": [{key: row[key] for key in ERROR_KEYS} for row in errors["errors"]],
             }
         ],
     )
+
+
+def merged(releases: list[list[Any]], order: tuple[str, ...]) -> list[Any]:
+    """The rows of all releases, each once, sorted by these keys."""
+    rows: list[Any] = []
+    seen: set[str] = set()
+    for row in (row for release in releases for row in release):
+        text = json.dumps(row, sort_keys=True)
+        if text not in seen:
+            seen.add(text)
+            rows.append(row)
+    return sorted(rows, key=lambda row: tuple(row[key] for key in order))
 
 
 def reduced_frames(rows: list[Any]) -> list[Any]:
@@ -93,4 +112,4 @@ def write_lines(name: str, rows: list[Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(dump) for dump in sys.argv[1:]])

@@ -1,4 +1,4 @@
-// What Apache Kafka 4.3.1's StandardAuthorizer decides over random entries: the vectors of test_standard_authorizer.py.
+// What Apache Kafka 4.4.0's StandardAuthorizer decides over random entries: the vectors of test_standard_authorizer.py.
 // java -cp "JARS/*" AclVectors.java 40 | gzip -9n > vectors.json.gz
 import java.net.InetAddress;
 import java.util.*;
@@ -22,7 +22,8 @@ public class AclVectors {
     static final String[] NAMES = {"a", "ab", "abc", "b", "ba", "*", "a-b", "hardcode"};
     static final String[] ACL_NAMES = {"a", "ab", "abc", "b", "ba", "*", "*", "abcd", "hard"};
     static final String[] ACL_PRINCIPALS = {"User:alice", "User:alice", "User:bob", "User:*", "Group:alice"};
-    static final String[] ACL_HOSTS = {"*", "*", "10.0.0.1", "10.0.0.0/24", "0:0:0:0:0:0:0:1", "::1"};
+    static final String[] ACL_HOSTS = {"*", "*", "10.0.0.1", "10.0.0.0/24", "10.0.0.2/31", "fe80::/10", "::/64", "10.0.0.0/99",
+        "0:0:0:0:0:0:0:1", "::1"};
     static final int[] ACL_OPS = {2, 3, 4, 5, 6, 7, 8, 10, 11};
 
     static AuthorizableRequestContext context(String principal, String host) throws Exception {

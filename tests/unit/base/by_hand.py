@@ -35,6 +35,9 @@ class HandTime:
         heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, timer))
         return timer
 
+    def call_soon(self, callback: Callable[[], None]) -> HandTimer:
+        return self.call_later_ms(0, callback)
+
     def background(self) -> Background:
         """One whose turns are timers without a delay, and end when there is nothing left to do."""
         return Background(lambda turn: self.call_later_ms(0, turn), lambda: 0)

@@ -48,6 +48,7 @@ from kalda.base.configs.dynamic import Layers, check_alteration, effective
 from kalda.base.configs.listeners import ListenerEndpoint
 from kalda.base.configs.producer import PRODUCER
 from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.share_consumer import SHARE_CONSUMER
 from kalda.base.errors import ErrorCode
 from kalda.base.properties import parse_properties
 
@@ -321,11 +322,22 @@ def test_every_default_is_valid() -> None:
             assert key.parse(text) == key.default, key.name
 
 
+UNBOUNDED = {
+    "consumer.assignor.offload.enable",
+    "share.assignor.offload.enable",
+    "streams.acceptable.recovery.lag",
+    "streams.assignor.offload.enable",
+    "streams.initial.rebalance.delay.ms",
+    "streams.rack.aware.assignment.tags",
+}
+"""Keys of groups that have a broker key for their default and none for their bounds."""
+
+
 def test_tables_agree_with_each_other() -> None:
-    assert len(BROKER) == 360 + len(KALDA_KEYS)
+    assert len(BROKER) == 375 + len(KALDA_KEYS)
     assert all(key.name.startswith("kalda.") for key in KALDA_KEYS)
     assert PER_BROKER_ONLY <= DYNAMIC
-    assert len(DYNAMIC) == 102
+    assert len(DYNAMIC) == 108
     defaults = ServerConfig(COMBINED).topic_defaults()
     for key in topic.TOPIC:
         assert defaults[key.name] == key.default, key.name
@@ -334,7 +346,8 @@ def test_tables_agree_with_each_other() -> None:
         assert synonyms(sources[0][0]) == tuple(source for source, _ in sources)
     for name, source in group.BROKER_SYNONYMS.items():
         assert group.GROUP[name].default == BROKER[source].default
-        assert group.bound_key(name, "max") in BROKER or "rebalance.delay" in name
+        bounds = (group.bound_key(name, end) for end in ("min", "max"))
+        assert any(bound in BROKER for bound in bounds) or name in UNBOUNDED
 
 
 def test_documentation_is_of_keys_that_exist() -> None:
@@ -346,7 +359,7 @@ def test_documentation_is_of_keys_that_exist() -> None:
         describe.documentation("broker", "listener.name.x.max.connections") == documentation.BROKER["max.connections"]
     )
     assert describe.documentation("broker", "rare.key") is None
-    assert set(CLIENT) == {*PRODUCER.names(), *CONSUMER.names(), *ADMIN.names()}
+    assert set(CLIENT) == {*PRODUCER.names(), *CONSUMER.names(), *SHARE_CONSUMER.names(), *ADMIN.names()}
 
 
 def test_listener_prefixes() -> None:

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import pickle
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 import pytest
+from kinds_of_errors import EXAMPLES, fail_in_a_worker, raised_by_kalda
 
-import kalda
-from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition
-from kalda.clientcore.consuming.consumer_errors import (
-    CommitFailed,
-    LogTruncated,
-    NoOffset,
-    OffsetOutOfRange,
-    UndecodableRecord,
-)
-from kalda.clientcore.producing.producer_errors import RecordTooLarge
-from kalda.records.validation import RecordsRefused
+from kalda.base.errors import ErrorCode, KafkaError
 
-P = TopicPartition("t", 3)
-EXAMPLES = [
-    ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "moved"),
-    ApiError(ErrorCode.NETWORK_EXCEPTION),
-    CommitFailed(ErrorCode.REBALANCE_IN_PROGRESS),
-    NoOffset([P, TopicPartition("u", 0)]),
-    OffsetOutOfRange({P: 17}),
-    LogTruncated({P: 17}, {P: 12}),
-    UndecodableRecord(P, 17, ValueError("no JSON")),
-    RecordTooLarge("5,000 bytes"),
-    RecordsRefused(ErrorCode.INVALID_RECORD, "no key", record_errors=[]),
-]
 WAYS: dict[str, Callable[[Any], Any]] = {
     **{
         f"pickle {protocol}": lambda error, protocol=protocol: pickle.loads(pickle.dumps(error, protocol))
@@ -48,19 +24,6 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def raised_by_kalda() -> Iterator[type[BaseException]]:
-    """Every class of exceptions, of all modules."""
-    for module in pkgutil.walk_packages(kalda.__path__, "kalda."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    left: list[type[BaseException]] = [BaseException]
-    while left:
-        kind = left.pop()
-        left += kind.__subclasses__()
-        if kind.__module__.startswith("kalda."):
-            yield kind
-
-
 def said(error: BaseException) -> tuple[object, ...]:
     state = {name: value if isinstance(value, int | str) else str(value) for name, value in vars(error).items()}
     return type(error), str(error), error.args, state
@@ -68,7 +31,7 @@ def said(error: BaseException) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_says_the_same(error: ApiError, way: Callable[[Any], Any]) -> None:
+def test_an_error_says_the_same(error: KafkaError, way: Callable[[Any], Any]) -> None:
     error.add_note("seen in a test")
     assert said(way(error)) == said(error)
 
@@ -83,10 +46,6 @@ def test_errors_of_all_kinds_do(way: Callable[[Any], Any]) -> None:
         vars(error).update(message="the third field", code=ErrorCode.INVALID_REQUEST, extra=[1])
         again = way(error)
         assert said(again) == said(error), kind
-
-
-def fail_in_a_worker(index: int) -> None:
-    raise EXAMPLES[index]
 
 
 def test_errors_of_the_workers_of_a_pool_come_back() -> None:

@@ -17,7 +17,6 @@ from kalda.base.stats import (
     Max,
     MetricConfig,
     Min,
-    Percentiles,
     Quota,
     QuotaViolation,
     Rate,
@@ -45,7 +44,6 @@ def test_sampled_stats_measure_what_kafka_measures(vector: dict[str, Any]) -> No
     config = MetricConfig(vector["window_ms"], vector["samples"])
     stats = [kind(config) for kind in (Rate, SimpleRate, WindowedSum, Avg, Max, Min, CumulativeSum)]
     rate = stats[0]
-    percentiles = [Percentiles(100, 1000, config), Percentiles(100, 1000, config, linear=True)]
     for now_ms, value, *measured in vector["rows"]:
         del measured[2]  # a rate of how many values were recorded, which nothing here has
         ours: list[float] = []
@@ -55,11 +53,9 @@ def test_sampled_stats_measure_what_kafka_measures(vector: dict[str, Any]) -> No
             ours.append(stat.measure(now_ms))
         assert isinstance(rate, Rate)
         ours.append(rate.window_size_ms(now_ms))
-        for each in percentiles:
-            if value != "measure":
-                each.record(value, now_ms)
-            ours += [each.value(0.5, now_ms), each.value(0.99, now_ms)]
-        wrong = [at for at, pair in enumerate(zip(ours, measured, strict=True)) if not same(*pair)]
+        of_percentiles = measured[len(ours) :]  # of a sensor that Kalda does not have
+        assert len(of_percentiles) == 4
+        wrong = [at for at, pair in enumerate(zip(ours, measured, strict=False)) if not same(*pair)]
         assert not wrong, f"at {now_ms}: {ours} is not {measured}"
 
 
@@ -115,17 +111,16 @@ def test_what_is_recorded_freely_is_within_the_quota(bound: float) -> None:
     assert free.requests > 500 or bound < 10_000
 
 
-def test_what_is_free_is_taken_by_value_frame_or_buffers() -> None:
+def test_what_is_free_is_taken() -> None:
     sample, free = Sample(1_000, 0.0), FreeUse(1_000)
     assert not free.take(0, 1_000), "nothing is free before the first grant"
     free.grant(sample, 10.0, 2_000)
     assert free.take(2.5, 1_001)
-    assert free.take_frame(memoryview(b"four"), 1_002)
-    assert free.take_buffers([b"four", bytearray(b"!")], 2, 1_003)
-    assert (sample.value, sample.last_event_ms, free.requests, free.last_ms) == (9.5, 1_003, 3, 1_003)
+    assert free.take(7, 1_003)
+    assert (sample.value, sample.last_event_ms, free.requests, free.last_ms) == (9.5, 1_003, 2, 1_003)
     assert not free.take(0.6, 1_004), "more than is free"
-    assert not free.take_frame(b"", 2_000), "the grant has ended"
-    assert (sample.value, free.requests, free.last_ms) == (9.5, 3, 1_003)
+    assert not free.take(0, 2_000), "the grant has ended"
+    assert (sample.value, free.requests, free.last_ms) == (9.5, 2, 1_003)
     assert free.take(0.5, 1_999)
     free.withdraw()
-    assert not free.take_buffers([], 0, 1_999)
+    assert not free.take(0, 1_999)

@@ -12,7 +12,6 @@ import kalda
 from kalda.base.configs.broker import BROKER, DYNAMIC, DYNAMIC_ONLY
 from kalda.base.configs.topic import BROKER_SYNONYMS, TOPIC
 from kalda.base.configs.without_effect import (
-    _OF_TOPICS_NEVER_CREATED,
     _ONLY_AT_START,
     _REASONS,
     _TOPIC_REASONS,
@@ -57,8 +56,7 @@ def is_read(name: str) -> bool:
 
 @pytest.mark.parametrize("name", sorted(key.name for table in (BROKER, DYNAMIC_ONLY) for key in table))
 def test_a_broker_key_is_read_or_has_a_reason(name: str) -> None:
-    if not name.startswith(_OF_TOPICS_NEVER_CREATED):
-        assert is_read(name) is (reason(name) is None)
+    assert is_read(name) is (reason(name) is None)
 
 
 @pytest.mark.parametrize("name", TOPIC.names())
@@ -69,7 +67,7 @@ def test_a_topic_key_is_read_or_has_a_reason(name: str) -> None:
 def test_every_reason_holds_for_a_key() -> None:
     """For a key that is misspelled in these tables no reason would ever be found."""
     brokers, topics = {*BROKER.names(), *DYNAMIC_ONLY.names()}, set(TOPIC.names())
-    tables = ((brokers, _REASONS), (brokers, {"": _OF_TOPICS_NEVER_CREATED}), (topics, _TOPIC_REASONS))
+    tables = ((brokers, _REASONS), (topics, _TOPIC_REASONS))
     for valid, reasons in tables:
         for key in (each for keys in reasons.values() for each in keys):
             assert any(name.startswith(key) if key.endswith(".") else name == key for name in valid), key

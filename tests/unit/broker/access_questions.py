@@ -14,7 +14,6 @@ import json
 import socket
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from kalda.protocol.framing import decode_response_header, encode_request
 from kalda.protocol.messages import admin, configs, fetch, groups, metadata, offsets, produce, security, topics
 from kalda.protocol.messages import transactions as txn
 from kalda.protocol.notation import Request, Struct
+from waiting import wait_until
 
 ADMIN, CLIENT = "127.0.0.1", "127.0.0.2"
 TOPIC, GROUP, CLUSTER, TRANSACTION, TOKEN, USER = 2, 3, 4, 5, 6, 7
@@ -280,7 +280,7 @@ def _groups(every: list[str]) -> Iterator[tuple[str, Request, int]]:
                 producer_id=12345,
                 group_id=group,
                 member_id="no such member",
-                generation_id=5,
+                generation_id_or_member_epoch=5,
                 topics=[
                     txn.TxnOffsetCommitRequestTopic(name=name, partitions=[txn.TxnOffsetCommitRequestPartition()])
                     for name in every
@@ -469,12 +469,6 @@ def _entries(peer: Peer, host: str) -> int:
     return sum(len(each.acls) for each in response.resources)
 
 
-def _until(peer: Peer, host: str, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while _entries(peer, host) != count:
-        assert time.monotonic() < deadline, "the broker has not applied the entries"
-
-
 def _delete(peer: Peer, host: str) -> None:
     every = security.DeleteAclsFilter(
         resource_type_filter=1, resource_name_filter=None, pattern_type_filter=1, principal_filter=None,
@@ -503,20 +497,12 @@ def prepare(peer: Peer) -> None:
             for name in "ab"
         ],
     )
-    deadline = time.monotonic() + 60
     for kind, key in ((0, "g1"), (1, "id")):
-        while (
-            peer.ask(groups.FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]), 4).coordinators[0].error_code
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    while peer.ask(commit, 8).topics[0].partitions[0].error_code:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        find = groups.FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        wait_until(lambda find=find: not peer.ask(find, 4).coordinators[0].error_code, f"{key} has a coordinator")
+    wait_until(lambda: not peer.ask(commit, 8).topics[0].partitions[0].error_code, "offsets are committed")
     begin = txn.InitProducerIdRequest(transactional_id="id", transaction_timeout_ms=60_000)
-    while peer.ask(begin, 4).error_code:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not peer.ask(begin, 4).error_code, "there is a producer id")
 
 
 def answers(port: int) -> dict[str, dict[str, Any]]:
@@ -526,10 +512,11 @@ def answers(port: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, rights in RIGHTS.items():
         _create(root, rights, CLIENT)
-        _until(root, CLIENT, len(rights))
+        count = len(rights)
+        wait_until(lambda count=count: _entries(root, CLIENT) == count, "the broker has applied the entries")
         found[name] = {label: gist(client.ask(request, version)) for label, request, version in questions()}
         _delete(root, CLIENT)
-        _until(root, CLIENT, 0)
+        wait_until(lambda: _entries(root, CLIENT) == 0, "the broker has applied the entries")
     client.close()
     root.close()
     return found

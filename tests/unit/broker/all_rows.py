@@ -16,6 +16,8 @@ from kalda.broker.handlers.log_dirs import LogDirHandlers
 from kalda.broker.handlers.markers import MarkerHandlers
 from kalda.broker.handlers.metadata import MetadataHandlers
 from kalda.broker.handlers.offsets import OffsetHandlers
+from kalda.broker.handlers.share import ShareHandlers
+from kalda.broker.handlers.share_state import ShareStateHandlers
 from kalda.broker.handlers.telemetry import TelemetryHandlers
 from kalda.broker.handlers.tokens import TokenHandlers
 from kalda.broker.handlers.transactions import TransactionHandlers
@@ -34,13 +36,15 @@ def rows_of_brokers() -> list[Row]:
         GroupHandlers(Mock(), Mock(), Mock()).rows(),
         ConfigHandlers(1, Mock(), MagicMock()).rows(forwarding),
         DescribeHandlers(Mock()).rows(),
-        [AclHandlers(Mock()).row()],
+        AclHandlers(Mock()).rows(),
         MarkerHandlers(Mock(), Mock()).rows(),
         TelemetryHandlers(
             1, Mock(), 1, "json", Mock(), Mock(), Mock(), makes_series=False, now_ns=Mock(), pause_thread=Mock()
         ).rows(),
         LogDirHandlers(Mock(), Mock(), Mock()).rows(),
         TransactionHandlers(Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
+        ShareHandlers(Mock(), Mock(), Mock(), Mock(), Mock(), Mock(), Mock()).rows(),
+        ShareStateHandlers(Mock(), Mock(), Mock()).rows(),
         forwarded_rows(forwarding),
         TokenHandlers(forwarding, None, Mock()).rows(),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kalda.base.pending import Pending
-from kalda.network.connection import ANONYMOUS, NO_QUOTA_USE
+from kalda.network.server.connection import ANONYMOUS
 from kalda.protocol.apis import API, response_class
 from kalda.protocol.codec import decode
 from kalda.protocol.framing import decode_response_header, encode_request
@@ -26,7 +26,6 @@ class PaperConnection:
         self.security_protocol = "PLAINTEXT"
         self.earlier: Pending[None] | None = None
         """Of the requests before; None where they are answered."""
-        self.quota_use = NO_QUOTA_USE
         self.id = 1
         self.client_software_name = ""
         self.client_software_version = ""

@@ -15,14 +15,15 @@ from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.markers import write_txn_markers_failed
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.broker.system_clock import SystemClock
-from kalda.network.connection import Answer, Connection
-from kalda.network.server import Server
+from kalda.network.client.client import Reach
+from kalda.network.server.connection import Answer, Connection
+from kalda.network.server.server import Server
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from kalda.sim.loop import SimLoop
@@ -50,9 +51,7 @@ class World:
             inter_broker_listener_name = "PLAINTEXT"
 
         cache = cast(MetadataCache, SimpleNamespace(image=self.image))
-        self.channels = BrokerChannels(
-            "tests", cast(ServerConfig, Config(SETTINGS)), cache, lambda: 0.5, lambda host, port: (host, port)
-        )
+        self.channels = BrokerChannels("tests", cast(ServerConfig, Config(SETTINGS)), cache, Reach(lambda: 0.5))
         row = Row(ApiKey.WRITE_TXN_MARKERS, self._handle, write_txn_markers_failed, Authorization.ANYONE)
         self._pipeline = RequestPipeline([row], lambda: Features({}, {}, 0), inline_background())
 

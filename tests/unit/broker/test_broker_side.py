@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 from kalda.base.pending import Pending
-from kalda.broker.modules.broker_side import BrokerSide
+from kalda.broker.process.broker_side import BrokerSide
 
 
 def test_a_broker_serves_only_when_its_own_metadata_lists_it() -> None:
@@ -17,24 +17,22 @@ def test_a_broker_serves_only_when_its_own_metadata_lists_it() -> None:
         settled.complete(None)
         listed: Pending[None] = Pending()
         side: Any = BrokerSide.__new__(BrokerSide)
-        side._quorum, side._load_jobs, side._config = Mock(), [], SimpleNamespace(node_id=1)
+        side._parts = Mock(config=SimpleNamespace(node_id=1, broker_listeners=[SimpleNamespace(listener="CLIENTS")]))
+        side._quorum, side._load_jobs, side._listeners = Mock(), [], Mock(accept_clients=AsyncMock())
         side.logs, side.services = Mock(__len__=lambda _: 0, __iter__=lambda _: iter(()), unreadable={}), Mock()
-        side.services.publishers.return_value = []
+        side.services.cache.unfenced = {1: listed}.__getitem__
         side.lifecycle = Mock(
             milestones=SimpleNamespace(registered=settled, caught_up=settled, unfenced=settled, may_shut_down=settled)
         )
-        side._cache = Mock(unfenced={1: listed}.__getitem__)
-
-        async def accept() -> None:
-            pass
-
-        start = asyncio.ensure_future(side.start(accept))
+        start = asyncio.ensure_future(side.start())
         for _ in range(20):
             await asyncio.sleep(0)
         side.lifecycle.set_ready_to_unfence.assert_called_once()
-        assert not start.done()
+        side._listeners.accept_clients.assert_awaited_once()
+        side._listeners.open.assert_not_called()
         listed.complete(None)
         async with asyncio.timeout(30):
             await start
+        side._listeners.open.assert_called_once()
 
     asyncio.run(scenario())

@@ -21,22 +21,22 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_to_text
-from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES
+from kalda.broker.handlers.telemetry import MAX_DECOMPRESSED_BYTES, ClientMetricsModule
 from kalda.broker.metrics.client_metrics_plugins import MAX_QUEUED, PluginRunner, Push
-from kalda.broker.modules.client_metrics import ClientMetricsModule
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.client.admin.admin_client import Admin
 from kalda.client.admin.aio_admin import Admin as AioAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.client.consumer.aio_consumer import Consumer as AioConsumer
 from kalda.client.consumer.consumer import Consumer
 from kalda.client.producer.aio_producer import Producer as AioProducer
 from kalda.client.producer.producer import Producer
 from kalda.clientcore.administration import ANY, Ask, single
-from kalda.network.connection import Connection
+from kalda.clientcore.connections import telemetry_push
+from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.metadata import ApiVersionsRequest
 from kalda.protocol.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
@@ -76,14 +76,14 @@ def cluster() -> Iterator[Cluster]:
         "kalda.client.metrics.plugins": f"{__name__}:Plugin",
         "num.partitions": 2,
     }
-    with Cluster(brokers=1, config=config) as running:
+    with Cluster(nodes=1, config=config) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def connected(cluster: Cluster) -> Iterator[CommandAdmin]:
     with CommandAdmin(cluster.bootstrap_servers, config={"client.id": "loader\x1b[2J" + "x" * 30_000}) as client:
-        resource = Resource(ConfigResourceType.CLIENT_METRICS, "all")
+        resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
         client.set_configs(resource, {"metrics": "*", "interval.ms": "100", "match": "client_id=loader.*"})
         yield client
 
@@ -131,7 +131,7 @@ def test_what_is_pushed_is_in_the_topic_on_the_page_and_at_the_plugin(
     push = PUSHED.get(timeout=30)
     assert list(push.points) == POINTS
     assert push.source.instance_id == pusher.instance_id
-    listener = cluster.nodes[1].metrics_listener
+    listener = cluster.nodes[1].running.metrics_listener
     assert listener is not None
     with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/client-metrics") as page:
         lines = page.read().decode().splitlines()
@@ -188,7 +188,10 @@ def test_a_client_that_matches_nothing_has_nothing_to_push(cluster: Cluster, con
     assert (got.requested_metrics, got.push_interval_ms) == ([], 300_000)
 
 
-def test_the_clients_of_kalda_push_and_end_with_a_last_push(cluster: Cluster, connected: CommandAdmin) -> None:
+def test_the_clients_of_kalda_push_and_end_with_a_last_push(
+    cluster: Cluster, connected: CommandAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_push, "_CLOSE_MS", 30_000)  # the machine may be busy for longer than clients wait
     cluster.create_topic("pushed", partitions=1)
     while not PUSHED.empty():
         PUSHED.get()
@@ -248,7 +251,7 @@ def test_the_command_line(cluster: Cluster, connected: CommandAdmin) -> None:
     assert "was altered" in run("alter", "--name", "two", "--metrics", "a.,b.", "--interval", "200")
     found = json.loads(run("describe", "--name", "two", "--json"))
     assert found == [{"name": "two", "interval.ms": "200", "match": "", "metrics": "a.,b."}]
-    run("alter", "--name", "two", "--delete")
+    run("alter", "--name", "two", "--delete", "--yes")
     names: list[str] = []
     while names != ["all"]:  # the broker applies the record a moment after the controller's answer
         names = json.loads(run("list", "--json"))

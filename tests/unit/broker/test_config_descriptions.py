@@ -21,7 +21,7 @@ from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.messages import metadata_records as records
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,

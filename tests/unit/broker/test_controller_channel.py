@@ -18,16 +18,16 @@ from kalda.base.pending import Pending
 from kalda.base.sensors import Sensors
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
-from kalda.broker.handlers.controller import alter_partition_failed, broker_heartbeat_failed
-from kalda.broker.handlers.forwarded import add_raft_voter_failed, create_topics_failed
-from kalda.broker.modules.forwarding import ForwardingModule
+from kalda.broker.handlers.forwarded import ForwardingModule, create_topics_failed
+from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.broker.system_clock import SystemClock
-from kalda.network.connection import Answer, Connection
-from kalda.network.server import Server
+from kalda.network.client.client import Reach
+from kalda.network.server.connection import Answer, Connection
+from kalda.network.server.server import Server
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header
 from kalda.protocol.messages.brokers import (
@@ -47,6 +47,7 @@ ADDRESS = ("controller", 9093)
 SESSION_MS = 9_000
 SILENCE_MS = 3_000
 REQUEST_MS = 30_000
+REACH = Reach(lambda: 0.5)
 
 
 class _Config(dict[str, Any]):
@@ -72,13 +73,23 @@ class Controller:
         anyone = Authorization.ANYONE
         forwarded = [
             Row(ApiKey.CREATE_TOPICS, self._create, create_topics_failed, anyone, forwarded=True),
-            Row(ApiKey.ADD_RAFT_VOTER, self._create, add_raft_voter_failed, anyone, forwarded=True),
+            Row(ApiKey.ADD_RAFT_VOTER, self._create, error_on_top(AddRaftVoterResponse), anyone, forwarded=True),
         ]
         unwrapping = Unwrapping(forwarded, lambda context: self._pipeline.answer(context))
         self._pipeline = RequestPipeline(
             [
-                Row(ApiKey.BROKER_HEARTBEAT, self._answer(BrokerHeartbeatResponse), broker_heartbeat_failed, anyone),
-                Row(ApiKey.ALTER_PARTITION, self._answer(AlterPartitionResponse), alter_partition_failed, anyone),
+                Row(
+                    ApiKey.BROKER_HEARTBEAT,
+                    self._answer(BrokerHeartbeatResponse),
+                    error_on_top(BrokerHeartbeatResponse),
+                    anyone,
+                ),
+                Row(
+                    ApiKey.ALTER_PARTITION,
+                    self._answer(AlterPartitionResponse),
+                    error_on_top(AlterPartitionResponse),
+                    anyone,
+                ),
                 Row(ApiKey.ENVELOPE, unwrapping.unwrap, envelope_failed, anyone),
                 *forwarded,
             ],
@@ -118,11 +129,12 @@ class World:
 
     def __init__(self) -> None:
         self.controller = Controller()
-        self.requests = ControllerChannel(lambda: ADDRESS, "requests", REQUEST_MS)
+        self.requests = ControllerChannel(lambda: ADDRESS, "requests", REQUEST_MS, REACH)
         self.heartbeats = ControllerChannel(
             lambda: ADDRESS,
             "heartbeats",
             SESSION_MS // 2,
+            REACH,
             SILENCE_MS,
             lambda: self.requests.drop_silent_connection(SILENCE_MS),
         )

@@ -7,6 +7,7 @@ from harness.blocking import BlockingConnection
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import METADATA_TOPIC_ID, METADATA_TOPIC_NAME
+from kalda.metadata.metadata_version import LATEST_PRODUCTION, LATEST_TESTING
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest
 from kalda.protocol.messages.configs import (
     DescribeConfigsRequest,
@@ -78,9 +79,9 @@ def test_levels_that_are_not_released_yet(unstable: bool) -> None:
         with controller_of(cluster) as controller:
             request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
             announced = {feature.name: feature for feature in controller.request(request, 4).supported_features}
-            update = FeatureUpdateKey(feature="metadata.version", max_version_level=31)
+            update = FeatureUpdateKey(feature="metadata.version", max_version_level=LATEST_TESTING.value)
             answer = controller.request(UpdateFeaturesRequest(feature_updates=[update]), 2)
-        assert announced["metadata.version"].max_version == (31 if unstable else 30)
+        assert announced["metadata.version"].max_version == (LATEST_TESTING if unstable else LATEST_PRODUCTION).value
         assert answer.error_code == (ErrorCode.NONE if unstable else ErrorCode.INVALID_UPDATE_VERSION)
 
 
@@ -93,4 +94,5 @@ def test_ranges_of_features_on_a_controllers_listener_follow_the_key_of_unstable
         host, port = cluster.bootstrap_servers.rsplit(":", 1)
         with BlockingConnection(host, int(port)) as broker:
             of_broker = {each.name: each.max_version for each in broker.request(request, 4).supported_features}
-    assert (announced["metadata.version"], of_broker["metadata.version"]) == (31, 30)
+    highest = (announced["metadata.version"], of_broker["metadata.version"])
+    assert highest == (LATEST_TESTING.value, LATEST_PRODUCTION.value)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from broker_by_hand import COUNTERS, BrokerByHand, DiskLog, counters, served
-from by_hand import inline_background
+from by_hand import HandTime, inline_background
 from coordinator_world import CountingShard, counter_batch
 
-from kalda.broker.modules.coordinator_table import CoordinatorShell, InternalTopicLog
+from kalda.base.background import Steps
+from kalda.broker.replicas.coordinators import CoordinatorShell, InternalTopicLog
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.coordinator.timers import RETRY_MS, TimerTask
 from kalda.records.batch import read_header
@@ -137,3 +138,45 @@ def test_a_timer_that_fails_ends_neither_itself_nor_the_others(caplog: pytest.Lo
     assert "a timer of the coordinator of" in caplog.text
     broker.pass_time(RETRY_MS)
     assert fired == ["one", "other", "one"]
+
+
+def test_what_a_timer_does_in_steps_is_done_in_the_background() -> None:
+    broker, time = BrokerByHand(), HandTime()
+    runtime = counters()
+    shell = CoordinatorShell(COUNTERS.name, runtime, broker, broker, broker, broker, time.background())  # type: ignore[arg-type]
+    fired: list[str] = []
+
+    def work(_now_ms: int) -> Steps[None]:
+        fired.append("began")
+        yield
+        runtime.timers.arm(TimerTask(lambda _: fired.append("armed by the last step")), 20)
+
+    runtime.timers.arm(TimerTask(work), 10)
+    shell.arm()
+    broker.pass_time(11)
+    assert fired == []
+    time.advance(0)
+    assert fired == ["began"]
+    broker.pass_time(20)
+    assert fired == ["began", "armed by the last step"]
+
+
+def test_a_closed_shell_takes_no_more_steps_of_a_timer() -> None:
+    """They would write to logs that are closed."""
+    broker, time = BrokerByHand(), HandTime()
+    runtime = counters()
+    shell = CoordinatorShell(COUNTERS.name, runtime, broker, broker, broker, broker, time.background())  # type: ignore[arg-type]
+    steps_taken: list[int] = []
+
+    def work(_now_ms: int) -> Steps[None]:
+        for step in range(3):
+            steps_taken.append(step)
+            if step == 1:
+                shell.close()
+            yield
+
+    runtime.timers.arm(TimerTask(work), 10)
+    shell.arm()
+    broker.pass_time(11)
+    time.advance(0)
+    assert steps_taken == [0, 1]

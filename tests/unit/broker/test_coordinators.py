@@ -14,10 +14,10 @@ from kalda.base.background import run_to_end
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
+from kalda.broker.channels.auto_topics import AutoTopics, TopicPlan
 from kalda.broker.handlers.metadata import MetadataHandlers
-from kalda.broker.modules.auto_topics import AutoTopics, TopicPlan
-from kalda.broker.modules.coordinator_table import Coordinators
-from kalda.coordinator.internal_topics import GROUPS, coordinator_partition
+from kalda.broker.replicas.coordinators import Coordinators
+from kalda.coordinator.internal_topics import GROUPS, SHARE_STATE, coordinator_partition
 from kalda.coordinator.runtime import CoordinatorRuntime
 from kalda.protocol.messages.groups import CoordinatorType, FindCoordinatorRequest
 
@@ -95,12 +95,13 @@ class Cluster:
         return SimpleNamespace(then=lambda callback: None)
 
 
-def find(cluster: Any, key_type: int, *keys: str) -> list[tuple[str, int]]:
+def find(cluster: Any, key_type: int, *keys: str, version: int = 4) -> list[tuple[str, int]]:
     """Error and node of each key."""
     coordinators, _, _ = table(BrokerByHand())
+    coordinators.add(SHARE_STATE, counters(SHARE_STATE.name))
     auto_topics = AutoTopics(cluster, False, coordinators.plan, 30_000)
     handlers = MetadataHandlers(cluster, "cluster", auto_topics, coordinators.topic_of, 2_000)
-    context: Any = SimpleNamespace(api_version=4, listener_name="PLAINTEXT")
+    context: Any = SimpleNamespace(api_version=version, listener_name="PLAINTEXT")
     request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=list(keys))
     response = run_to_end(handlers.find_coordinator(context, request))
     return [(ErrorCode(found.error_code).name, found.node_id) for found in response.coordinators]
@@ -123,10 +124,24 @@ def test_a_key_is_found_at_the_leader_of_its_partition_in_the_topic_of_its_type(
     assert find(cluster, key_type, *others) == [unavailable] * len(others), "its leader is not alive"
 
 
-@pytest.mark.parametrize("key_type", [CoordinatorType.SHARE, 3, -1])
+def test_a_share_partition_is_found_by_its_three_parts() -> None:
+    cluster, share = Cluster(), CoordinatorType.SHARE
+    keys = [f"team:red:AAECAwQFBgcICQoLDA0ODw:{number}" for number in range(20)]
+    assert find(cluster, share, keys[0], version=6) == [("COORDINATOR_NOT_AVAILABLE", -1)]
+    assert cluster.created == [SHARE_STATE.name]
+    cluster.add(SHARE_STATE.name, 5)
+    led = [coordinator_partition(key, 5) % 2 == 1 for key in keys]
+    assert [node == 1 for _, node in find(cluster, share, *keys, version=6)] == led
+    padded = [f"{key[:-1]}0{key[-1]}" for key in keys[:10]]
+    assert [node == 1 for _, node in find(cluster, share, *padded, version=6)] == led[:10], "the number counts"
+    refused = ("INVALID_REQUEST", -1)
+    assert find(cluster, share, "g", "g:t:0", keys[led.index(True)], version=6) == [refused, refused, ("NONE", 1)]
+    assert find(cluster, share, keys[0], version=5) == [refused], "a version that has no such keys"
+
+
+@pytest.mark.parametrize("key_type", [3, -1])
 def test_a_coordinator_that_is_not_there_is_not_served(key_type: int) -> None:
     cluster = Cluster()
-    cluster.add("__share_group_state", 5)
     with pytest.raises(ApiError) as refused:
         find(cluster, key_type, "a")
     assert refused.value.code is ErrorCode.INVALID_REQUEST

@@ -10,8 +10,9 @@ from by_hand import HandTime
 
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.replicas.peers import ReplicaFetcherManager
+from kalda.network.client.client import Reach
 from kalda.protocol.messages.fetch import FetchRequest
 
 NODE = {
@@ -84,7 +85,7 @@ def _manager(monkeypatch: pytest.MonkeyPatch, outcome: object) -> tuple[ReplicaF
         lambda: 1,
         Clock(),
         None,  # type: ignore[arg-type]
-        lambda: 0.5,
+        Reach(lambda: 0.5),
         fatal.put_nowait,
     )
     monkeypatch.setattr(manager, "_address_of", lambda _: ("leader", 9092))
@@ -106,7 +107,9 @@ def test_an_exception_in_a_fetcher_stops_the_node(monkeypatch: pytest.MonkeyPatc
 
 def test_a_request_that_the_leaders_version_cannot_carry_fails_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[ApiError | None, bool]:
-        manager, fatal = _manager(monkeypatch, ValueError("replica_state cannot be said in version 12"))
+        manager, fatal = _manager(
+            monkeypatch, ApiError(ErrorCode.UNSUPPORTED_VERSION, "replica_state cannot be said in version 12")
+        )
         fetcher = Fetcher()
         manager._start(fetcher)  # type: ignore[arg-type]
         async with asyncio.timeout(30):

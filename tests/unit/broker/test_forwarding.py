@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 from by_hand import inline_background
@@ -16,15 +16,16 @@ from kalda.base.pending import Pending
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.configs import ConfigHandlers
-from kalda.broker.handlers.controller import ControllerHandlers, broker_heartbeat_failed
+from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.handlers.forwarded import create_topics_failed
+from kalda.broker.handlers.shared import error_on_top
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import Handler, RequestPipeline
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row
 from kalda.broker.system_clock import SystemClock
-from kalda.network.client import RpcConnection
-from kalda.network.server import Server
+from kalda.network.client.client import Reach, RpcConnection
+from kalda.network.server.server import Server
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.brokers import BrokerHeartbeatRequest, BrokerHeartbeatResponse, EnvelopeRequest
@@ -36,7 +37,7 @@ def row(key: ApiKey, handler: Handler) -> Row:
     """A row of an API that brokers forward, or of BrokerHeartbeat."""
     anyone = Authorization.ANYONE
     if key is ApiKey.BROKER_HEARTBEAT:
-        return Row(key, handler, broker_heartbeat_failed, anyone, QuotaClass.EXEMPT)
+        return Row(key, handler, error_on_top(BrokerHeartbeatResponse), anyone, QuotaClass.EXEMPT)
     assert key is ApiKey.CREATE_TOPICS
     return Row(key, handler, create_topics_failed, anyone, forwarded=True)
 
@@ -126,7 +127,7 @@ def test_a_waiting_request_is_not_sent_again_when_another_is_refused() -> None:
     async def scenario() -> None:
         handlers: dict[ApiKey, Handler] = {ApiKey.CREATE_TOPICS: create, ApiKey.BROKER_HEARTBEAT: heartbeat}
         async with controller(handlers) as port:
-            channel = ControllerChannel(lambda: ("127.0.0.1", port), "broker", 10_000)
+            channel = ControllerChannel(lambda: ("127.0.0.1", port), "broker", 10_000, Reach(lambda: 0.5))
             alive = channel.send(BrokerHeartbeatRequest(broker_id=1))
             await refused.wait()
             made = channel.send(CreateTopicsRequest())
@@ -174,7 +175,7 @@ def test_a_request_without_a_controller_times_out() -> None:
 
     async def scenario() -> None:
         answers: asyncio.Queue[Any] = asyncio.Queue()
-        channel = ControllerChannel(lambda: None, "broker", 60_000)
+        channel = ControllerChannel(lambda: None, "broker", 60_000, Reach(lambda: 0.5))
         for timeout_ms in (20, 60_000):
             channel.send(CreateTopicsRequest(), timeout_ms).then(lambda _, error: answers.put_nowait(error))
         assert (await answers.get()).code is ErrorCode.REQUEST_TIMED_OUT
@@ -184,21 +185,5 @@ def test_a_request_without_a_controller_times_out() -> None:
         late = channel.send(CreateTopicsRequest())
         assert late.error is not None
         assert late.error.code is ErrorCode.REQUEST_TIMED_OUT
-
-    running(scenario())
-
-
-def test_a_request_that_an_older_controller_cannot_take_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must be answered: a broker sends no heartbeat while another is unanswered."""
-
-    async def scenario() -> None:
-        older = Mock(closed=asyncio.Event())
-        older.request.side_effect = ValueError("version 0 has no such field")
-        monkeypatch.setattr(RpcConnection, "connect", AsyncMock(return_value=older))
-        channel = ControllerChannel(lambda: ("127.0.0.1", 1), "broker", 10_000)
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        channel.send(BrokerHeartbeatRequest()).then(lambda _, error: answers.put_nowait(error))
-        assert (await answers.get()).code is ErrorCode.UNSUPPORTED_VERSION
-        await channel.close()
 
     running(scenario())

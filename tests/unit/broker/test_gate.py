@@ -9,7 +9,7 @@ import pytest
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
 from kalda.broker.process.gate import Gate
-from kalda.network.connection import Answer, Connection
+from kalda.network.server.connection import Answer, Connection
 
 CONNECTION: Any = "a connection"
 

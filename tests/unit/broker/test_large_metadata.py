@@ -13,13 +13,13 @@ from paper_connection import PaperConnection, read_answer
 from kalda.base.ids import Uuid
 from kalda.broker.handlers import metadata
 from kalda.broker.handlers.metadata import MetadataHandlers
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
-from kalda.metadata.manifest import Provenance
-from kalda.network.connection import Connection
+from kalda.metadata.publisher import Provenance
+from kalda.network.server.connection import Connection
 from kalda.protocol.messages.metadata import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsRequestTopicRequest,

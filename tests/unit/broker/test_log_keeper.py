@@ -15,7 +15,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
 from kalda.broker.replicas.log_keeper import LogKeeper, cleaner_config
 from kalda.storage.compaction.cleaner import CleanerConfig
-from kalda.storage.compaction.cleaning import SLICE_BYTES
+from kalda.storage.compaction.cleaning_run import SLICE_BYTES
 from kalda.storage.job import Job
 
 FAILURES = (OSError(28, "no space"), ApiError(ErrorCode.KAFKA_STORAGE_ERROR), ValueError("a defect"))

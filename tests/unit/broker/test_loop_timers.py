@@ -8,7 +8,7 @@ import pytest
 from by_hand import HandTime, HandTimer
 
 from kalda.broker.process.shell import LoopTimers
-from kalda.network.deadlines import Deadline
+from kalda.network.client.deadlines import Deadline
 
 
 class Loop:
@@ -21,6 +21,9 @@ class Loop:
 
     def call_later(self, delay_s: float, callback: object) -> HandTimer:
         return self._hand.call_later_ms(round(delay_s * 1000), callback)  # type: ignore[arg-type]
+
+    def call_soon(self, callback: object) -> HandTimer:
+        return self.call_later(0, callback)
 
     def time(self) -> float:
         return self.machine_ms() / 1000
@@ -139,7 +142,7 @@ def test_a_request_to_another_node_does_not_time_out_before_its_answer_is_read(l
 
 
 def test_an_asyncio_task_times_out_by_such_a_deadline() -> None:
-    from kalda.network.deadlines import timeout
+    from kalda.network.client.deadlines import timeout
 
     async def scenario() -> None:
         with pytest.raises(TimeoutError):

@@ -18,7 +18,7 @@ from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES, Authorization, Row
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.decoder import TooManyElements
 from kalda.protocol.messages.admin import FeatureUpdateKey, UpdateFeaturesRequest

@@ -6,10 +6,10 @@ from by_hand import HandTime
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import Uuid
-from kalda.broker.modules.metadata_cache import LISTED_MS, MISSING_MS, MetadataCache
+from kalda.broker.metadata_cache import LISTED_MS, MISSING_MS, MetadataCache
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
-from kalda.metadata.manifest import Provenance
+from kalda.metadata.publisher import Provenance
 from kalda.protocol.messages.metadata_records import (
     BrokerEndpoint,
     BrokerRegistrationChangeRecord,

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +17,13 @@ from kalda.base.ids import uuid_to_text
 from kalda.broker.channels.lifecycle import Milestones
 from kalda.broker.process.dir_locks import DirLocks
 from kalda.broker.process.disk import RealDisk
-from kalda.broker.process.node import Node, _warn_of_properties
+from kalda.broker.process.node import Node
+from kalda.broker.process.node_parts import _warn_of_properties
 from kalda.broker.process.shell import ThreadJobs
 from kalda.broker.requests.authorization import STANDARD
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY
-from kalda.network.client import RpcConnection
+from kalda.network.client.client import RpcConnection
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.log.log import Log
@@ -74,7 +74,7 @@ def test_the_directories_stay_locked_until_the_last_recovery_has_ended(
 ) -> None:
     """A start is cancelled in the middle of a recovery: until its thread ends, no other process may lock the directory.
     No task or future is left of which the loop would log an error."""
-    (place,) = places = layout.lay_out(1, tmp_path)
+    (place,) = places = layout.lay_out([1], tmp_path)
     config, disk = layout.config_of(place, places, {}), RealDisk()
     layout.format_place(place, places, config, uuid_to_text(layout.new_id()), disk)
     disk.make_dirs(f"{place.directory}/t-0")
@@ -138,10 +138,9 @@ def test_a_second_signal_ends_the_wait_for_a_handover() -> None:
 
     async def scenario(node: Node, hurry: Callable[[], None], *, early: bool = False) -> None:
         lifecycle = Lifecycle()
-        node._broker = SimpleNamespace(lifecycle=lifecycle)  # type: ignore[assignment]
         if early:
             hurry()
-        handover = asyncio.ensure_future(node._hand_over(node._broker))  # type: ignore[arg-type]
+        handover = asyncio.ensure_future(node._hand_over(lifecycle))  # type: ignore[arg-type]
         await lifecycle.begun.wait()
         if not early:
             assert not handover.done()
@@ -161,7 +160,7 @@ def test_a_second_signal_ends_the_wait_for_a_handover() -> None:
 def test_early_listeners_answer_before_the_authorizer_is_ready(tmp_path: Path, early: dict[str, str]) -> None:
     """One of two voters starts alone, so it loads no access control entries. By default the listeners of controllers
     answer, as the other voter could not be elected otherwise; a listener that is not early lets its requests wait."""
-    places = layout.lay_out(2, tmp_path)
+    places = layout.lay_out([1, 2], tmp_path)
     place = places[0]
     keys = {"authorizer.class.name": STANDARD, "super.users": "User:ANONYMOUS", **early}
     config = layout.config_of(place, places, keys)
@@ -175,8 +174,8 @@ def test_early_listeners_answer_before_the_authorizer_is_ready(tmp_path: Path, e
         node = Node(config)
         starting = asyncio.ensure_future(node.start())
         async with asyncio.timeout(60):
-            await until(lambda: node._controller_handlers)
-            authorizer, gate = node._authorizer, node._gates["CONTROLLER"]
+            await until(lambda: node.running)
+            authorizer, gate = node.running.parts.node_authorizer, node.running.listeners.gates["CONTROLLER"]
             assert authorizer is not None
             connection = await RpcConnection.connect(layout.HOST, place.controller_port)
             answer = asyncio.ensure_future(connection.request(DescribeQuorumRequest(topics=[])))

@@ -12,19 +12,21 @@ from paper_connection import CORRELATION_ID, PaperConnection, read_answer
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.pending import Pending
+from kalda.base.stats import MetricConfig
 from kalda.broker.channels.forwarding import Unwrapping, encode_principal, envelope_failed
 from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
-from kalda.broker.handlers.groups import heartbeat_failed, join_group_failed, list_groups_failed
+from kalda.broker.handlers.groups import join_group_failed
 from kalda.broker.handlers.metadata import metadata_failed
-from kalda.broker.handlers.shared import fetch_failed
-from kalda.broker.requests.api_versions import Features
+from kalda.broker.handlers.shared import error_on_top, fetch_failed
+from kalda.broker.requests.api_versions import Features, NodeIdentity
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.pipeline import Handler, RequestPipeline
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, on_group
+from kalda.broker.requests.throttling import ClientThrottle
 from kalda.broker.system_clock import SystemClock
-from kalda.network.connection import Answer, Connection
-from kalda.network.server import Server
+from kalda.network.server.connection import Answer, Connection
+from kalda.network.server.server import Server
 from kalda.protocol.access import READ_GROUP
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller
@@ -44,7 +46,9 @@ from kalda.protocol.messages.metadata import ApiVersionsRequest, MetadataRequest
 from kalda.protocol.messages.produce import ProduceRequest
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
-from kalda.protocol.notation import Request, Response
+from kalda.protocol.notation import Request
+from kalda.quota.client_quotas import RequestQuotas
+from kalda.quota.managers import QuotaManagers, Windows
 
 ANYONE = Authorization.ANYONE
 HEARTBEAT = HeartbeatRequest(group_id="g", member_id="m")
@@ -54,57 +58,34 @@ def features() -> Features:
     return Features({}, {}, 0)
 
 
-class Throttle:
-    """Charges every request the same, and records what it was called with."""
+class Quotas(RequestQuotas):
+    """Has every client pause for the same time, and records who was charged."""
 
-    def __init__(self, throttle_ms: int, measures_time: bool = False) -> None:
-        self.throttle_ms = throttle_ms
-        self.measures_time = measures_time
-        self.is_in_use = True
-        self.now = 0
-        """Nanoseconds; each look at the clock takes a microsecond."""
-        self.busy_ns: list[int] = []
-        self.sizes: list[int] = []
-        self.limited: list[Request] = []
-        self.charged: list[tuple[str, QuotaClass, type[Request], Any]] = []
+    def __init__(self, pause_ms: int) -> None:
+        super().__init__(MetricConfig(1_000, 2))
+        self.is_enabled = True
+        self.pause_ms = pause_ms
+        self.charged: list[str] = []
+
+    def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
+        self.charged.append(principal)
+        return self.pause_ms
+
+
+class Throttle(ClientThrottle):
+    """Charges every request the same, by its time or, where that does not count, its bytes."""
+
+    def __init__(self, pause_ms: int) -> None:
+        managers = QuotaManagers(Windows(lambda key: 1))
+        super().__init__(managers, lambda: 0, lambda: 0)
+        self.quotas = managers.request = Quotas(pause_ms)
+        managers.produce = self.quotas
         self.partitions: list[tuple[str, int]] = []
-        self.pauses: list[int] = []
 
-    def applies_to(self, quota: QuotaClass) -> bool:
-        return self.is_in_use and quota is not QuotaClass.EXEMPT
-
-    def now_ns(self) -> int:
-        self.now += 1_000
-        return self.now
-
-    def limit_fetch(self, context: RequestContext, request: Request) -> None:
-        self.limited.append(request)
-
-    def charge(
-        self,
-        context: RequestContext,
-        quota: QuotaClass,
-        request: Request,
-        response: Response | Encoded | None,
-        size_bytes: int,
-        busy_ns: int,
-    ) -> int:
-        self.charged.append((context.principal, quota, type(request), response))
-        self.busy_ns.append(busy_ns)
-        self.sizes.append(size_bytes)
-        return 0 if context.forwarded_by is not None else self.throttle_ms
-
-    def quota_of_time(self, quota: QuotaClass) -> None:
-        return None
-
-    def quota_of_bytes(self, quota: QuotaClass) -> None:
-        return None
-
-    def now_ms(self) -> int:
-        return self.now // 1_000_000
-
-    def note_pause(self, api_key: int, pause_ms: int) -> None:
-        self.pauses.append(pause_ms)
+    @property
+    def charged(self) -> list[str]:
+        """The principals of the requests that were charged."""
+        return self.quotas.charged
 
     def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
         return lambda caller, count: self.partitions.append((caller.principal, count))
@@ -113,10 +94,10 @@ class Throttle:
 class Bench:
     """A pipeline, connections to it, and turns of the loop that the test takes by hand."""
 
-    def __init__(self, *rows: Row, throttle: Throttle | None = None, authorizer: Any = None) -> None:
+    def __init__(self, *rows: Row, throttle: Throttle | None = None, authorizer: Any = None, node: Any = None) -> None:
         self.turns: list[Callable[[], None]] = []
         self.pipeline = RequestPipeline(
-            rows, features, one_step_a_turn(self.turns.append), throttle=throttle, authorizer=authorizer
+            rows, features, one_step_a_turn(self.turns.append), throttle=throttle, authorizer=authorizer, node=node
         )
         self.connection = PaperConnection()
 
@@ -138,7 +119,7 @@ class Bench:
 
 
 def heartbeats(handler: Handler, authorize: Any = ANYONE, quota: QuotaClass = QuotaClass.REQUEST) -> Row:
-    return Row(ApiKey.HEARTBEAT, handler, heartbeat_failed, authorize, quota)
+    return Row(ApiKey.HEARTBEAT, handler, error_on_top(HeartbeatResponse), authorize, quota)
 
 
 # -- the caller
@@ -221,6 +202,26 @@ def test_a_version_that_is_not_served() -> None:
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
 
 
+@pytest.mark.parametrize(
+    ("meant", "error"),
+    [
+        (("a", 1), ErrorCode.NONE),
+        ((None, -1), ErrorCode.NONE),
+        ((None, 2), ErrorCode.NONE),
+        (("b", 1), ErrorCode.REBOOTSTRAP_REQUIRED),
+        (("a", 2), ErrorCode.REBOOTSTRAP_REQUIRED),
+        (("a", -1), ErrorCode.REBOOTSTRAP_REQUIRED),
+    ],
+)
+def test_a_client_that_means_another_node_is_answered_so(meant: tuple[str | None, int], error: ErrorCode) -> None:
+    cluster_id, node_id = meant
+    request = ApiVersionsRequest(
+        client_software_name="c", client_software_version="1", cluster_id=cluster_id, node_id=node_id
+    )
+    assert Bench(node=NodeIdentity("a", 1)).ask(request, 5).error_code == error
+    assert Bench().ask(request, 5).error_code == ErrorCode.NONE, "a listener that does not check"
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_failed_request_of_a_producer_that_expects_no_response_closes(is_late: bool) -> None:
     """A response would be taken for that of a later request."""
@@ -293,9 +294,7 @@ def test_a_client_over_its_quota_is_answered_and_muted(kind: str, version: int) 
     assert (response.error_code, response.throttle_time_ms) == (25, 250 if version >= 1 else 0)
     assert bench.connection.mutes == [250]
     assert other.mutes == []
-    [(principal, quota, request, charged)] = throttle.charged
-    assert (principal, quota, request) == ("User:ANONYMOUS", QuotaClass.REQUEST, HeartbeatRequest)
-    assert charged.error_code == 25
+    assert throttle.charged == ["User:ANONYMOUS"]
 
 
 @pytest.mark.parametrize("kind", [*REPLIES, "settled with steps", "steps that wait"])
@@ -330,7 +329,7 @@ def test_a_request_without_an_answer_is_charged() -> None:
     bench = Bench(row, throttle=throttle)
     assert bench.send(ProduceRequest(acks=0), 11) is None
     assert bench.connection.mutes == [10]
-    assert throttle.charged == [("User:ANONYMOUS", QuotaClass.PRODUCE, ProduceRequest, None)]
+    assert throttle.charged == ["User:ANONYMOUS"]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -441,7 +440,7 @@ def counting(steps: int, done: list[int]) -> Handler:
 
 
 def lists(handler: Handler) -> Row:
-    return Row(ApiKey.LIST_GROUPS, handler, list_groups_failed, ANYONE, has_large_answer=True)
+    return Row(ApiKey.LIST_GROUPS, handler, error_on_top(ListGroupsResponse), ANYONE, has_large_answer=True)
 
 
 LIST = ListGroupsRequest()
@@ -663,10 +662,9 @@ def test_the_same_fault_again_and_again_fills_no_log(caplog: pytest.LogCaptureFi
 
 
 def test_a_throttled_connection_waits_while_another_is_served() -> None:
-    class OnlyFirst(Throttle):
-        def charge(self, context: RequestContext, *charged: Any) -> int:
-            super().charge(context, *charged)
-            return 3_600_000 if context.client_id == "greedy" else 0
+    class OnlyGreedy(Quotas):
+        def record(self, principal: str, client_id: str, value: float, now_ms: int) -> int:
+            return 3_600_000 if client_id == "greedy" else 0
 
     async def ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], client_id: str, times: int) -> Any:
         """Send the request so many times, and read one answer."""
@@ -677,7 +675,8 @@ def test_a_throttled_connection_waits_while_another_is_served() -> None:
         return read_answer([await reader.readexactly(size)], HEARTBEAT, 4)
 
     async def scenario() -> None:
-        throttle = OnlyFirst(0)
+        throttle = Throttle(0)
+        throttle.managers.request = OnlyGreedy(0)
         row = heartbeats(lambda context, request: HeartbeatResponse())
         pipeline = RequestPipeline(
             [row], features, one_step_a_turn(asyncio.get_running_loop().call_soon), throttle=throttle

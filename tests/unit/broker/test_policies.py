@@ -18,7 +18,7 @@ from kalda.broker.policies import (
 )
 from kalda.broker.process.node import StartError
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.metadata.configs import topic_resource
 from kalda.network.python_classes import ClassFailed
 from kalda.testing import Cluster
@@ -115,7 +115,7 @@ def test_a_node_applies_its_policies() -> None:
             CommandAdmin(cluster.bootstrap_servers) as client,
             pytest.raises(ApiError, match="not yours to set") as altered,
         ):
-            client.set_configs(Resource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
+            client.set_configs(ConfigResource(ConfigResourceType.TOPIC, "small"), {"min.insync.replicas": "1"})
         assert altered.value.code is ErrorCode.POLICY_VIOLATION
     assert AlterConfigRequest("TOPIC", "small", {"min.insync.replicas": "1"}) in SEEN
     assert SEEN.count("closed") == 2

@@ -5,87 +5,50 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.broker.quorum.prober import Prober
+from kalda.broker.process.shell import wait_settled
 from kalda.broker.quorum.raft_channel import RaftChannel
-from kalda.broker.quorum.raft_driver import ConnectionRefused
-from kalda.controller.suspects import Probe
-from kalda.network.client import RpcClient
+from kalda.network.client.addresses import IsRefused, is_refused
+from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.network.free_ports import free_ports
-from kalda.network.probe import is_refused
+from kalda.protocol.calls import ConnectionRefused
 from kalda.protocol.messages.quorum import VoteRequest, VoteResponse
 from kalda.raft.values import Destination
 
 HOST = "127.0.0.1"
 
 
-def probed(answers: dict[int, bool], *ports: int) -> list[tuple[Probe, bool]]:
-    """What a prober reports of a broker with these ports, of which those refuse that are true in `answers`."""
-    results: list[tuple[Probe, bool]] = []
+def raft_channel(is_refused: IsRefused | None) -> RaftChannel:
+    return RaftChannel(RpcPolicy(connect_timeout_ms=5_000, probes=True), Reach(lambda: 0.5, is_refused=is_refused))
 
+
+@pytest.mark.parametrize(("answers", "refused"), [((True, True), True), ((True, False), False), ((False,), False)])
+def test_a_broker_is_dead_where_all_its_addresses_refuse(answers: tuple[bool, ...], refused: bool) -> None:
     async def answer(host: str, port: int) -> bool:
-        await asyncio.sleep(0)
         return answers[port]
 
-    async def run() -> None:
-        prober = Prober(answer, lambda probe, refused: results.append((probe, refused)))
-        prober.start(Probe(1, 5, tuple((HOST, port) for port in ports)))
-        await asyncio.gather(*prober._tasks)
+    async def run() -> Pending[bool]:
+        channel = raft_channel(answer)
+        probed = channel.probe(tuple((HOST, port) for port in range(len(answers))))
+        await wait_settled(probed)
+        await channel.close()
+        return probed
 
-    asyncio.run(run())
-    return results
-
-
-def test_all_addresses_must_refuse() -> None:
-    assert [refused for _, refused in probed({1: True, 2: True}, 1, 2)] == [True]
-    assert [refused for _, refused in probed({1: True, 2: False}, 1, 2)] == [False]
-    assert [refused for _, refused in probed({1: False}, 1)] == [False]
-
-
-def test_a_probe_that_raises_proves_nothing_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    assert [refused for _, refused in probed({1: True}, 1, 2)] == [False], "no answer is known for port 2"
-    assert any(record.exc_info for record in caplog.records)
-
-
-def test_a_node_that_stops_reports_no_results() -> None:
-    results: list[object] = []
-    may_answer = asyncio.Event()
-
-    async def answer(host: str, port: int) -> bool:
-        await may_answer.wait()
-        return True
-
-    async def run() -> None:
-        prober = Prober(answer, lambda *result: results.append(result))
-        prober.start(Probe(1, 5, ((HOST, 1),)))
-        under_way = list(prober._tasks)
-        await asyncio.sleep(0)
-        prober.close()
-        may_answer.set()
-        await asyncio.gather(*under_way, return_exceptions=True)
-        prober.start(Probe(2, 5, ((HOST, 1),)))
-        assert not prober._tasks
-
-    asyncio.run(run())
-    assert results == []
+    assert asyncio.run(run()).value is refused
 
 
 def failure_at(port: int, probing: bool = True) -> ApiError:
     """How a request of the quorum to that port fails."""
 
     async def run() -> ApiError:
-        channel = RaftChannel(
-            lambda host, port: RpcClient(host, port, rng=lambda: 0.5, connect_timeout_ms=5_000),
-            is_refused if probing else None,
-        )
+        channel = raft_channel(is_refused if probing else None)
         pending: Pending[Any] = channel.send(Destination(2, HOST, port), VoteRequest(), 20_000)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pending.then(lambda _, __: done.set_result(None))
-        await done
+        await wait_settled(pending)
         await channel.close()
         assert pending.error is not None
         return pending.error
@@ -120,44 +83,44 @@ def test_a_replica_that_closes_the_connection_but_listens_is_not_dead() -> None:
 
 def test_a_closed_channel_fails_requests() -> None:
     async def run() -> None:
-        channel = RaftChannel(lambda host, port: RpcClient(host, port, rng=lambda: 0.5), is_refused)
+        channel = raft_channel(is_refused)
         await channel.close()
         assert channel.send(Destination(2, HOST, 1), VoteRequest(), 100).error is not None
 
     asyncio.run(run())
 
 
-class Script:
-    """A client with the outcomes of its requests, in order."""
+async def answers(channel: RaftChannel, monkeypatch: pytest.MonkeyPatch, *scripted: VoteResponse | ApiError) -> None:
+    """Send a request for each of these outcomes, one after the other."""
+    script = list(scripted)
+    connection = Mock(closed=asyncio.Event(), may_send=True)
 
-    host, port = HOST, 9
+    def send(message: object, timeout_ms: int) -> asyncio.Future[VoteResponse]:
+        future: asyncio.Future[VoteResponse] = asyncio.get_running_loop().create_future()
+        outcome = script.pop(0)
+        if isinstance(outcome, ApiError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+        return future
 
-    def __init__(self, *answers: VoteResponse | ApiError) -> None:
-        self.answers = list(answers)
-
-    async def request(self, message: object, timeout_ms: int) -> VoteResponse:
-        answer = self.answers.pop(0)
-        if isinstance(answer, ApiError):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        pass
+    connection.send = send
+    monkeypatch.setattr(RpcClient, "connected", lambda self: connection)
+    while script:
+        await wait_settled(channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000))
+    await channel.close()
 
 
-def test_a_controller_that_does_not_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_controller_that_does_not_answer_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "refused")
     foreign = VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
     too_old = ApiError(ErrorCode.UNSUPPORTED_VERSION, "the peer speaks none")
-    script = Script(lost, lost, VoteResponse(), too_old, VoteResponse(), foreign, foreign)
 
     async def run() -> None:
-        channel = RaftChannel(lambda host, port: script)  # type: ignore[arg-type, return-value]
-        while script.answers:
-            answered = asyncio.Event()
-            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, wake=answered.set: wake())
-            await answered.wait()
-        await channel.close()
+        script = (lost, lost, VoteResponse(), too_old, VoteResponse(), foreign, foreign)
+        await answers(raft_channel(None), monkeypatch, *script)
 
     with caplog.at_level(logging.INFO, "kalda.quorum"):
         asyncio.run(run())
@@ -168,41 +131,28 @@ def test_a_controller_that_does_not_answer_is_logged_once(caplog: pytest.LogCapt
     ]
 
 
-class BrokenClient:
-    """A client with a bug."""
-
-    host, port = HOST, 9
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    async def request(self, request: Any, timeout_ms: int) -> Any:
-        raise self.error
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@pytest.mark.parametrize("error", [KeyError("a bug"), ApiError(ErrorCode.NETWORK_EXCEPTION, "reset")])
-def test_a_request_of_the_quorum_ends_whatever_is_raised(error: Exception) -> None:
-    """The machine sends nothing more to a destination whose request never ends."""
+def test_a_probe_that_raises_proves_nothing_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """The request ends nevertheless: the machine sends nothing more to a destination whose request never ends."""
 
     async def broken_probe(host: str, port: int) -> bool:
         raise KeyError("a bug")
 
     async def run() -> Pending[Any]:
-        channel = RaftChannel(lambda host, port: BrokenClient(error), broken_probe)  # type: ignore[arg-type, return-value]
-        pending = channel.send(Destination(2, HOST, 9), VoteRequest(), 20_000)
-        await asyncio.gather(*channel._tasks)
+        channel = raft_channel(broken_probe)
+        pending = channel.send(Destination(2, HOST, free_ports(1)[0]), VoteRequest(), 20_000)
+        await wait_settled(pending)
         await channel.close()
         return pending
 
     failure = asyncio.run(run()).error
     assert failure is not None
     assert not isinstance(failure, ConnectionRefused)
+    assert any(record.exc_info for record in caplog.records)
 
 
-def test_a_controller_that_has_stopped_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_controller_that_has_stopped_is_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its address refuses connections. One that does not respond at all is a warning."""
     lost = ApiError(ErrorCode.NETWORK_EXCEPTION, "reset")
     refused: list[bool] = [True, False]
@@ -210,17 +160,8 @@ def test_a_controller_that_has_stopped_is_no_warning(caplog: pytest.LogCaptureFi
     async def is_refused(host: str, port: int) -> bool:
         return refused.pop(0)
 
-    async def run() -> None:
-        script = Script(lost, VoteResponse(), lost)
-        channel = RaftChannel(lambda host, port: script, is_refused)  # type: ignore[arg-type, return-value]
-        while script.answers:
-            answered = asyncio.Event()
-            channel.send(Destination(1, HOST, 9), VoteRequest(), 1_000).then(lambda *_, wake=answered.set: wake())
-            await answered.wait()
-        await channel.close()
-
     with caplog.at_level(logging.INFO, "kalda.quorum"):
-        asyncio.run(run())
+        asyncio.run(answers(raft_channel(is_refused), monkeypatch, lost, VoteResponse(), lost))
     assert [(record.levelname, record.getMessage()) for record in caplog.records if "no answer" in record.msg] == [
         (
             "INFO",

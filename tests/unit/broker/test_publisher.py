@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from by_hand import inline_background, one_step_a_turn
@@ -169,23 +169,27 @@ class World:
         self.faults = PublishingFaults()
         self.turns: list[Callable[[], None]] = []
         self.opening = OpeningPartitions(self.timers, inline_background())
+        context = SimpleNamespace(
+            config=SimpleNamespace(node_id=1),
+            logs=self.logs,
+            dynamic_configs=SimpleNamespace(log_config=self._log_config),
+            timers=self.timers,
+            jobs=self,
+            background=one_step_a_turn(self.turns.append),
+            opening=self.opening,
+            faults=self.faults,
+            on_fatal=self.fatal.append,
+        )
+        coordinators = SimpleNamespace(
+            on_elected=self._on_elected,
+            on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
+            on_topics_deleted=self.deleted.update,
+        )
         self.publisher = BrokerPublisher(
-            1,
+            cast(Any, context),
             self.replicas,  # type: ignore[arg-type]
-            self.logs,  # type: ignore[arg-type]
-            self._log_config,
-            SimpleNamespace(
-                on_elected=self._on_elected,
-                on_resigned=lambda topic_partition: topic_partition in self.led and self.led.remove(topic_partition),
-                on_topics_deleted=self.deleted.update,
-            ),
+            cast(Any, coordinators),
             lambda *placed: self.placed.append(placed),
-            self.timers,
-            self,
-            one_step_a_turn(self.turns.append),
-            self.opening,
-            self.faults,
-            self.fatal.append,
         )
         self.placed: list[tuple[Uuid, int, Uuid]] = []
         self.hold_jobs = False

@@ -74,7 +74,7 @@ def test_a_controller_that_was_far_behind_is_made_from_the_image(
         second = cluster.create_topic("payments", partitions=3)
         counts = {topic.id: len(topic.partitions) for topic in cluster.nodes[1].image.topics.by_id.values()}
         assert counts == {first: 5, second: 3}
-        quorum = cluster.nodes[1]._quorum
+        quorum = cluster.nodes[1].running.quorum
         assert quorum is not None
         assert quorum.controller is not None
         assert dict(quorum.controller.partitions.partition_counts) == counts

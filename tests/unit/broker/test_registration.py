@@ -39,7 +39,7 @@ class Watcher:
 
 def test_a_broker_registers_its_directories_once_the_metadata_version_supports_them(tmp_path: Path) -> None:
     """A rolling upgrade raises the level after the last restart, so the broker has to register again (KIP-858)."""
-    (place,) = places = layout.lay_out(1, tmp_path)
+    (place,) = places = layout.lay_out([1], tmp_path)
     voters = {"controller.quorum.voters": f"1@{layout.HOST}:{place.controller_port}"}
     config = layout.config_of(place, places, voters)
     request = FormatRequest(
@@ -62,8 +62,7 @@ def test_a_broker_registers_its_directories_once_the_metadata_version_supports_t
         node, watcher = Node(config), Watcher()
         await node.start()
         try:
-            assert node._quorum is not None
-            node._quorum.loader.install_publishers([watcher])
+            node.running.quorum.loader.install_publishers([watcher])
             assert watcher.directories == ()
             await asyncio.to_thread(raise_level)
             await asyncio.wait_for(watcher.named.wait(), 60)

@@ -19,7 +19,7 @@ from kalda.broker.handlers.controller import ControllerHandlers
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, joined
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.metadata import ApiVersionsRequest
@@ -40,7 +40,9 @@ REFUSED_BY_TRANSACTIONAL_ID = {
 SENT_BY_BROKERS = {(ApiKey.ADD_PARTITIONS_TO_TXN, 4), (ApiKey.ADD_PARTITIONS_TO_TXN, 5)}
 REFUSED_BY_GROUP = {
     ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP, ApiKey.OFFSET_COMMIT,
-    ApiKey.OFFSET_DELETE,
+    ApiKey.OFFSET_DELETE, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE, ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+    ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
 }  # fmt: skip
 
 
@@ -132,7 +134,14 @@ def test_requests_between_nodes_are_exempt_from_quotas() -> None:
         if API[row.key].listeners == Listener.CONTROLLER or row.key is ApiKey.FETCH
     }
     assert exempt == between_nodes
-    assert {row.key for row in rows_of_brokers() if row.quota is QuotaClass.EXEMPT} == {ApiKey.WRITE_TXN_MARKERS}
+    assert {row.key for row in rows_of_brokers() if row.quota is QuotaClass.EXEMPT} == {
+        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE,
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    }
 
 
 # An authorizer that allows nothing
@@ -182,8 +191,12 @@ def test_which_rights_whole_requests_need() -> None:
             assert len(authorizer.denied) == 1 + (row.key is ApiKey.WRITE_TXN_MARKERS), "ALTER will do for markers"
             needed.setdefault(f"{operation.name} {resource.name}", set()).add(API[row.key].name)
     assert needed == {
-        "READ GROUP": {"JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit"},
-        "DELETE GROUP": {"OffsetDelete"},
+        "READ GROUP": {
+            "JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "ShareFetch", "ShareAcknowledge",
+            "ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "AlterShareGroupOffsets",
+            "StreamsGroupHeartbeat", "StreamsGroupTopologyDescriptionUpdate",
+        },
+        "DELETE GROUP": {"OffsetDelete", "DeleteShareGroupOffsets"},
         "WRITE TRANSACTIONAL_ID": {"InitProducerId", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"},
         "DESCRIBE CLUSTER": {
             "DescribeLogDirs", "DescribeUserScramCredentials", "DescribeQuorum", "ListPartitionReassignments",
@@ -192,6 +205,7 @@ def test_which_rights_whole_requests_need() -> None:
         "ALTER CLUSTER": {
             "AlterReplicaLogDirs", "AddRaftVoter", "RemoveRaftVoter", "AlterUserScramCredentials", "UpdateFeatures",
             "ElectLeaders", "AlterPartitionReassignments", "UnregisterBroker", "DescribeCluster",
+            "UnregisterController",
             "CreateAcls", "DeleteAcls",
         },
         "DESCRIBE_CONFIGS CLUSTER": {"ListConfigResources", "DescribeClientQuotas"},
@@ -200,6 +214,8 @@ def test_which_rights_whole_requests_need() -> None:
             "Fetch", "FetchSnapshot", "Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "UpdateRaftVoter",
             "BrokerRegistration", "BrokerHeartbeat", "ControllerRegistration", "AlterPartition",
             "AllocateProducerIds", "AssignReplicasToDirs", "WriteTxnMarkers", "AddPartitionsToTxn",
+            "InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState",
+            "ReadShareGroupStateSummary",
         },
     }  # fmt: skip
 

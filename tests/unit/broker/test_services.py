@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +10,19 @@ import pytest
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.configs.server import ServerConfig
-from kalda.broker.modules.module import Module
-from kalda.broker.modules.services import Services
+from kalda.broker.handlers.services import Services
+from kalda.broker.module import Module
 from kalda.broker.process.dynamic_configs import DynamicConfigPublisher, DynamicConfigs
 from kalda.broker.replicas.publishing_faults import PublishingFaults
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord
 from kalda.testing import Cluster
+from waiting import wait_until
 
-DEADLINE_S = 60.0
 STATIC = {
     "process.roles": "broker",
     "node.id": "1",
@@ -111,10 +110,11 @@ def test_a_config_that_cannot_be_read_is_left_out(world: World, caplog: pytest.L
 
 def test_a_config_of_a_group_says_that_it_has_no_effect(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.set(ConfigResourceType.GROUP, "readers", "consumer.session.timeout.ms", "50000")
-    world.set(ConfigResourceType.GROUP, "readers", "consumer.session.timeout.ms", None)
+    world.set(ConfigResourceType.GROUP, "readers", "streams.num.warmup.replicas", "3")
+    world.set(ConfigResourceType.GROUP, "readers", "streams.num.warmup.replicas", None)
     assert caplog.messages == [
-        "config consumer.session.timeout.ms of group readers: no effect, because this release coordinates classic "
-        "groups only"
+        "config streams.num.warmup.replicas of group readers: no effect, because tasks of streams groups move without "
+        "copies that warm up, as in Apache Kafka 4.4"
     ]
 
 
@@ -175,7 +175,7 @@ def test_a_module_that_cannot_be_closed_keeps_none_open(caplog: pytest.LogCaptur
 
     services = Services.__new__(Services)
     services.modules = (One("a"), One("b", RuntimeError("broken")), One("c"))
-    services._config_publisher = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    services.dynamic_configs = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     asyncio.run(services.close())
     assert closed == ["c", "a"]
     assert "One could not be closed" in caplog.text
@@ -197,7 +197,7 @@ def test_modules_start_in_order_and_close_in_reverse() -> None:
 
     services = Services.__new__(Services)
     services.modules = Recorder("a"), Recorder("b")
-    services._config_publisher = SimpleNamespace(close=lambda: calls.append("no more configs"))  # type: ignore[assignment]
+    services.dynamic_configs = SimpleNamespace(close=lambda: calls.append("no more configs"))  # type: ignore[assignment]
     services.start()
     asyncio.run(services.close())
     assert calls == ["start a", "start b", "no more configs", "close b", "close a"]
@@ -213,8 +213,8 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
         "log.cleaner.io.max.bytes.per.second": "4321",
     }
     with Cluster() as cluster:
-        broker: Any = cluster.nodes[1]._broker
-        server: Any = cluster.nodes[1]._server
+        broker: Any = cluster.nodes[1].running.broker
+        server: Any = cluster.nodes[1].running.listeners.server
         modules = {type(module).__name__: module for module in broker.services.modules}
 
         def in_effect() -> list[object]:
@@ -227,17 +227,14 @@ def test_dynamic_configs_reach_all_modules_of_a_running_broker() -> None:
             ]
 
         with CommandAdmin(cluster.bootstrap_servers) as client:
-            client.set_configs(Resource(ConfigResourceType.BROKER, "1"), altered)
-        until = time.monotonic() + DEADLINE_S
+            client.set_configs(ConfigResource(ConfigResourceType.BROKER, "1"), altered)
         wanted: list[object] = [int(value) for value in altered.values()]
-        while in_effect() != wanted and time.monotonic() < until:
-            time.sleep(0.01)
-        assert in_effect() == wanted
+        wait_until(lambda: in_effect() == wanted, "all are in effect")
 
 
 def test_a_broker_answers_every_api_of_its_listeners_that_it_serves() -> None:
     with Cluster() as cluster:
-        broker: Any = cluster.nodes[1]._broker
+        broker: Any = cluster.nodes[1].running.broker
         answered = {row.key for module in broker.services.modules for row in module.rows()}
     assert {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.JOIN_GROUP, ApiKey.CREATE_TOPICS} <= answered
     assert all(API[key].listeners & Listener.BROKER for key in answered)

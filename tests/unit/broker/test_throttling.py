@@ -20,15 +20,14 @@ from kalda.base.stats import MetricConfig
 from kalda.broker.channels.forwarding import Forwarding, Unwrapping, envelope_failed
 from kalda.broker.handlers.data import produce_failed
 from kalda.broker.handlers.forwarded import create_topics_failed
-from kalda.broker.handlers.groups import heartbeat_failed
-from kalda.broker.handlers.shared import fetch_failed
+from kalda.broker.handlers.shared import error_on_top, fetch_failed
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.metadata.client_quotas import CLIENT_ID, IP, USER, QuotaEntity, quota_entity
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.brokers import EnvelopeRequest
 from kalda.protocol.messages.fetch import (
@@ -43,7 +42,7 @@ from kalda.protocol.messages.produce import ProduceRequest, ProduceResponse
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kalda.protocol.notation import Request
 from kalda.quota.decisions import MAX_INT
-from kalda.quota.explaining import explain, usage
+from kalda.quota.explanation import explain, usage
 from kalda.quota.managers import QuotaManagers, Windows
 
 ANYONE = Authorization.ANYONE
@@ -126,7 +125,7 @@ def test_a_request_counts_by_the_time_for_which_it_holds_the_loop() -> None:
         return late if request.group_id == "late" else HeartbeatResponse()
 
     world.pipeline = RequestPipeline(
-        [Row(ApiKey.HEARTBEAT, heartbeat, heartbeat_failed, ANYONE)],
+        [Row(ApiKey.HEARTBEAT, heartbeat, error_on_top(HeartbeatResponse), ANYONE)],
         lambda: Features({}, {}, 0),
         one_step_a_turn(world.turns.append),
         throttle=world.throttle,
@@ -145,6 +144,30 @@ def test_a_request_counts_by_the_time_for_which_it_holds_the_loop() -> None:
         pause_ms = world.ask(HeartbeatRequest(group_id="g"), 4).throttle_time_ms
     assert pause_ms == 1_000, "one window at most"
     assert world.connection.mutes[-1] == 1_000
+
+
+def test_of_a_request_in_steps_the_steps_count_and_not_the_time_between_them() -> None:
+    late: Pending[HeartbeatResponse] = Pending()
+    world: World
+
+    def heartbeat(context: RequestContext, request: HeartbeatRequest) -> Any:
+        for _ in range(3):
+            world.work(10)
+            yield
+        return late
+
+    world = World(Row(ApiKey.HEARTBEAT, heartbeat, error_on_top(HeartbeatResponse), ANYONE))
+    world.set("request_percentage", 10.0)
+    answer = world.send(HeartbeatRequest(group_id="g"), 4)
+    while world.turns:
+        world.work(1_000)  # for others
+        world.turns.pop(0)()
+    late.complete(HeartbeatResponse())
+    world.work(1_000)
+    world.turns.pop(0)()
+    assert read_answer(answer, HeartbeatRequest(), 4).throttle_time_ms == 0
+    [sensors] = world.managers.request.sensors.values()
+    assert sensors.metric.total(world.now_ms) == pytest.approx(3.0), "30 ms are 3 percent of a second"
 
 
 def fetched(size: int, session_id: int = 7) -> FetchResponse:
@@ -190,7 +213,8 @@ def test_a_fetch_gets_at_most_what_its_client_may_have_without_a_pause() -> None
     response = world.ask(FetchRequest(max_bytes=1 << 20, min_bytes=1 << 19), 11)
     # The records fill the allowance, the fields around them exceed it a little.
     assert response.throttle_time_ms < 1_000
-    assert world.managers.fetch.max_value("User:alice", "client", world.now_ms) == 1_000
+    [sensors] = world.managers.fetch.sensors.values()
+    assert sensors.most_at_once == 1_000
 
 
 def test_followers_are_exempt() -> None:

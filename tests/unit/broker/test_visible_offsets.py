@@ -10,7 +10,7 @@ import pytest
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
-from kalda.coordinator.groups.offset_fetch import group_requests, to_response
+from kalda.coordinator.groups.offset_requests import group_requests, to_response
 from kalda.metadata.acls import StandardAcl
 from kalda.protocol.messages.offsets import (
     OffsetFetchRequest,

@@ -12,7 +12,7 @@ import asyncio
 import cProfile
 import itertools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import pytest
 from kalda.broker.process.node import Node
 from kalda.broker.requests.rows import MAX_ELEMENTS, MAX_ELEMENTS_BETWEEN_NODES
 from kalda.controller.answers import MAX_RECORDS_PER_USER_OPERATION
-from kalda.network.client import RpcConnection
+from kalda.network.client.client import RpcConnection
 from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.calls import Call, frame_request
 from kalda.protocol.messages import configs, security
@@ -40,7 +40,7 @@ from kalda.testing import layout
 
 sys.path.append(str(Path(__file__).parents[3] / "bench"))
 
-from harness.worst_requests import PARTITIONS, TOPIC, worst_requests
+from harness.worst_requests import PARTITIONS, TOPIC, worst_makers, worst_requests
 
 BETWEEN_NODES = frozenset(
     (
@@ -117,7 +117,7 @@ async def a_node(directory: Path, **properties: str) -> AsyncIterator[Node]:
     """A lone node with both roles, and a topic. `properties`: those whose names have an underscore for each dot."""
     from kalda.broker.process.disk import RealDisk
 
-    places = layout.lay_out(1, directory)
+    places = layout.lay_out([1], directory)
     others = {name.replace("_", "."): value for name, value in properties.items()}
     config = layout.config_of(places[0], places, {"broker.session.timeout.ms": 600_000, **others})
     layout.format_place(places[0], places, config, "worst-requests-test-22", RealDisk())
@@ -187,13 +187,12 @@ def test_no_request_holds_the_loop_or_much_memory(
                 if key in ENDS_THE_NODE:
                     continue
                 await answered(port, framed(worst_requests(key, version, 1)[0], version))  # generates the codecs
-                for request in largest_requests(key, version):
+                for request, size in largest_requests(key, version):
                     frame = framed(request, version)
                     await asyncio.sleep(0)
                     with meter:
                         pings = await pinged(second, answered(port, frame))
                     assert pings > 0
-                    size = elements_of(request)
                     if meter.most > MAX_CALLS_A_TURN:
                         held.append(f"{key.name} with {size} elements: {meter.most} calls in a turn")
                     if meter.objects > MAX_OBJECTS_AN_ELEMENT * size + OTHER_OBJECTS:
@@ -305,17 +304,17 @@ def elements_of(value: Any) -> int:
     return sum(elements_of(getattr(value, name)) for name in names)
 
 
-def largest_requests(key: ApiKey, version: int) -> list[Request]:
-    """The worst requests with nearly as many elements as one may have."""
+def largest_requests(key: ApiKey, version: int) -> Iterator[tuple[Request, int]]:
+    """The worst requests with nearly as many elements as one may have, and how many they have."""
     bounds = [MAX_ELEMENTS_BETWEEN_NODES if key in BETWEEN_NODES else MAX_ELEMENTS]
     bounds += [MAX_RECORDS_PER_USER_OPERATION] * (key in OPERATIONS)
-    largest: list[Request] = []
-    for bound in bounds:
-        for place, some in enumerate(worst_requests(key, version, 1_000)):
-            an_item = max(1.0, elements_of(some) / 1_000)
-            largest.append(worst_requests(key, version, int(0.97 * bound / an_item))[place])
-            assert elements_of(largest[-1]) <= bound
-    return largest
+    for make in worst_makers(key, version):
+        an_item = max(1.0, elements_of(make(1_000)) / 1_000)
+        for bound in bounds:
+            request = make(int(0.97 * bound / an_item))
+            size = elements_of(request)
+            assert size <= bound
+            yield request, size
 
 
 async def bounded(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -28,10 +29,10 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-    return port
+def closed_port() -> Iterator[int]:
+    with socket.socket() as held:  # bound, so that nobody else gets the port, and not listening
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def test_help_names_every_noun() -> None:
@@ -50,7 +51,7 @@ def test_every_noun_has_help_with_an_example(noun: str) -> None:
     assert result.exit_code == 0
     leaves = getattr(command, "commands", {None: command})
     for name, leaf in leaves.items():
-        assert "Example" in f"{leaf.help} {command.help}", f"{noun} {name} has no example, nor has {noun}"
+        assert "Example" in leaf.help, f"{noun} {name} has no example"
         assert run(*filter(None, (noun, name)), "--help").exit_code == 0
 
 

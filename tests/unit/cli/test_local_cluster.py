@@ -60,6 +60,15 @@ def test_two_nodes_have_one_voter(nodes: int, voters: int) -> None:
     assert layout.default_voters(nodes) == voters
 
 
+@pytest.mark.parametrize(
+    ("given", "own"), [("127.0.0.1:9404", "127.0.0.1:9406"), ("[::1]:9404", "[::1]:9406"), (":0", ":0"), ("bad", "bad")]
+)
+def test_each_node_serves_metrics_at_a_port_of_its_own(tmp_path: Path, given: str, own: str) -> None:
+    made = make(tmp_path, overrides={"kalda.metrics.listener": given}, first_id=7)
+    assert made.properties(made.nodes[0])["kalda.metrics.listener"] == given
+    assert made.properties(made.nodes[2])["kalda.metrics.listener"] == own
+
+
 def test_a_layout_is_saved_and_loaded(tmp_path: Path) -> None:
     made = make(tmp_path / "c", overrides={"num.partitions": "6"}, joined=["a:1", "b:2"], elsewhere=3, first_id=7)
     made.save()

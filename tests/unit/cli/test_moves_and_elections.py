@@ -19,7 +19,7 @@ from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassign import show_bytes
 from kalda.cli.reassignment import bar
 from kalda.cli.reassignment.progress import ReassignmentProgress
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.client.admin.reassignments import Reassignment
 from kalda.testing import Cluster
 
@@ -33,7 +33,7 @@ THROTTLED = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as running:
+    with Cluster(nodes=3) as running:
         yield running
 
 
@@ -78,8 +78,8 @@ def set_throttles(client: CommandAdmin, topic: str) -> set[str]:
     """The throttle configs that are set on the topic, or on one of two brokers."""
     found = set()
     for resource in (
-        Resource(ConfigResourceType.TOPIC, topic),
-        *(Resource(ConfigResourceType.BROKER, str(i)) for i in (1, 2)),
+        ConfigResource(ConfigResourceType.TOPIC, topic),
+        *(ConfigResource(ConfigResourceType.BROKER, str(i)) for i in (1, 2)),
     ):
         found |= {
             e.name
@@ -248,6 +248,33 @@ def properties(cluster: Cluster, node: int, path: Path, **changes: str) -> Path:
     return path
 
 
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(cluster: Cluster, shell: Shell) -> None:
+    cluster.create_topic("invoices")
+    for command in (
+        ("topics", "describe"), ("topics", "offsets"), ("topics", "delete", "--yes"), ("consume", "-e"),
+        ("topics", "alter", "-p", 2), ("configs", "describe", "--topic"),
+    ):  # fmt: skip
+        assert "Did you mean invoices?" in shell.run(*command, "invoice", code=1).stderr, command
+    assert "Did you mean" not in shell.run("topics", "describe", "something-else", code=1).stderr
+    alter = ("configs", "alter", "--topic", "invoices", "--add-config")
+    for key in ("retention", "retention.msec"):
+        assert "did you mean retention.ms?" in shell.run(*alter, f"{key}=1", code=1).stderr
+    for command in (("topics", "create", "new", "-c", "cleanup.policies=compact"),):
+        assert "did you mean cleanup.policy?" in shell.run(*command, code=1).stderr
+    assert (
+        "did you mean log.retention.hours?"
+        in shell.run("configs", "describe", "--broker", 1, "log.retention.hour", code=1).stderr
+    )
+
+
+def test_the_version_of_a_cluster_is_shown(cluster: Cluster, shell: Shell) -> None:
+    shown = shell.json("version", "-b", cluster.bootstrap_servers)
+    assert (shown["cluster"], shown["brokers"]) == (cluster.cluster_id, 3)
+    assert shown["brokers_support"] == shown["metadata_version"] == shown["cluster_metadata_version"]
+    assert "cluster" not in shell.json("version"), "only where a cluster is named: the command works without one"
+    assert "brokers support" in shell.run("kafka-broker-api-versions.sh", "-b", cluster.bootstrap_servers).stdout
+
+
 def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
     described = shell.json("quorum", "describe")
     leaving = next(voter for voter in described["voters"] if voter["node_id"] != described["leader_id"])
@@ -259,7 +286,10 @@ def test_a_controller_leaves_the_quorum_and_comes_back(cluster: Cluster, shell: 
     chosen = ("--controller-id", node_id)
     dry = shell.json("quorum", "remove-controller", *chosen, "--dry-run")
     assert dry == {"node_id": node_id, "directory_id": directory_id, "executed": False}
-    removed = shell.run("quorum", "remove-controller", *chosen, "--controller-directory-id", directory_id).stdout
+    assert "--yes answers it" in shell.run("quorum", "remove-controller", *chosen, code=1).stderr
+    removed = shell.run(
+        "quorum", "remove-controller", *chosen, "--controller-directory-id", directory_id, "--yes"
+    ).stdout
     assert removed == f"Removed controller {node_id} with directory id {directory_id}\n"
     assert f"node {node_id} is not a voter" in shell.run("quorum", "remove-controller", *chosen, code=1).stderr
     assert len(shell.json("quorum", "describe")["voters"]) == 2

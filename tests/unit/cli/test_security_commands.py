@@ -18,7 +18,7 @@ import kalda
 import kalda.aio
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.commands import cli
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 from kalda.network.free_ports import free_ports
 from kalda.security.jaas import SCRAM_MODULE
 from kalda.testing import Cluster
@@ -120,7 +120,7 @@ def test_acls(shell: Shell) -> None:
     assert "\x07" not in strange.output
     assert [shell.json(*asked, each)[0]["allowed"] for each in ("Describe", "Read")] == [True, False]
     shell.run("acls", "list", user="alice", code=1)  # needs DESCRIBE of the cluster
-    shell.run("acls", "remove", "--topic", "orders", "--force")
+    shell.run("acls", "remove", "--topic", "orders", "--yes")
     shell.json_when(lambda rows: len(rows) == 1, "acls", "list", "--topic", "ord", "--resource-pattern-type", "any")
     shell.run("topics", "describe", "orders", user="alice", code=1)
     shell.run("acls", "add", "--topic", "orders", code=2)
@@ -137,7 +137,7 @@ def test_users(cluster: Cluster, shell: Shell) -> None:
     assert shell.json("users", "list", "dora") == [
         {"user": "dora", "mechanism": "SCRAM-SHA-512", "iterations": 8192},
     ]
-    shell.run("users", "remove", "dora", "--mechanism", "SCRAM-SHA-512")
+    shell.run("users", "remove", "dora", "--mechanism", "SCRAM-SHA-512", "--yes")
     shell.json_when(lambda rows: "dora" not in [each["user"] for each in rows], "users", "list")
     with pytest.raises(ApiError, match="invalid credentials with SASL mechanism SCRAM-SHA-512"):
         log_in(cluster, "dora", "second-secret")
@@ -152,7 +152,7 @@ def test_tokens(cluster: Cluster, shell: Shell) -> None:
     assert made["hmac"] not in shell.run("tokens", "list").output
     renewed = shell.run("tokens", "renew", "--hmac", made["hmac"], "--renew-time-period-ms", "60000").output
     assert "The token expires at" in renewed
-    assert made["hmac"] not in shell.run("tokens", "expire", typed=made["hmac"] + "\n").output
+    assert made["hmac"] not in shell.run("tokens", "expire", "--yes", typed=made["hmac"] + "\n").output
     shell.json_when(lambda rows: not rows, "tokens", "list")
     with pytest.raises(ApiError, match="invalid credentials with SASL mechanism SCRAM-SHA-512"):
         log_in(cluster, made["token_id"], made["hmac"], "tokenauth=true")

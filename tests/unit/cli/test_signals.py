@@ -63,6 +63,30 @@ def test_a_second_sighup_does_not_end_a_nodes_controlled_shutdown(monkeypatch: p
     assert skipped == ["Terminating process due to signal SIGTERM"]
 
 
+def test_a_signal_behind_a_nodes_stop_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kalda cluster down` sends a second SIGTERM to the last nodes, which may have stopped before it comes."""
+
+    class Node:
+        failed = False
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def start(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+
+        async def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr("kalda.broker.process.node.Node", Node)
+    monkeypatch.setattr(server, "_read_config", lambda _: None)
+    assert asyncio.run(asyncio.wait_for(server._serve(server.ServerOptions(["any.properties"])), 60)) == 0
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert signal.getsignal(number) is signal.SIG_IGN
+        signal.raise_signal(number)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_signal_during_the_start_ends_it(

@@ -1,4 +1,4 @@
-"""`kalda server` without a file, and the sample `server.properties`: both start a node that answers."""
+"""`kalda server` without a file, and with that of `kalda storage properties`: both start a node that answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import kalda
 from kalda.base.configs.server import ServerConfig
 from kalda.base.properties import parse_properties
 from kalda.broker.process.disk import RealDisk
-from kalda.cli.local.single_node import prepare, properties_text
+from kalda.cli.local.single_node import prepare
 from kalda.cli.server import ServerOptions, UsageError
 from kalda.metadata.meta_properties import MetaPropertiesEnsemble
 from kalda.network.free_ports import free_ports
 
-SAMPLE = Path(__file__).parents[3] / "examples" / "server.properties"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SAMPLE.parents[1] / "src")}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 """The processes have other working directories, so the path of the package has to be absolute."""
 KALDA = [sys.executable, "-m", "kalda"]
 
@@ -96,11 +95,11 @@ def test_the_first_command_of_the_readme_serves_and_says_how_to_connect_and_stop
     answers_until_sigterm([*KALDA, "server"], tmp_path, address)
 
 
-def test_the_sample_is_that_of_a_first_start_and_it_formats_and_starts(tmp_path: Path) -> None:
-    assert SAMPLE.read_text() == properties_text("kalda-data/data")
-    ServerConfig(parse_properties(SAMPLE.read_text()))
+def test_the_printed_properties_format_and_start_a_node(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
-    path.write_text(SAMPLE.read_text())
+    with open(path, "wb") as file:
+        subprocess.run([*KALDA, "storage", "properties"], env=ENVIRONMENT, check=True, stdout=file)
+    ServerConfig(parse_properties(path.read_text()))
     address = with_free_ports(path)
     format_it = [*KALDA, "storage", "format", "--standalone", "-c", "server.properties", "-t", "4L6g3nShT-eMCtK--X86sw"]
     subprocess.run(format_it, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)

@@ -73,8 +73,8 @@ def test_format_then_info(config: Path, tmp_path: Path) -> None:
     again = format_(config, "-s")
     assert (again.exit_code, again.output) == (
         1,
-        f"Log directory {tmp_path}/x is already formatted. Use --ignore-formatted to ignore this directory and format "
-        f"the others.\n",
+        f"Log directory {tmp_path}/x is already formatted, as one of cluster {CLUSTER}: a node can be started with "
+        f"it. Use --ignore-formatted to leave it as it is and format the others.\n",
     )
     assert format_(config, "-s", "-g").output == "All of the log directories are already formatted.\n"
 
@@ -151,14 +151,14 @@ def test_unusable_configs(tmp_path: Path) -> None:
 
 def test_version_mapping() -> None:
     assert run("version-mapping").output == (
-        "metadata.version=30 (4.3-IV0)\nkraft.version=1\ntransaction.version=2\ngroup.version=1\n"
-        "eligible.leader.replicas.version=1\nshare.version=1\nstreams.version=1\n"
+        "metadata.version=33 (4.4-IV2)\nkraft.version=1\ntransaction.version=2\ngroup.version=1\n"
+        "eligible.leader.replicas.version=1\nshare.version=2\nstreams.version=1\n"
     )
     assert run("version-mapping", "-r", "3.8").output.startswith("metadata.version=20 (3.8)\nkraft.version=0\n")
     unknown = run("version-mapping", "-r", "9.9")
     assert unknown.exit_code == 1
     assert unknown.output.startswith("Unknown metadata.version '9.9'. Supported metadata.version are: 3.3-IV3, ")
-    assert unknown.output.endswith("4.3-IV0, 4.4-IV0\n")
+    assert unknown.output.endswith("4.4-IV2, 4.5-IV0\n")
 
 
 @pytest.mark.parametrize(

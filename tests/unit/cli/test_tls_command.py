@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from kalda.base.properties import parse_properties
 from kalda.cli.tls import tls
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 
 
 def test_the_files_serve_a_node_and_a_client(tmp_path: Path) -> None:

@@ -168,19 +168,19 @@ def test_describe(shell: Transactions) -> None:
         "topic_partitions": ["logs-0"],
     }
     assert shell.broker.requests(ApiKey.FIND_COORDINATOR)[0].key_type == 1
-    assert "'other'" in shell.run("describe", "--transactionalId", "other", code=1).stderr
+    assert "'other'" in shell.run("describe", "--transactional-id", "other", code=1).stderr
 
 
 def test_describe_producers(shell: Transactions) -> None:
     rows = [[str(OPEN), "3", "-1", "7", "5000", "40"], ["99", "3", "-1", "7", "5000", "-"]]
     assert shell.table("describe-producers", "--topic", "logs", "--partition", 0) == rows
-    assert shell.table("describe-producers", "--topic", "logs", "--partition", 0, "--broker-id", 1) == rows
-    shell.run("describe-producers", "--topic", "logs", "--partition", 0, "--broker-id", 8, code=1)
+    assert shell.table("describe-producers", "--topic", "logs", "--partition", 0, "--broker", 1) == rows
+    shell.run("describe-producers", "--topic", "logs", "--partition", 0, "--broker", 8, code=1)
 
 
 def test_find_hanging(shell: Transactions) -> None:
     """Of the three open transactions, one is the coordinator's, and one may not have timed out."""
-    for where in (("--topic", "logs"), ("--broker-id", 1), ("--topic", "logs", "--partition", 1)):
+    for where in (("--topic", "logs"), ("--broker", 1), ("--topic", "logs", "--partition", 1)):
         [row] = shell.table("find-hanging", *where)
         assert row[:6] == ["logs", "1", str(HANGING), "3", "-1", "50"]
     assert shell.table("find-hanging", "--topic", "logs", "--partition", 0) == []
@@ -188,14 +188,14 @@ def test_find_hanging(shell: Transactions) -> None:
 
 
 def test_find_hanging_needs_a_place(shell: Transactions) -> None:
-    assert "--broker-id or --topic" in shell.run("find-hanging", code=2).stderr
+    assert "--broker or --topic" in shell.run("find-hanging", code=2).stderr
     assert "--topic" in shell.run("find-hanging", "--partition", 1, code=2).stderr
     assert "logs-7" in shell.run("find-hanging", "--topic", "logs", "--partition", 7, code=1).stderr
-    assert "no replica on 5" in shell.run("find-hanging", "--topic", "logs", "--broker-id", 5, code=1).stderr
+    assert "no replica on 5" in shell.run("find-hanging", "--topic", "logs", "--broker", 5, code=1).stderr
 
 
 def test_abort(shell: Transactions) -> None:
-    result = shell.run("abort", "--topic", "logs", "--partition", 1, "--start-offset", 50)
+    result = shell.run("abort", "--topic", "logs", "--partition", 1, "--start-offset", 50, "--yes")
     assert result.output == f"Aborted the transaction of producer {HANGING} with epoch 3 in logs-1.\n"
     [marker] = shell.broker.requests(ApiKey.WRITE_TXN_MARKERS)[0].markers
     assert (marker.producer_id, marker.producer_epoch, marker.coordinator_epoch) == (HANGING, 3, 0)
@@ -206,7 +206,7 @@ def test_abort(shell: Transactions) -> None:
 def test_abort_for_older_brokers(shell: Transactions) -> None:
     where = ("--topic", "logs", "--partition", 1)
     identity = ("--producer-id", 5, "--producer-epoch", 6, "--coordinator-epoch", 7)
-    document = json.loads(shell.run("abort", *where, *identity, "--json").output)
+    document = json.loads(shell.run("abort", *where, *identity, "--json", "--yes").output)
     assert document == {"topic": "logs", "partition": 1, "producer_id": 5, "producer_epoch": 6}
     [marker] = shell.broker.requests(ApiKey.WRITE_TXN_MARKERS)[0].markers
     assert (marker.producer_id, marker.producer_epoch, marker.coordinator_epoch) == (5, 6, 7)
@@ -219,14 +219,14 @@ def test_an_abort_that_is_refused(shell: Transactions) -> None:
     refusal = shell.run("abort", *where, 77, code=1).stderr
     assert "Could not find any open transactions starting at offset 77 on partition logs-1" in refusal
     shell.marker_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    assert "CLUSTER_AUTHORIZATION_FAILED" in shell.run("abort", *where, 50, code=1).stderr
+    assert "CLUSTER_AUTHORIZATION_FAILED" in shell.run("abort", *where, 50, "--yes", code=1).stderr
 
 
 def test_force_terminate_waits_for_the_markers(shell: Transactions) -> None:
     shell.init_codes = [ErrorCode.CONCURRENT_TRANSACTIONS]
-    result = shell.run("force-terminate", "--transactional-id", "tx")
+    result = shell.run("force-terminate", "--transactional-id", "tx", "--yes")
     assert result.output == "Terminated the transaction of tx, and fenced its producer.\n"
     requests = shell.broker.requests(ApiKey.INIT_PRODUCER_ID)
     assert [(r.transactional_id, r.transaction_timeout_ms, r.producer_id) for r in requests] == [("tx", 30_000, -1)] * 2
     shell.init_codes = [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
-    assert "no right" in shell.run("force-terminate", "--transactional-id", "tx", code=1).stderr
+    assert "no right" in shell.run("force-terminate", "--transactional-id", "tx", "--yes", code=1).stderr

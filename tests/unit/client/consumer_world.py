@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -62,8 +63,8 @@ GROUP_APIS = {
     ApiKey.SYNC_GROUP: "sync_group",
     ApiKey.HEARTBEAT: "heartbeat",
     ApiKey.LEAVE_GROUP: "leave_group",
-    ApiKey.OFFSET_COMMIT: "offset_commit",
-    ApiKey.OFFSET_FETCH: "offset_fetch",
+    ApiKey.OFFSET_COMMIT: "offsets.commit",
+    ApiKey.OFFSET_FETCH: "offsets.fetch",
 }
 SERVED = (
     ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH,
@@ -194,7 +195,7 @@ class Cluster:
         """A response, or a `Pending` one."""
         self.requests.append((node, key, request))
         if key in GROUP_APIS:
-            handle = getattr(self.world.coordinator, GROUP_APIS[key])
+            handle = attrgetter(GROUP_APIS[key])(self.world.coordinator)
             return handle(Context(version), request, self.now_ms)
         match key:
             case ApiKey.API_VERSIONS:
@@ -382,6 +383,13 @@ class Member:
         finally:
             self.is_polling = False
 
+    def poll_buffers(self, limit: int) -> list[Record]:
+        """One poll that ends with records that are buffered, before a turn."""
+        self.core.at(self.cluster.now_ms)
+        self.core.begin_poll()
+        self._call_listener()
+        return self.core.take_records(limit)
+
     def commit(self, offsets: dict[TopicPartition, int] | None = None) -> None:
         self.core.at(self.cluster.now_ms)
         operation = Operation("commit", self.cluster.now_ms + 10_000)
@@ -420,14 +428,21 @@ class Member:
 
     # -- the shell
 
-    def turn(self) -> None:
-        now_ms = self.cluster.now_ms
-        self.core.run(now_ms, self.is_polling)
-        while self.is_polling and (callback := self.core.callback) is not None:
+    def _call_listener(self) -> bool:
+        """Whether a call was due."""
+        was_due = False
+        while (callback := self.core.callback) is not None:
+            was_due = True
             partitions = list(callback.partitions)
             self.calls.append((callback.call.value, partitions))
             self.on_call(callback.call.value, partitions)
             self.core.on_callback_done()
+        return was_due
+
+    def turn(self) -> None:
+        now_ms = self.cluster.now_ms
+        self.core.run(now_ms, self.is_polling)
+        if self.is_polling and self._call_listener():
             self.core.run(now_ms, True)
         while actions := self.core.take_actions():
             for action in actions:

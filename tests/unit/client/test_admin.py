@@ -232,7 +232,8 @@ def test_a_leader_that_is_unreachable_is_replaced(pair: tuple[Offsets, Offsets],
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # it refuses connections
         first.nodes = {1: first.port, 2: unused.getsockname()[1]}
-        with admin(first) as made:
+        # However late this process is, node 2 is not connected to again before the metadata is looked at.
+        with admin(first, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000) as made:
             found = made.list_offsets(ALL)
     assert [each.offset for each in found.check().succeeded.values()] == list(range(40))
     assert not second.received

@@ -6,13 +6,15 @@ import socket
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from scripted_broker import ScriptedBroker
 
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource, topic_overrides
+from kalda.client.admin.configs import ConfigResource, topic_overrides
 from kalda.client.admin.nodes import supported_apis
 from kalda.client.admin.topics import NewTopic
 from kalda.clientcore.connections.errors import UnknownTopic, Unreachable, refused
@@ -22,6 +24,13 @@ from kalda.protocol.messages.configs import (
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+)
+from kalda.protocol.messages.consumer_groups import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupDescribeResponseAssignment,
+    ConsumerGroupDescribeResponseDescribedGroup,
+    ConsumerGroupDescribeResponseMember,
+    ConsumerGroupDescribeResponseTopicPartitions,
 )
 from kalda.protocol.messages.fetch import (
     ListOffsetsPartitionResponse,
@@ -38,6 +47,15 @@ from kalda.protocol.messages.groups import (
 from kalda.protocol.messages.metadata import (
     DescribeClusterBroker,
     DescribeClusterResponse,
+)
+from kalda.protocol.messages.streams import (
+    StreamsGroupDescribeResponse,
+    StreamsGroupDescribeResponseAssignment,
+    StreamsGroupDescribeResponseDescribedGroup,
+    StreamsGroupDescribeResponseMember,
+    StreamsGroupDescribeResponseSubtopology,
+    StreamsGroupDescribeResponseTaskIds,
+    StreamsGroupDescribeResponseTopology,
 )
 from kalda.protocol.messages.topics import (
     AlterPartitionReassignmentsResponse,
@@ -217,6 +235,80 @@ def test_a_coordinator_that_has_moved_is_looked_up_again(broker: ScriptedBroker,
     assert asked[:3] == describing, "not while the coordinator loads"
 
 
+def test_a_group_of_the_new_protocol_has_epochs_and_targets(broker: ScriptedBroker, admin: CommandAdmin) -> None:
+    def assignment(*partitions: int) -> ConsumerGroupDescribeResponseAssignment:
+        topic = ConsumerGroupDescribeResponseTopicPartitions(topic_name="logs", partitions=list(partitions))
+        return ConsumerGroupDescribeResponseAssignment(topic_partitions=[topic])
+
+    def describe(request: Any, version: int) -> ConsumerGroupDescribeResponse:
+        members = [
+            ConsumerGroupDescribeResponseMember(
+                member_id="m",
+                member_epoch=3,
+                assignment=assignment(1),
+                target_assignment=assignment(1, 0),
+                member_type=1,
+            ),
+            ConsumerGroupDescribeResponseMember(member_id="old", member_epoch=4, member_type=0),
+        ]
+        group = ConsumerGroupDescribeResponseDescribedGroup(
+            group_id="g", group_state="Reconciling", group_epoch=5, assignment_epoch=4, members=members
+        )
+        return ConsumerGroupDescribeResponse(groups=[group])
+
+    broker.answers[ApiKey.CONSUMER_GROUP_DESCRIBE] = describe
+    broker.answers[ApiKey.FIND_COORDINATOR] = lambda request, version: FindCoordinatorResponse(
+        node_id=1, host="127.0.0.1", port=broker.port
+    )
+    group = admin.describe_groups(["g"]).value("g")
+    assert (group.type, group.state, group.epoch, group.assignment_epoch) == ("consumer", "Reconciling", 5, 4)
+    member, old = group.members
+    assert (member.epoch, member.partitions, member.upgraded) == (3, (LAST,), True)
+    assert member.target == (TopicPartition("logs", 0), LAST)
+    assert (old.epoch, old.target, old.upgraded) == (4, (), False)
+    shown = CliRunner().invoke(cli, ["groups", "describe", "g", "--members", "--bootstrap-server", broker.address])
+    assert shown.output.splitlines()[1].split()[-4:] == ["consumer", "3", "logs-1", "logs-0,logs-1"]
+
+
+def test_a_streams_group_has_tasks(broker: ScriptedBroker, admin: CommandAdmin) -> None:
+    def tasks(subtopology: str, *partitions: int) -> list[StreamsGroupDescribeResponseTaskIds]:
+        return [StreamsGroupDescribeResponseTaskIds(subtopology_id=subtopology, partitions=list(partitions))]
+
+    def no_consumer_group(request: Any, version: int) -> ConsumerGroupDescribeResponse:
+        group = ConsumerGroupDescribeResponseDescribedGroup(group_id="g", error_code=ErrorCode.GROUP_ID_NOT_FOUND)
+        return ConsumerGroupDescribeResponse(groups=[group])
+
+    def describe(request: Any, version: int) -> StreamsGroupDescribeResponse:
+        assignment = StreamsGroupDescribeResponseAssignment(active_tasks=tasks("0", 1), standby_tasks=tasks("1", 0, 2))
+        member = StreamsGroupDescribeResponseMember(
+            member_id="m", member_epoch=4, process_id="p", assignment=assignment, target_assignment=assignment
+        )
+        subtopology = StreamsGroupDescribeResponseSubtopology(subtopology_id="0", source_topics=["logs"])
+        group = StreamsGroupDescribeResponseDescribedGroup(
+            group_id="g",
+            group_state="Stable",
+            group_epoch=4,
+            assignment_epoch=4,
+            assignor_name="sticky",
+            topology=StreamsGroupDescribeResponseTopology(subtopologies=[subtopology]),
+            members=[member],
+        )
+        return StreamsGroupDescribeResponse(groups=[group])
+
+    broker.answers[ApiKey.CONSUMER_GROUP_DESCRIBE] = no_consumer_group
+    broker.answers[ApiKey.STREAMS_GROUP_DESCRIBE] = describe
+    broker.answers[ApiKey.FIND_COORDINATOR] = lambda request, version: FindCoordinatorResponse(
+        node_id=1, host="127.0.0.1", port=broker.port
+    )
+    group = admin.describe_groups(["g"]).value("g")
+    assert (group.type, group.state, group.assignor, group.epoch) == ("streams", "Stable", "sticky", 4)
+    (member,) = group.members
+    assert (member.partitions, member.epoch, member.process_id) == ((LAST,), 4, "p")
+    assert member.tasks == (("0_1",), ("1_0", "1_2"), ())
+    shown = CliRunner().invoke(cli, ["groups", "describe", "g", "--members", "--bootstrap-server", broker.address])
+    assert shown.output.splitlines()[1].split()[-6:-1] == ["p", "4", "0_1", "1_0,", "1_2"], shown.output
+
+
 def test_a_refusal_has_the_brokers_message(broker: ScriptedBroker, admin: CommandAdmin) -> None:
     broker.answers[ApiKey.CREATE_TOPICS] = lambda request, version: CreateTopicsResponse(
         topics=[CreatableTopicResult(name="logs", error_code=ErrorCode.TOPIC_ALREADY_EXISTS, error_message="no!")]
@@ -250,7 +342,7 @@ def test_configs_of_an_unknown_topic_are_retried_but_not_until_the_deadline(
             )
         ]
     )
-    old = Resource(ConfigResourceType.TOPIC, "old")
+    old = ConfigResource(ConfigResourceType.TOPIC, "old")
     with pytest.raises(ApiError, match=r"topic old: deleted$"):
         admin.describe_configs([old]).value(old)
     assert len(broker.requests(ApiKey.DESCRIBE_CONFIGS)) > 1

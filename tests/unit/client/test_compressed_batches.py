@@ -213,3 +213,22 @@ def test_the_sticky_partition_stays_until_its_batch_is_full_when_compressed() ->
     for _ in range(2_000):
         assert world.send(bytes(100)) is not None
     assert topic.partitioner.switches > first
+
+
+def test_batches_that_grow_with_their_records_share_a_memory_in_which_whole_ones_have_no_room() -> None:
+    """`buffer.memory.allocation.strategy`: eight partitions, and the memory of four whole batches."""
+
+    def taken(strategy: str) -> tuple[int, World]:
+        settings = {"linger.ms": 60_000, "delivery.timeout.ms": 200_000, "buffer.memory": 4 * BATCH_BYTES}
+        world = World(brokers=1, partitions=8, **settings, **{"buffer.memory.allocation.strategy": strategy})
+        return sum(world.send(bytes(1_000), partition) is not None for partition in range(8)), world
+
+    assert taken("full")[0] == 4
+    count, world = taken("Incremental")
+    assert count == 8
+    for _ in range(40):
+        send(world, bytes(1_000))
+    world.run_until_idle()
+    assert len(world.values) == 48
+    assert max(sizes(world)) > BATCH_BYTES - 1_100, "they grow up to batch.size"
+    assert world.core.pool.available_bytes == 4 * BATCH_BYTES

@@ -536,6 +536,23 @@ def test_a_commit_of_a_fenced_member_fails_and_is_not_repeated() -> None:
     assert LOST in [call for call, _ in member.calls]
 
 
+def test_polls_that_end_with_buffered_records_take_a_rebalance_on() -> None:
+    """The background thread runs the turns while the application works, and those are in no poll."""
+    cluster = cluster_of()
+    for partition in (0, 1):
+        cluster.append("t", partition, *numbered(500))
+    first = Member(cluster, "a", **{"group.id": "g"}).subscribe("t")
+    drain(first, 1, limit=1)
+    second = Member(cluster, "b", **{"group.id": "g"}).subscribe("t")
+    for _ in range(100):
+        first.poll_buffers(1)
+        cluster.run(100)
+        second.poll(1)
+        if second.owned:
+            return
+    raise AssertionError("the first member did not join the rebalance")
+
+
 def test_a_commit_during_a_rebalance_fails_and_says_to_poll() -> None:
     member = Member(cluster_of(1), **{"group.id": "g"}).subscribe("t")
     with pytest.raises(CommitFailed, match=r"the group is rebalancing\. Poll") as raised:

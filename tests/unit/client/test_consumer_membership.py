@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from consumer_world import ASSIGNED, LOST, REVOKED, Cluster, Member
@@ -133,3 +134,42 @@ def test_a_lost_heartbeat_is_repeated_with_all_that_it_said() -> None:
     cluster.modern.targets["id-a"] = {P[0]}
     cluster.lose_next[ApiKey.CONSUMER_GROUP_HEARTBEAT] = 1
     poll_until([member], lambda: cluster.modern.owned.get("id-a") == {P[0]})
+
+
+def test_an_assignment_in_a_lost_answer_is_asked_for_again() -> None:
+    """With all fields: only such a request is answered with what the member has already, as the coordinator sees it."""
+    cluster, (member,) = cluster_of("a")
+    cluster.modern.targets["id-a"] = {P[0]}
+    poll_until([member], lambda: cluster.modern.owned.get("id-a") == {P[0]})
+    heartbeat, requests = cluster.modern.heartbeat, list[Any]()
+
+    def fail_once(request: Any) -> ConsumerGroupHeartbeatResponse:
+        requests.append(request)
+        if len(requests) == 1:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        return heartbeat(request)
+
+    cluster.modern.heartbeat = fail_once  # type: ignore[method-assign]
+    poll_until([member], lambda: len(requests) > 1)
+    assert (requests[0].rebalance_timeout_ms, requests[0].topic_partitions) == (-1, None)
+    assert requests[1].rebalance_timeout_ms > 0
+    assert requests[1].subscribed_topic_names == ["t"]
+    assert [each.partitions for each in requests[1].topic_partitions] == [[0]]
+
+
+def test_a_member_of_a_group_that_has_changed_its_kind_joins_again() -> None:
+    """It was removed before that, so it is no member of the classic group, which does not know it."""
+    cluster, (member,) = cluster_of("a")
+    cluster.modern.targets["id-a"] = {P[0]}
+    poll_until([member], lambda: cluster.modern.owned.get("id-a") == {P[0]})
+    heartbeat, requests = cluster.modern.heartbeat, list[Any]()
+
+    def refuse_once(request: Any) -> ConsumerGroupHeartbeatResponse:
+        requests.append(request)
+        if len(requests) == 1:
+            return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
+        return heartbeat(request)
+
+    cluster.modern.heartbeat = refuse_once  # type: ignore[method-assign]
+    poll_until([member], lambda: len(requests) > 1)
+    assert requests[1].member_epoch == 0

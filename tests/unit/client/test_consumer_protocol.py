@@ -6,7 +6,7 @@ import pytest
 
 from kalda.assignors.consumer_protocol import (
     read_assignment,
-    read_subscription,
+    read_member_subscription,
     write_assignment,
     write_subscription,
 )
@@ -16,7 +16,7 @@ PARTITIONS = (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b"
 
 
 def test_round_trip() -> None:
-    assert read_subscription(write_subscription(["a", "b"], b"extra")) == ("a", "b")
+    assert read_member_subscription(write_subscription(["a", "b"], b"extra")).topics == ("a", "b")
     assert read_assignment(write_assignment(PARTITIONS)) == PARTITIONS
 
 
@@ -27,7 +27,7 @@ def test_the_bytes_are_kafkas() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\1", b"\0\1\xff\xff\xff\xff", b"\0\1\x7f\xff\xff\xff", b"nonsense"])
 def test_other_bytes_are_read_as_empty(data: bytes) -> None:
-    assert read_subscription(data) == ()
+    assert read_member_subscription(data).topics == ()
     assert read_assignment(data) == ()
 
 

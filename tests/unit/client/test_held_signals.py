@@ -22,7 +22,7 @@ from kalda.client.producer import producer_io
 from kalda.client.producer.delivery import DeliveryFuture
 from kalda.client.transport.held_signals import HeldSignals
 from kalda.clientcore.consumer import ConsumerCore
-from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.consuming.fetcher import Taken
 from kalda.clientcore.groups.membership import Call, Callback
 from kalda.records.consuming import Record
 

@@ -26,7 +26,7 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.client.producer import delivery
 from kalda.client.producer.producer import Producer
 from kalda.client.transport.channels import monotonic_ms
-from kalda.clientcore.producing.outgoing import ProducerRecord
+from kalda.clientcore.producing.outbound_record import ProducerRecord
 from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.clientcore.producing.producer_errors import (
     BufferExhausted,
@@ -424,7 +424,7 @@ def test_the_interpreters_end_sends_what_is_left_and_does_not_hang(broker: Broke
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert broker.values == ([b"v"] if answers else [])
-    assert ("1 records were not acknowledged" in run.stderr) is not answers
+    assert ("1 record was not acknowledged" in run.stderr) is not answers
 
 
 def test_ctrl_c_ends_a_wait(broker: Broker) -> None:

@@ -20,9 +20,11 @@ RECORDED = Path(__file__).with_name("public_face.txt")
 CLASSES: dict[str, type] = {
     "kalda.Producer": kalda.Producer,
     "kalda.Consumer": kalda.Consumer,
+    "kalda.ShareConsumer": kalda.ShareConsumer,
     "kalda.Admin": kalda.Admin,
     "kalda.aio.Producer": kalda.aio.Producer,
     "kalda.aio.Consumer": kalda.aio.Consumer,
+    "kalda.aio.ShareConsumer": kalda.aio.ShareConsumer,
     "kalda.aio.Admin": kalda.aio.Admin,
     "kalda.DeliveryFuture": DeliveryFuture,
     "kalda.TableFuture": TableFuture,

@@ -12,7 +12,7 @@ from scripted_broker import AcknowledgingBroker
 
 from kalda import Consumer, Producer, aio
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.clientcore.producing.outgoing import ProducerRecord
+from kalda.clientcore.producing.outbound_record import ProducerRecord
 from kalda.clientcore.producing.producer_batch import RecordMetadata
 from kalda.clientcore.producing.producer_errors import BufferExhausted, SerializationError
 from kalda.protocol.apis import ApiKey

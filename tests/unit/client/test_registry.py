@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kalda.clientcore.consuming.deserializers import deserializer_of
-from kalda.clientcore.producing.outgoing import serializer_of
+from kalda.clientcore.producing.outbound_record import serializer_of
 from kalda.clientcore.producing.producer_errors import SerializationError
 from kalda.registry import Registry
 

@@ -14,7 +14,7 @@ from kalda.base.configs.producer import producer_config
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.consuming.deserializers import deserializer_of
 from kalda.clientcore.interceptors import codec_of
-from kalda.clientcore.producing.outgoing import Outgoing, ProducerRecord, serializer_of
+from kalda.clientcore.producing.outbound_record import Outgoing, ProducerRecord, serializer_of
 from kalda.clientcore.producing.producer_errors import SerializationError
 
 PACKAGE = "org.apache.kafka.common.serialization."

@@ -136,7 +136,11 @@ def test_version_1_adds_partitions_and_groups() -> None:
     assert coordinator.run() == ["AddOffsetsToTxn", "FindCoordinator", "TxnOffsetCommit"]
     commit = coordinator.sent[-1]
     assert (commit.node_id, commit.max_version) == (4, 4)
-    assert (commit.request.generation_id, commit.request.member_id, commit.request.group_instance_id) == (2, "m", "i")
+    assert (
+        commit.request.generation_id_or_member_epoch,
+        commit.request.member_id,
+        commit.request.group_instance_id,
+    ) == (2, "m", "i")
     manager.begin_commit()
     assert coordinator.run() == ["EndTxn"]
     assert (coordinator.sent[-1].request.committed, coordinator.sent[-1].max_version) == (True, 4)
@@ -155,7 +159,7 @@ def test_version_2_adds_nothing_and_takes_the_next_epoch() -> None:
     assert manager.number(A, 3) == (7, 0, 0)
     manager.send_offsets("g", {A: 5})
     assert coordinator.run() == ["FindCoordinator", "TxnOffsetCommit"]
-    assert coordinator.sent[-1].max_version is None
+    assert coordinator.sent[-1].max_version == 5
     manager.begin_commit()
     assert coordinator.run() == ["EndTxn"]
     manager.begin()

@@ -19,7 +19,7 @@ from kalda.base.ids import TopicPartition
 from kalda.clientcore.connections.backoff import Backoff
 from kalda.clientcore.connections.cluster_values import Broker
 from kalda.clientcore.connections.connections import Close, Connect, ConnectionConfig, Connections, SocketAddress, Write
-from kalda.network.client import RpcClient
+from kalda.network.client.client import Reach, RpcClient, RpcPolicy
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header, encode_response
 from kalda.protocol.messages.metadata import ApiVersion, ApiVersionsResponse, MetadataRequest
@@ -110,7 +110,7 @@ def ask_by_rpc(servers: str) -> None:
     host, _, port = servers.partition(":")
 
     async def run() -> None:
-        client = RpcClient(host, int(port), rng=lambda: 0.5)
+        client = RpcClient(host, int(port), RpcPolicy(), Reach(lambda: 0.5))
         for _ in range(2):
             connection = await client.connection()
             assert (await connection.request(MetadataRequest())).cluster_id == "scripted"
@@ -166,7 +166,7 @@ def test_the_next_attempt_of_a_node_begins_behind_an_address_that_does_not_answe
             return await connect(make, host, port, **options)
 
         loop.create_connection = recorded  # type: ignore[method-assign,assignment]
-        client = RpcClient(NAME, broker.port, rng=lambda: 0.5)
+        client = RpcClient(NAME, broker.port, RpcPolicy(), Reach(lambda: 0.5))
         attempt = asyncio.ensure_future(client.connection())
         await waits.wait()
         attempt.cancel()
@@ -338,3 +338,31 @@ def test_a_consumer_returns_to_the_bootstrap_servers_less_often_each_time() -> N
     cluster.down.clear()
     cluster.append("t", 0, b"v")
     assert [record.value for record in member.poll(5_000)] == [b"v"]
+
+
+def test_a_client_that_reaches_no_node_says_so_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
+    shell = Shell((socket.AF_INET, ("127.0.0.1", 1)))
+    now_ms = 0
+
+    def warned_until(end_ms: int) -> list[str]:
+        nonlocal now_ms
+        caplog.clear()
+        while now_ms < end_ms:
+            shell.connect(now_ms)
+            shell.refuse(now_ms)
+            now_ms += 1_000
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    assert warned_until(3_000) == []
+    (message,) = warned_until(30_000)
+    assert "c: no node was reached for 3 s: " in message
+    assert "refused" in message
+    (again,) = warned_until(40_000)
+    assert "for 33 s" in again
+    shell.connect(now_ms)
+    shell.accept(now_ms)
+    shell.list_versions(now_ms)
+    shell.connections.on_lost(shell.connection_id, "gone", now_ms)
+    shell.act()
+    now_ms += 1_000
+    assert warned_until(now_ms + 2_500) == []

@@ -137,13 +137,6 @@ def test_the_key_excludes_a_timeout() -> None:
 @pytest.mark.parametrize(("text", "state"), [("", PreparedTxnState()), ("7:3", PreparedTxnState(7, 3))])
 def test_the_text_of_a_prepared_transaction(text: str, state: PreparedTxnState) -> None:
     assert str(state) == text
-    assert PreparedTxnState.parse(text) == state
-
-
-@pytest.mark.parametrize("text", ["7", "7:", "7:3:1", "x:1", "-1:0", "1:-1"])
-def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="Invalid"):
-        PreparedTxnState.parse(text)
 
 
 @pytest.mark.parametrize("kind", KINDS)

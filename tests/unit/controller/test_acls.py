@@ -11,8 +11,8 @@ from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.controller.acls import AclControl, AclMatcher
-from kalda.metadata.acl_filters import filter_matcher
-from kalda.metadata.acls import StandardAcl
+from kalda.metadata.acls import StandardAcl, filter_matcher, is_from
+from kalda.metadata.metadata_version import LATEST_PRODUCTION, MetadataVersion
 from kalda.protocol.messages.metadata_records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from kalda.protocol.messages.security import AclCreation, CreateAclsRequest, DeleteAclsFilter, DeleteAclsRequest
 from kalda.protocol.record_framing import VersionedRecord
@@ -62,7 +62,8 @@ def acls() -> AclControl:
     numbers = iter(range(1, 100))
     acls = AclControl(SnapshotRegistry(), lambda: Uuid(next(numbers).to_bytes(16, "big")))
     records = [
-        versioned.record for versioned in run_to_end(acls.create(CreateAclsRequest(creations=CREATIONS))).records
+        versioned.record
+        for versioned in run_to_end(acls.create(CreateAclsRequest(creations=CREATIONS), LATEST_PRODUCTION)).records
     ]
     for record in records:
         assert isinstance(record, AccessControlEntryRecord)
@@ -72,12 +73,65 @@ def acls() -> AclControl:
     return acls
 
 
+@pytest.mark.parametrize(
+    ("host", "level", "error"),
+    [
+        ("10.1.0.0/16", MetadataVersion.IBP_4_4_IV1, ErrorCode.NONE),
+        ("fd00::/8", MetadataVersion.IBP_4_4_IV1, ErrorCode.NONE),
+        ("10.1.0.0/16", MetadataVersion.IBP_4_4_IV0, ErrorCode.UNSUPPORTED_VERSION),
+        ("10.1.0.0/33", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("fd00::/129", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("10.1.0/16", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("10.1.0.256/16", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("10.1.0.0/", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("10.1.0.0/255.255.0.0", MetadataVersion.IBP_4_4_IV1, ErrorCode.INVALID_REQUEST),
+        ("", MetadataVersion.IBP_4_3_IV0, ErrorCode.INVALID_REQUEST),
+        ("any text is a host", MetadataVersion.IBP_4_3_IV0, ErrorCode.NONE),
+    ],
+)
+def test_a_range_of_addresses_is_a_host_when_all_nodes_know_ranges(
+    host: str, level: MetadataVersion, error: ErrorCode
+) -> None:
+    creation = AclCreation(
+        resource_type=2, resource_name="t", resource_pattern_type=3, principal="User:a", host=host, operation=3,
+        permission_type=3,
+    )  # fmt: skip
+    done = run_to_end(holding(0).create(CreateAclsRequest(creations=[creation]), level))
+    assert done.response.results[0].error_code == error
+    assert len(done.records) == (error is ErrorCode.NONE)
+
+
+@pytest.mark.parametrize(
+    ("entry", "host", "applies"),
+    [
+        ("*", "10.1.2.3", True),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("10.1.2.3", "10.1.2.4", False),
+        ("10.1.2.3/16", "10.1.255.255", True),
+        ("10.1.0.0/16", "10.1.0.0", True),
+        ("10.1.0.0/16", "10.2.0.0", False),
+        ("10.1.2.3/32", "10.1.2.3", True),
+        ("10.1.2.3/32", "10.1.2.2", False),
+        ("0.0.0.0/0", "255.0.0.1", True),
+        ("0.0.0.0/0", "fd00:0:0:0:0:0:0:1", False),
+        ("fd00::/8", "fdff:0:0:0:0:0:0:1", True),
+        ("fd00::/8", "fe00:0:0:0:0:0:0:1", False),
+        ("fe80::/10", "fe80:0:0:0:0:0:0:1%eth0", True),
+        ("::/0", "10.1.2.3", False),
+        ("10.1.0.0/99", "10.1.2.3", False),
+        ("10.1.0.0/16", "no address", False),
+    ],
+)
+def test_an_entry_applies_to_the_addresses_of_its_host(entry: str, host: str, applies: bool) -> None:
+    assert is_from(entry, host) is applies
+
+
 def test_entries_are_removed_together(acls: AclControl) -> None:
     deleted = run_to_end(acls.delete(DeleteAclsRequest(filters=[acl_filter(), acl_filter("t-3")])))
     assert deleted.atomic
     assert acls.replay_removals(deleted.records, 0) == 21
     assert not acls.by_id
-    assert len(run_to_end(acls.create(CreateAclsRequest(creations=CREATIONS))).records) == 20, (
+    assert len(run_to_end(acls.create(CreateAclsRequest(creations=CREATIONS), LATEST_PRODUCTION)).records) == 20, (
         "no entry is left by its content either"
     )
 

@@ -243,3 +243,15 @@ def test_deleted_topics_reach_the_shards_that_serve() -> None:
     assert world.runtime.is_loading
     world.runtime.on_topics_deleted({"orders": Uuid(bytes(16))})
     assert (serving.deleted, other.deleted) == (["orders"], [])
+
+
+def test_partitions_that_are_loaded_together_have_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(0)
+    for partition in range(50):
+        world.runtime.on_elected(partition, 1, 0)
+    with caplog.at_level("INFO", "kalda.coordinator"):
+        for load in world.runtime.take_loads():
+            load.finish(0, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "__counters: 50 partitions are loaded, of 50 that this node leads"
+    ]

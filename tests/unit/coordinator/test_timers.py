@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kalda.base.background import Steps, run_to_end
 from kalda.coordinator.timers import RETRY_MS, CoordinatorTimer, TimerTask
 
 
@@ -148,4 +149,27 @@ def test_a_timer_that_fails_fires_again_and_the_others_stay_due() -> None:
     assert fired == [20, 21]
     timers.fire(20 + RETRY_MS)
     assert fired == [20, 21, 20 + RETRY_MS]
+    assert timers.next_deadline_ms() is None
+
+
+def test_steps_of_a_timer_are_run_by_the_driver_and_a_failure_fires_the_timer_again() -> None:
+    timers, done, background = CoordinatorTimer(), [], list[Steps[None]]()
+    timers.run = background.append
+
+    def work(now_ms: int) -> Steps[None]:
+        for part in ("first", "second"):
+            done.append(part)
+            yield
+            if len(done) == 2:
+                raise ZeroDivisionError
+
+    timers.arm(TimerTask(work), 10)
+    assert timers.fire(10) == 1
+    assert not done
+    with pytest.raises(ZeroDivisionError):
+        run_to_end(background.pop())
+    assert done == ["first", "second"]
+    assert timers.fire(10 + RETRY_MS) == 1
+    run_to_end(background.pop())
+    assert done == ["first", "second"] * 2
     assert timers.next_deadline_ms() is None

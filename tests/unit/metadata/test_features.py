@@ -36,6 +36,8 @@ V = MetadataVersion
 GETTERS = {
     "didMetadataChange": "did_metadata_change",
     "isControllerRegistrationSupported": "is_controller_registration_supported",
+    "isCidrAclSupported": "is_cidr_acl_supported",
+    "isControllerUnregistrationSupported": "is_controller_unregistration_supported",
     "isCordonedLogDirsSupported": "is_cordoned_log_dirs_supported",
     "isDelegationTokenSupported": "is_delegation_token_supported",
     "isDirectoryAssignmentSupported": "is_directory_assignment_supported",
@@ -100,8 +102,8 @@ def test_the_features_are_kafkas(expected: dict[str, Any]) -> None:
 
 
 def test_unstable_levels_are_announced_only_when_asked() -> None:
-    assert supported_ranges()[METADATA_VERSION] == VersionRange(7, 30)
-    assert supported_ranges(unstable=True)[METADATA_VERSION] == VersionRange(7, 31)
+    assert supported_ranges()[METADATA_VERSION] == VersionRange(7, 33)
+    assert supported_ranges(unstable=True)[METADATA_VERSION] == VersionRange(7, 34)
 
 
 def test_dependencies() -> None:
@@ -122,6 +124,8 @@ def test_dependencies() -> None:
     ("low", "high", "changed"),
     [
         (V.IBP_4_2_IV1, V.IBP_4_3_IV0, True),
+        (V.IBP_4_3_IV0, V.IBP_4_4_IV0, False),
+        (V.IBP_4_3_IV0, V.IBP_4_4_IV2, True),
         (V.IBP_4_0_IV1, V.IBP_4_2_IV1, False),
         (V.IBP_4_0_IV0, V.IBP_4_2_IV1, True),
         (V.IBP_3_7_IV2, V.IBP_4_0_IV0, False),

@@ -13,7 +13,7 @@ from kalda.metadata import loader as loader_module
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.protocol.messages.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,

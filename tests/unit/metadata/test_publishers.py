@@ -9,7 +9,7 @@ import pytest
 from kalda.base.ids import Uuid
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage, Provenance
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.metadata.registration_tracker import BrokerRegistrationTracker
 from kalda.metadata.snapshot_generator import SnapshotGenerator
 from kalda.protocol.messages.metadata_records import FeatureLevelRecord, RegisterBrokerRecord

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from by_hand import HandTime, HandTimer
 
 from kalda.base.errors import InvalidRequest
 from kalda.base.pending import Pending
-from kalda.network.answer_memory import AnswerMemory
-from kalda.network.connection import Answer, Buffer, Connection, FrameHandler
 from kalda.network.frames import Arena
-from kalda.network.limits import Limits
-from kalda.network.request_memory import RequestMemory
-from kalda.network.turns import Turns
+from kalda.network.server.answer_memory import AnswerMemory
+from kalda.network.server.connection import Answer, Buffer, Connection, FrameHandler
+from kalda.network.server.limits import Limits
+from kalda.network.server.request_memory import RequestMemory
+from kalda.network.server.turns import Turns
 
 
 class PaperTransport:
@@ -26,6 +27,7 @@ class PaperTransport:
         self.closed = False
         self.aborted = False
         self.unsent_bytes = 0
+        self.socket: socket.socket | None = None
 
     def write(self, data: Buffer) -> None:
         assert not self.closed
@@ -56,6 +58,8 @@ class PaperTransport:
         pass
 
     def get_extra_info(self, name: str) -> object:
+        if name == "socket":
+            return self.socket
         return {"peername": ("::ffff:10.1.2.3", 4567, 0, 0), "sockname": ("10.0.0.1", 9092)}.get(name)
 
     def answers(self) -> list[bytes]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kalda.network.admission import Admission, Decision, Verdict
-from kalda.network.limits import Limits, NodeLimits
+from kalda.network.server.admission import Admission, Decision, Verdict
+from kalda.network.server.limits import Limits, NodeLimits
 
 
 def two_listeners(node: NodeLimits, client: Limits | None = None) -> Admission:

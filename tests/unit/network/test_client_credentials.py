@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kalda.base.errors import ApiError
-from kalda.network.client_security import SECURED_HANDLERS, UNSECURED_HANDLER, ClientSecurity, KeptToken, RefreshWindow
+from kalda.network.client.security import SECURED_HANDLERS, UNSECURED_HANDLER, ClientSecurity, KeptToken, RefreshWindow
 from kalda.security.jaas import OAUTHBEARER_MODULE
 from kalda.security.jwt import unsecured_token
 

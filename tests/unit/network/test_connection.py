@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -15,8 +16,8 @@ from paper_files import PaperFile
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.file_slice import FileSlice
 from kalda.base.pending import Pending
-from kalda.network.connection import Answer, Buffer, Connection
-from kalda.network.limits import Limits
+from kalda.network.server.connection import Answer, Buffer, Connection
+from kalda.network.server.limits import Limits
 
 
 def test_answers_of_one_read_leave_in_one_write() -> None:
@@ -468,6 +469,55 @@ class TestSweep:
         assert bench.connection.sweep(2_500) is None
         assert bench.connection.sweep(3_000) is None
         assert bench.connection.sweep(3_510) is not None
+
+    def test_a_peer_that_is_gone_while_a_request_waits(self) -> None:
+        bench = Bench()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            peer = socket.create_connection(server.getsockname())
+            bench.transport.socket, _ = server.accept()
+
+        def alone(connection: Connection, frame: memoryview) -> Answer:
+            answer = bench.handle(connection, frame)
+            if isinstance(answer, Pending):
+                connection.answer_alone()
+            return answer
+
+        bench.answer = alone
+        with bench.transport.socket as near, peer:
+            bench.send(body("w"), body("n"))  # the second as a Produce without acknowledgements
+            assert bench.seen == [body("w")]
+            peer.sendall(b"unread")
+            peer.shutdown(socket.SHUT_WR)
+            assert near.recv(1, socket.MSG_PEEK)
+            bench.connection.sweep(1_000)
+            assert not bench.transport.closed, "the peer has sent more than was served"
+            bench.settle(body("w"))
+            bench.listener.run()
+            assert bench.seen == [body("w"), body("n")]
+
+            bench.send(body("w", 1))
+            bench.connection.sweep(2_000)
+            assert not bench.transport.closed, "the kernel has more"
+            near.recv(100)
+            bench.connection.sweep(3_000)
+            assert bench.transport.closed, "all is served but what waits, and nobody is there for its answer"
+
+    def test_a_peer_that_is_gone_while_a_request_waits_for_long(self) -> None:
+        bench = Bench(Limits(closing_ms=500))
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            peer = socket.create_connection(server.getsockname())
+            bench.transport.socket, _ = server.accept()
+        with bench.transport.socket as near, peer:
+            peer.sendall(b"unread")
+            peer.shutdown(socket.SHUT_WR)
+            assert near.recv(1, socket.MSG_PEEK)
+            bench.send(body("w"))
+            bench.connection.answer_alone()
+            bench.connection.sweep(1_000)
+            bench.connection.sweep(1_499)
+            assert not bench.transport.closed
+            bench.connection.sweep(1_500)
+            assert bench.transport.closed
 
     def test_last_answers_that_cannot_be_sent(self) -> None:
         bench = Bench(Limits(closing_ms=500))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from email.utils import parsedate_to_datetime
 
-from kalda.network.http import HttpServer, Page
+from kalda.network.server.http import HttpServer, Page
 
 
 def pages(path: str, query: dict[str, str]) -> Page | None:
@@ -18,9 +20,12 @@ def pages(path: str, query: dict[str, str]) -> Page | None:
     )
 
 
-def run(scenario: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[None]]) -> None:
+def run(
+    scenario: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[None]], server: HttpServer | None = None
+) -> None:
     async def bounded() -> None:
-        server = HttpServer(pages)
+        nonlocal server
+        server = server or HttpServer(pages)
         await server.open("127.0.0.1", 0)
 
         async def send(request: bytes) -> bytes:
@@ -44,9 +49,13 @@ def run(scenario: Callable[[Callable[[bytes], Awaitable[bytes]]], Awaitable[None
 def test_pages_and_refusals() -> None:
     async def scenario(send: Callable[[bytes], Awaitable[bytes]]) -> None:
         end = b"\r\nHost: x\r\n\r\n"
-        assert await send(b"GET /a?x=1&y=%20z HTTP/1.1" + end) == (
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n/a x=1 y= z"
-        )
+        head, _, body = (await send(b"GET /a?x=1&y=%20z HTTP/1.1" + end)).partition(b"\r\n\r\n")
+        status, date, *others = head.split(b"\r\n")
+        assert (status, others, body) == (
+            b"HTTP/1.1 200 OK", [b"Content-Type: text/plain", b"Connection: close"], b"/a x=1 y= z"
+        )  # fmt: skip
+        moment = parsedate_to_datetime(date.removeprefix(b"Date: ").decode())
+        assert abs(time.time() - moment.timestamp()) < 60
         long = b"%0A" * 32_767  # the longest client id
         assert (await send(b"GET /a?client=" + long + b" HTTP/1.1" + end)).endswith(b"\n" * 32_767)
         for request, status in (
@@ -62,6 +71,31 @@ def test_pages_and_refusals() -> None:
         assert body.split() == [str(number).encode() for number in range(10_000)]
 
     run(scenario)
+
+
+def test_an_action_needs_the_token() -> None:
+    done: list[str] = []
+
+    def act(path: str, query: dict[str, str]) -> Page:
+        done.append(path)
+        return Page("text/plain", ["taken"], 202)
+
+    async def scenario(send: Callable[[bytes], Awaitable[bytes]]) -> None:
+        async def status(request: bytes, *fields: bytes) -> bytes:
+            return (await send(b"\r\n".join([request + b" HTTP/1.1", *fields, b"", b""]))).split(b" ")[1]
+
+        assert await status(b"POST /stop") == b"401"
+        assert await status(b"POST /stop", b"Authorization: Bearer another") == b"401"
+        assert await status(b"POST /stop", b"Authorization: Basic secret") == b"401"
+        assert await status(b"GET /a") == b"401"
+        assert await status(b"GET /") == b"404", "everyone may ask for the first page"
+        assert done == []
+        assert await status(b"POST /stop", b"authorization: bearer secret") == b"202"
+        assert await status(b"GET /a", b"Host: x", b"Authorization: Bearer secret") == b"200"
+        assert await status(b"PUT /stop", b"Authorization: Bearer secret") == b"405"
+        assert done == ["/stop"]
+
+    run(scenario, HttpServer(pages, act, "secret"))
 
 
 def test_a_request_without_an_end_is_dropped() -> None:

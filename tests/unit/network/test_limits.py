@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from kalda.base.configs.server import ServerConfig
-from kalda.network.limits import Limits, NodeLimits, by_address
+from kalda.network.server.limits import Limits, NodeLimits, by_address
 
 NODE = {
     "process.roles": "broker,controller",

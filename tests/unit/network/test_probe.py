@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from kalda.base.errors import ApiError
-from kalda.network.client import RpcConnection
+from kalda.network.client.addresses import is_refused
+from kalda.network.client.client import RpcConnection
 from kalda.network.free_ports import free_ports
-from kalda.network.probe import is_refused
 
 HOST = "127.0.0.1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from form_server import Form, FormServer
 
 from kalda.base.errors import ApiError
-from kalda.network.client_security import ClientSecurity
-from kalda.network.oauth import Refused, retrying, signed_tokens
+from kalda.network.client.security import ClientSecurity
+from kalda.network.login.token_validation import Refused, retrying, signed_tokens
 from kalda.security.jaas import OAUTHBEARER_MODULE
 from kalda.security.jwt import split_token, unsecured_token
 from kalda.security.oauthbearer import InvalidToken
@@ -227,3 +228,6 @@ def test_keys_of_signatures_are_read_anew_while_those_that_are_known_are_used(en
         tokens.validate(token("k1"))
         assert time.monotonic() < deadline_s
     assert tokens.validate(token("k2")).principal_name == "alice"
+    for thread in threading.enumerate():
+        if thread.name == "oauth-keys":
+            thread.join()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from connection_bench import Bench, PaperTransport, body
 
-from kalda.network.connection import Answer, Connection
+from kalda.network.server.connection import Answer, Connection
 
 US = 1_000
 MS = 1_000_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,18 @@ from click.testing import CliRunner
 
 from kalda.base.ids import TopicPartition
 from kalda.cli.commands import cli
-from kalda.pipeline.chart import ChartLine, Panel, save_chart
-from kalda.pipeline.checkpoints import Checkpoint
-from kalda.pipeline.derive import alone, make_views
-from kalda.pipeline.lake import Lake, SinkFile
-from kalda.pipeline.load import _merge, from_json
-from kalda.pipeline.project import read_project
-from kalda.pipeline.running import QueryProgress
+from kalda.pipeline.engine.chart import ChartLine, Panel, save_chart
+from kalda.pipeline.engine.checkpoints import Checkpoint
+from kalda.pipeline.engine.query import QueryProgress
+from kalda.pipeline.engine.status import statuses
+from kalda.pipeline.formats.values import ValueFormat, schema_text
+from kalda.pipeline.generators.conversion import convert
+from kalda.pipeline.generators.derive import DerivedDirectory, derived_project, read_derived
+from kalda.pipeline.generators.load import Lake, Load, LoadSettings, from_json
+from kalda.pipeline.generators.snapshot import SnapshotTable, snapshot_project
+from kalda.pipeline.projects.check import read_project
 from kalda.pipeline.session import PipelineError
-from kalda.pipeline.snapshot import SnapshotTable
-from kalda.pipeline.status import statuses
 from kalda.pipeline.topics import TopicQuestions
-from kalda.pipeline.values import ValueFormat, schema_text
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
@@ -48,9 +48,6 @@ def test_a_checkpoint_has_the_offsets_of_committed_batches(tmp_path: Path) -> No
     assert [(batch.number, batch.committed_ms is None) for batch in batches] == [(0, False), (1, False), (2, True)]
     assert batches[1].ends == ({A0: 9, A1: 2},)
     assert Checkpoint(tmp_path / "none").committed() == {}
-    assert found.has_planned_batch()
-    assert not Checkpoint(tmp_path / "none").has_planned_batch()
-    assert not Checkpoint(checkpoint(tmp_path / "ended", [{"0": 5}], committed=1)).has_planned_batch()
 
 
 def test_status_of_a_checkpoint_counts_the_records_of_its_batches(tmp_path: Path) -> None:
@@ -60,71 +57,72 @@ def test_status_of_a_checkpoint_counts_the_records_of_its_batches(tmp_path: Path
     (many,) = statuses(checkpoint(tmp_path / "many", [{"0": 10 * n} for n in range(60)], committed=60), {})
     assert {batch.records for batch in many.batches} == {10}  # of the first that is shown, too
     for path in (tmp_path / "offsets", tmp_path / "offsets" / "0"):
-        with pytest.raises(PipelineError, match="neither a lake"):
+        with pytest.raises(PipelineError, match="neither a project"):
             statuses(path, {})
-    assert Lake(tmp_path / "offsets" / "0").settings() is None  # a single file can be replayed
+    assert Lake(tmp_path / "offsets" / "0").state() is None  # a single file can be replayed
 
 
-def entry(path: Path, size: int) -> str:
-    return json.dumps({"path": f"file://{path}", "size": size, "isDir": False, "action": "add"})
+OPTIONS = {"kafka.bootstrap.servers": "localhost:1"}
 
 
-def test_a_lake_has_the_files_of_the_last_entry_and_removes_others(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+def test_commands_write_projects_of_their_own(tmp_path: Path) -> None:
+    """Definition files that Python and Spark's decorators take; and a file that was edited stays."""
+    lake, table = Lake(tmp_path / "lake"), SnapshotTable(tmp_path / "t")
+    load = Load(
+        LoadSettings(("a", "b"), OPTIONS, "json", 'n INT COMMENT "x"', key="string"), {"startingOffsets": "latest"}
+    )
+    specification = lake.begin(load)
+    state = {"topic": "a", "topic_id": "", "read_ms": 0, "starts": {}}
+    for found, outputs, flow in (
+        (specification, ["default.records"], "records"),
+        (table.write(snapshot_project("a", OPTIONS, "t"), state), ["records", "default.current"], "records"),
+    ):
+        read = read_project(found)
+        assert read is not None
+        definitions, readings = read
+        definitions.check()
+        assert list(definitions.outputs) == outputs
+        assert flow in readings
+    file = lake.path / "definitions" / "load.py"
+    assert file.stat().st_mode & 0o077 == 0  # options may have passwords
+    lake.begin(load, {"kafka.fetch.max.bytes": "1"})
+    edited = file.read_text() + "# edited\n"
+    assert "fetch.max.bytes" in edited
+    file.write_text(edited)
+    assert lake.begin(load) == specification
+    assert file.read_text() == edited
+    printed = CliRunner().invoke(cli, ["pipeline", "snapshot", "a", "--to", str(tmp_path / "new"), "--print"]).output
+    assert printed.startswith("# -- spark-pipeline.yml\nname: ")
+    assert 'sequence_by="offset"' in printed
+
+
+def test_another_format_than_delta_is_refused(tmp_path: Path) -> None:
+    arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake"), "--format", "parquet"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 1
+    assert "a load fills a table of Delta, whose files are Parquet; leave it out" in result.output
+
+
+def entry(path: Path) -> str:
+    return json.dumps({"path": f"file://{path}", "size": 1, "isDir": False, "action": "add"})
+
+
+def test_a_lake_that_was_moved_is_not_converted(tmp_path: Path) -> None:
     folder = tmp_path / "table=events" / "topic=a" / "date=2026-01-01"
     folder.mkdir(parents=True)
-    paths = [folder / f"part-{n}.parquet" for n in range(3)]
-    for path in paths:
-        path.write_bytes(b"x")
-    log = tmp_path / "_spark_metadata"
-    log.mkdir()
-    (log / "9.compact").write_text("v1\n" + entry(paths[0], 1))
-    (log / "10.compact").write_text("v1\n" + entry(paths[0], 1) + "\n" + entry(paths[2], 1))
-    assert [file.path for file in lake.files()] == [paths[0], paths[2]]
-    staging = tmp_path / "_kalda" / "compacting-1"  # of a compaction that was killed
-    staging.mkdir(parents=True)
-    (staging / "part-0.parquet").write_bytes(b"x")
-    assert lake.remove_uncommitted() == 1
-    assert [path.exists() for path in paths] == [True, False, True]
-    assert not staging.exists()
-    moved = Lake(tmp_path.rename(tmp_path.with_name("moved")))
+    (folder / "part-0.parquet").write_bytes(b"x")
+    for name in ("_spark_metadata", "_kalda"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "_spark_metadata" / "9.compact").write_text("v1\n")
+    (tmp_path / "_spark_metadata" / "10.compact").write_text("v1\n" + entry(folder / "part-0.parquet"))
+    (tmp_path / "_kalda" / "load.json").write_text('{"topics": ["a"], "format": "parquet", "value": "bytes"}')
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
     with pytest.raises(PipelineError, match=r"moved was moved: its list of files has .*part-0.parquet"):
-        moved.remove_uncommitted()
-    assert len(list(moved.path.rglob("*.parquet"))) == 2
-
-
-def test_merged_files_are_on_the_disk_before_the_list_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a loss of power could leave a list of empty files, and the next load would delete what they replace."""
-    folder = tmp_path / "lake" / "table=events"
-    folder.mkdir(parents=True)
-    small = [SinkFile(folder / name, 1, {}) for name in ("a.parquet", "b.parquet")]
-
-    class Frame:
-        """Writes one file, whatever is read."""
-
-        def __getattr__(self, _: str) -> Any:
-            return lambda *_: self
-
-        @property
-        def write(self) -> Frame:
-            return self
-
-        def parquet(self, *paths: str) -> Frame:
-            if "compacting" in paths[0]:
-                Path(paths[0]).mkdir(parents=True)
-                (Path(paths[0]) / "merged.parquet").write_bytes(b"rows")
-            return self
-
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino))
-    frame: Any = Frame()
-    frame.read = frame
-    (entry,) = _merge(frame, Lake(tmp_path / "lake"), small, 100)
-    merged = folder / "compacted-merged.parquet"
-    assert entry["path"] == merged.as_uri()
-    assert synced == [merged.stat().st_ino, folder.stat().st_ino]
+        convert(moved, {}, nullcontext)
+    assert len(list(moved.rglob("*.parquet"))) == 1
+    (moved / "_kalda" / "load.json").write_text('{"topics": ["a"], "format": "iceberg", "value": "bytes"}')
+    with pytest.raises(PipelineError, match="is a lake of iceberg, which stays as it is"):
+        convert(moved, {}, nullcontext)
 
 
 def test_a_directory_with_the_files_of_others_becomes_no_lake(tmp_path: Path) -> None:
@@ -133,15 +131,15 @@ def test_a_directory_with_the_files_of_others_becomes_no_lake(tmp_path: Path) ->
     theirs.parent.mkdir()
     theirs.write_bytes(b"x")
     for one in (Lake(tmp_path), SnapshotTable(tmp_path)):
-        with pytest.raises(PipelineError, match=r"is not empty, and no (lake|snapshot)"), one.locked():
+        with pytest.raises(PipelineError, match=r"is not empty, and no (lake|snapshot)"), one.alone():
             pass
     assert list(tmp_path.rglob("*")) == [theirs.parent, theirs]
     lake = Lake(tmp_path / "new")
-    with lake.locked():
-        lake.write_settings({"topics": [], "format": "parquet", "value": "bytes"})
-    with pytest.raises(PipelineError, match="is not empty, and no snapshot"), SnapshotTable(lake.path).locked():
+    with lake.alone():
+        lake.begin(Load(LoadSettings(("a",), OPTIONS), {}))
+    with pytest.raises(PipelineError, match="is not empty, and no snapshot"), SnapshotTable(lake.path).alone():
         pass
-    with lake.locked():
+    with lake.alone(), pytest.raises(PipelineError, match="another process is writing this lake"), lake.alone():
         pass
 
 
@@ -152,22 +150,12 @@ def test_a_path_that_is_no_directory_or_a_pattern_is_refused(path: str) -> None:
             one.check()
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("_kalda/load.json", "{"),
-        ("_kalda/load.json", "[]"),
-        ("_kalda/load.json", "[" * 100_000),
-        ("_kalda/load.json", '{"topics": "x"}'),
-        ("_kalda/snapshot.json", '{"topic": 5}'),
-        ("_kalda/load.json", "\udcff"),
-    ],
-)
-def test_a_damaged_state_is_one_sentence(tmp_path: Path, file: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, "\udcff"])
+def test_a_damaged_state_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "_kalda").mkdir()
-    (tmp_path / file).write_text(text, errors="surrogateescape")
+    (tmp_path / "_kalda" / "load.json").write_text(text, errors="surrogateescape")
     with pytest.raises(PipelineError, match=r"is damaged|is not a text"):
-        statuses(tmp_path, {}, asks=False)
+        Lake(tmp_path).check()
 
 
 @pytest.mark.parametrize(
@@ -198,50 +186,46 @@ def test_status_asks_the_cluster_as_the_options_say(tmp_path: Path) -> None:
     assert "Invalid value TLS for configuration security.protocol" in result.output
 
 
-def test_one_process_loads_a_lake(tmp_path: Path) -> None:
-    wanted = pytest.raises(PipelineError, match="another process is loading it")
-    with Lake(tmp_path).locked(), wanted, Lake(tmp_path).locked():
-        pass
+def test_names_of_what_is_derived(tmp_path: Path) -> None:
+    text = '[derived.a]\nsql = "SELECT 1"\npath = "a"\n[derived.v]\nsql = "SELECT 2"\n'
+    found = read_derived(project(tmp_path, text))
+    assert found.flows(("a",)) == ("a_out",)
+    with pytest.raises(PipelineError, match="nothing of the project is named c: a, v"):
+        found.flows(("c",))
+    with pytest.raises(PipelineError, match=r"\[derived.v\] has neither topic nor path"):
+        found.flows(("v",))
+    with pytest.raises(PipelineError, match="nothing is written"):
+        read_derived(project(tmp_path, '[derived.v]\nsql = "SELECT 1"\n'))
 
 
-def test_one_process_makes_a_version_of_a_snapshot(tmp_path: Path) -> None:
-    wanted = pytest.raises(PipelineError, match="another process is bringing it up to date")
-    with SnapshotTable(tmp_path).locked(), wanted, SnapshotTable(tmp_path).locked():
-        pass
-
-
-def test_one_process_writes_a_derived_table(tmp_path: Path) -> None:
-    text = '[derived.a]\nsql = "SELECT 1"\npath = "a"\n[derived.b]\nsql = "SELECT 2"\npath = "b"\n'
-    both = read_project(project(tmp_path, text))
-    with alone(both, ["a"]):
-        with alone(both, ["b"]):  # another one of the same project
-            pass
-        with pytest.raises(PipelineError, match=r"\[derived.a\]: another process is running it"), alone(both):
-            pass
-    with pytest.raises(PipelineError, match="nothing of the project is named c: a, b"), alone(both, ["c"]):
-        pass
-    with alone(both, ["a", "a"]):
-        pass
-    view = read_project(project(tmp_path, '[derived.v]\nsql = "SELECT 1"\n'))
-    with pytest.raises(PipelineError, match=r"\[derived.v\] has neither topic nor path"), alone(view):
-        pass
+def test_a_file_of_queries_is_a_project_with_its_checkpoints(tmp_path: Path) -> None:
+    path = project(tmp_path, GOOD)
+    checkpoint(tmp_path / "checkpoints" / "windows", [{"0": 5}], committed=1)
+    (said,) = convert(path, {}, nullcontext)
+    assert said.endswith(f"kalda pipeline run {tmp_path / 'hosts-pipeline'}")
+    directory = DerivedDirectory(read_derived(path))
+    read = read_project(directory.begin())
+    assert read is not None
+    definitions, _ = read
+    assert list(definitions.outputs) == ["events", "windows", "windows_out"]
+    assert definitions.outputs["windows_out"].options["topic"] == "out"  # type: ignore[attr-defined]
+    assert definitions.setting(definitions.flows["windows_out"], "kalda.output.mode", "") == "append"
+    assert (directory.path / "_kalda" / "kalda" / "checkpoints" / "windows_out" / "offsets" / "0").exists()
 
 
 def test_tasks_get_what_a_projects_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task's Python cannot import a module that is beside the project file."""
+    """A task's Python cannot import a module that is beside the file."""
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")
     name = f"beside_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(
-        "class Frame:\n    def createOrReplaceTempView(self, name):\n        self.view = name\n"
-        "def made(spark):\n    return Frame()\n"
-    )
+    (tmp_path / f"{name}.py").write_text("class Frame:\n    pass\ndef made(spark):\n    return Frame()\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = project(tmp_path, f'[derived.d]\npython = "{name}:made"\npath = "d"\n')
-    spark: Any = None
-    pickled = cloudpickle.dumps(make_views(spark, read_project(path))["d"])
+    found = read_project(DerivedDirectory(read_derived(path)).begin())
+    assert found is not None
+    pickled = cloudpickle.dumps(found[0].flows["d"].func())  # type: ignore[union-attr]
     monkeypatch.delitem(sys.modules, name)
     sys.path.remove(str(tmp_path))
-    assert cloudpickle.loads(pickled).view == "d"
+    assert type(cloudpickle.loads(pickled)).__name__ == "Frame"
 
 
 def test_a_report_is_counted_once() -> None:
@@ -285,16 +269,16 @@ key = "kind"
 """
 
 
-def test_a_project_file(tmp_path: Path) -> None:
-    found = read_project(project(tmp_path, GOOD))
-    assert (found.name, found.topics["events"].topic, found.derived["windows"].exactly_once) == (
+def test_a_file_of_queries(tmp_path: Path) -> None:
+    found = read_derived(project(tmp_path, GOOD))
+    assert (found.name, found.topics["events"]["topic"], found.derived["windows"]["exactly_once"]) == (
         "hosts",
         "host-events",
         True,
     )
     assert found.place("x.parquet") == str(tmp_path / "x.parquet")
     assert found.place("s3a://b/x") == "s3a://b/x"
-    assert [status.state for status in statuses(tmp_path / "hosts.toml", {}, asks=False)] == ["never started"]
+    assert derived_project(found).printed.count('dp.create_sink("windows_out", "kalda"') == 1
 
 
 @pytest.mark.parametrize(
@@ -328,7 +312,7 @@ def test_a_project_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_project_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
-        read_project(project(tmp_path, GOOD.replace(before, after)))
+        read_derived(project(tmp_path, GOOD.replace(before, after)))
 
 
 def test_each_side_of_a_project_gets_the_options_that_it_has(tmp_path: Path) -> None:
@@ -336,13 +320,13 @@ def test_each_side_of_a_project_gets_the_options_that_it_has(tmp_path: Path) -> 
     both = '"kafka.client.id" = "c"\n"kafka.nothing" = 1\n'
     read = '"kafka.isolation.level" = "read_uncommitted"\nfailOnDataLoss = false\n'
     written = '"kafka.compression.type" = "lz4"\n"kalda.exactly.once.check" = false\n'
-    found = read_project(project(tmp_path, GOOD.replace("[topics", both + read + written + "[topics")))
+    found = read_derived(project(tmp_path, GOOD.replace("[topics", both + read + written + "[topics")))
     shared = {"kafka.bootstrap.servers": "localhost:1", "kafka.client.id": "c", "kafka.nothing": "1"}
-    assert found.source_options == shared | {
+    assert found.options_of(True) == shared | {
         "kafka.isolation.level": "read_uncommitted",
         "failOnDataLoss": "false",
     }
-    assert found.sink_options == shared | {"kafka.compression.type": "lz4", "kalda.exactly.once.check": "false"}
+    assert found.options_of(False) == shared | {"kafka.compression.type": "lz4", "kalda.exactly.once.check": "false"}
 
 
 def test_value_formats_name_what_they_lack(tmp_path: Path) -> None:

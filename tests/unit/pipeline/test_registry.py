@@ -9,10 +9,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from kalda.pipeline.registry import subject_of
-from kalda.pipeline.session import PipelineError
-from kalda.pipeline.values import ValueFormat
+pytest.importorskip("pyspark")
+pytest.importorskip("fastavro")
 
+from kalda.pipeline.formats.decoders import avro_of
+from kalda.pipeline.formats.registry import SchemasById, subject_of
+from kalda.pipeline.formats.values import ValueFormat
+from kalda.pipeline.session import PipelineError, Unavailable
+
+PLACED = '{"type": "record", "name": "Placed", "fields": [{"name": "at", "type": "Place"}]}'
 ANSWERS = {
     "/subjects/orders-value/versions": [1, 2],
     "/subjects/orders-value/versions/1": {"version": 1, "id": 7, "schema": '"int"'},
@@ -26,8 +31,14 @@ ANSWERS = {
     "/subjects/large-value/versions": [1],
     "/subjects/large-value/versions/1": {"version": 1, "id": 2**40, "schema": '"int"'},
     "/subjects/torn-value/versions": [1],
-    "/subjects/texts-value/versions": [1],
-    "/subjects/texts-value/versions/1": {"version": 1, "id": 8, "schema": "{}", "schemaType": "JSON"},
+    "/schemas/ids/12": {"schema": PLACED, "references": [{"name": "Place", "subject": "place", "version": 3}]},
+    "/subjects/place/versions/3": {
+        "schema": '{"type": "record", "name": "Place", "fields": [{"name": "in", "type": "Country"}]}',
+        "references": [{"name": "Country", "subject": "country", "version": 1}],
+    },
+    "/subjects/country/versions/1": {
+        "schema": '{"type": "record", "name": "Country", "fields": [{"name": "code", "type": "string"}]}',
+    },
 }
 
 
@@ -35,12 +46,14 @@ class Registry(BaseHTTPRequestHandler):
     """Needs the user u with the password p:w."""
 
     def do_GET(self) -> None:
-        answer = ANSWERS.get(self.path)
+        path = self.path.removesuffix("?format=serialized")
+        answer = ANSWERS.get(path)
         is_user = self.headers["Authorization"] == "Basic dTpwOnc="
-        if self.path == "/subjects/torn-value/versions/1":
+        if path == "/subjects/torn-value/versions/1":
             self.wfile.write(b"SSH-2.0-OpenSSH_9.7\r\n")
             return
-        self.send_response(401 if not is_user else 404 if answer is None else 200)
+        status = 503 if path == "/schemas/ids/5" else 404 if answer is None else 200
+        self.send_response(status if is_user else 401)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
 
@@ -60,29 +73,44 @@ def host() -> Iterator[str]:
 
 
 def test_every_version_of_a_subject(host: str) -> None:
-    subject = subject_of(f"http://u:p%3Aw@{host}/", "orders")
-    assert subject.schemas == {7: '"int"', 300: '"long"'}
-    assert subject.newest == '"long"'
+    subject = subject_of(f"http://u:p%3Aw@{host}/", "orders-value")
+    assert subject.ids == {7, 300}
+    assert subject.newest.text == '"long"'
+
+
+def test_schemas_by_their_ids(host: str) -> None:
+    """A schema and what it refers to, in an order in which they can be parsed. An id that there is not is no error."""
+    schemas = SchemasById(f"http://u:p%3Aw@{host}")
+    assert schemas.get(9) is None
+    found = schemas.get(12)
+    assert found is not None
+    assert (found.kind, [name for name, _ in found.named]) == ("AVRO", ["Country", "Place"])
+    assert avro_of(found).columns.simpleString() == "struct<at:struct<in:struct<code:string>>>"
+    with pytest.raises(Unavailable, match="GET /schemas/ids/5 was answered 503"):
+        schemas.get(5)
 
 
 @pytest.mark.parametrize(
-    ("user", "topic", "words"),
+    ("user", "subject", "words"),
     [
-        ("u:p%3Aw@", "none", "GET /subjects/none-value/versions was answered 404"),
-        ("u:p%3Aw@", "texts", "the subject texts-value of http://HOST has schemas of JSON, not Avro"),
-        ("u:p%3Aw@", "page", "GET /subjects/page-value/versions was answered with no list of versions"),
-        ("u:p%3Aw@", "object", "GET /subjects/object-value/versions was answered with no list of versions"),
-        ("u:p%3Aw@", "words", "GET /subjects/words-value/versions was answered with no list of versions"),
-        ("u:p%3Aw@", "empty", "the subject empty-value of http://HOST has no version"),
-        ("u:p%3Aw@", "lists", "GET /subjects/lists-value/versions/1 was answered with no schema"),
-        ("u:p%3Aw@", "large", "GET /subjects/large-value/versions/1 was answered with no schema"),
-        ("u:p%3Aw@", "torn", "GET /subjects/torn-value/versions/1 has failed: SSH-2.0-OpenSSH_9.7"),
-        ("u:wrong@", "orders", "schema registry http://HOST: GET /subjects/orders-value/versions was answered 401"),
+        ("u:p%3Aw@", "none", "GET /subjects/none/versions was answered 404"),
+        ("u:p%3Aw@", "page-value", "GET /subjects/page-value/versions was answered with no list of versions"),
+        ("u:p%3Aw@", "object-value", "GET /subjects/object-value/versions was answered with no list of versions"),
+        ("u:p%3Aw@", "words-value", "GET /subjects/words-value/versions was answered with no list of versions"),
+        ("u:p%3Aw@", "empty-value", "the subject empty-value of http://HOST has no version"),
+        ("u:p%3Aw@", "lists-value", "GET /subjects/lists-value/versions/1 was answered with no schema"),
+        ("u:p%3Aw@", "large-value", "GET /subjects/large-value/versions/1 was answered with no schema"),
+        ("u:p%3Aw@", "torn-value", "GET /subjects/torn-value/versions/1 has failed: SSH-2.0-OpenSSH_9.7"),
+        (
+            "u:wrong@",
+            "orders-value",
+            "schema registry http://HOST: GET /subjects/orders-value/versions was answered 401",
+        ),
     ],
 )
-def test_what_a_registry_does_not_have(host: str, user: str, topic: str, words: str) -> None:
-    with pytest.raises(PipelineError) as caught:
-        subject_of(f"http://{user}{host}", topic)
+def test_what_a_registry_does_not_have(host: str, user: str, subject: str, words: str) -> None:
+    with pytest.raises((PipelineError, Unavailable)) as caught:
+        subject_of(f"http://{user}{host}", subject)
     assert words.replace("HOST", host) in str(caught.value)
     assert "wrong" not in str(caught.value)
 
@@ -91,11 +119,14 @@ def test_an_address_that_is_none() -> None:
     for url in ("http://[bad", "localhost:8081"):
         with pytest.raises(PipelineError, match="schema registry"):
             subject_of(url, "orders")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9: GET /schemas/ids/1 has failed"):
+        SchemasById("http://127.0.0.1:9").get(1)
 
 
-def test_a_registry_is_for_avro_of_one_topic() -> None:
-    with pytest.raises(PipelineError, match="with value format avro, not json"):
+def test_a_registry_is_asked_for_one_subject() -> None:
+    with pytest.raises(PipelineError, match="with value format registry, not json"):
         ValueFormat("json", "n int", registry="http://r", topics=("a",))
     with pytest.raises(PipelineError, match="one topic is loaded at a time, not 2"):
         ValueFormat("avro", registry="http://r", topics=("a", "b"))
-    assert ValueFormat("avro", registry="http://r", topics=("a",)).needs == ("avro",)
+    with pytest.raises(PipelineError, match="needs the URL"):
+        ValueFormat("registry", topics=("a",))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,29 +19,53 @@ from click.testing import CliRunner
 from kalda.cli.commands import cli
 from kalda.cli.pipeline import log_without_py4j, pipeline
 from kalda.pipeline import session
-from kalda.pipeline.load import Compacted, LoadResult
-from kalda.pipeline.running import run
-from kalda.pipeline.session import batch_limit, first_line, packages_of
+from kalda.pipeline.engine.engine import RunResult
+from kalda.pipeline.engine.runs import FlowReport
+from kalda.pipeline.generators.load import Lake, Load, LoadSettings
+from kalda.pipeline.session import first_line, packages_of
 
 
-def test_a_query_to_the_end_has_no_limit_where_spark_would_end_after_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = pytest.importorskip("kalda.spark.source")
-    limit = {"maxOffsetsPerTrigger": "5"}
-    monkeypatch.setattr(source, "HAS_ADMISSION_CONTROL", True)
-    assert batch_limit(5, to_the_end=True) == limit
-    monkeypatch.setattr(source, "HAS_ADMISSION_CONTROL", False)  # Spark 4.1
-    assert batch_limit(5, to_the_end=True) == {}
-    assert batch_limit(5, to_the_end=False) == limit
+@pytest.mark.parametrize(
+    ("version", "module", "coordinate"),
+    [
+        ("4.1.4", "delta", "io.delta:delta-spark_4.1_2.13:4.4.0"),
+        ("4.1.4", "iceberg", "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"),
+        ("4.2.1", "delta", "io.delta:delta-spark_4.2_2.13:4.4.0"),
+    ],
+)
+def test_each_module_has_the_jar_of_the_pyspark_that_runs(version: str, module: str, coordinate: str) -> None:
+    assert packages_of([module], version) == [coordinate]
 
 
-def test_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyspark = pytest.importorskip("pyspark")
-    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
-    assert packages_of(["delta", "iceberg", "avro", "parquet"]) == [
-        "io.delta:delta-spark_4.1_2.13:4.4.0",
-        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-        "org.apache.spark:spark-avro_2.13:4.1.4",
-    ]
+@pytest.mark.parametrize(
+    ("version", "module", "remedy"),
+    [
+        ("4.2.1", "iceberg", "there is one for PySpark 4.1 (pip install 'kalda[iceberg]'), or "),
+        ("4.3.0", "delta", "there is one for PySpark 4.1 and 4.2 (pip install 'kalda[pipeline]'), or "),
+        ("5.0.0", "iceberg", "there is one for PySpark 4.1 (pip install 'kalda[iceberg]'), or "),
+    ],
+)
+def test_a_module_without_a_jar_is_refused_before_java_starts(
+    monkeypatch: pytest.MonkeyPatch, version: str, module: str, remedy: str
+) -> None:
+    monkeypatch.setattr(pytest.importorskip("pyspark"), "__version__", version)
+    monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
+    for name in ("SPARK_REMOTE", "SPARK_JARS_PROVIDED"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(session.PipelineError) as raised:
+        session.make_session("pipeline", ["json", module])
+    named = "name one that fits by --spark spark.jars.packages=GROUP:NAME:VERSION"
+    assert str(raised.value) == f"no jar of {module} is known for PySpark {version}: {remedy}{named}"
+
+
+def test_the_extras_install_a_pyspark_that_their_modules_fit() -> None:
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    for extra, module in (("pipeline", "delta"), ("iceberg", "iceberg")):
+        (asked,) = (each for each in extras[extra] if each.startswith("pyspark["))
+        minor = re.fullmatch(r"pyspark\[pipelines\]>=(\d+\.\d+),<\d+\.\d+", asked)
+        assert minor is not None
+        assert packages_of([module], f"{minor[1]}.0")
 
 
 def test_without_java_the_refusal_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,19 +99,15 @@ def test_settings_that_the_user_has_chosen_stay(monkeypatch: pytest.MonkeyPatch)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(set=conf.__setitem__, get=conf.get), dataSource=MagicMock())
     session.prepare(spark, {zone: "Europe/Berlin"})
     assert conf.pop(zone) == "Europe/Berlin"
-    assert len(conf) == 2
+    assert len(conf) == 1
     session.prepare(spark)
     assert conf[zone] == "UTC"
-    session.check_settings_of_lakes(spark)
-    conf[zone] = "Europe/Berlin"
-    with pytest.raises(session.PipelineError, match=r"timeZone=Europe/Berlin: a load needs UTC; leave it out"):
-        session.check_settings_of_lakes(spark)
 
 
 def test_an_error_of_spark_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("pyspark.errors")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, in_background: bool) -> None:
         raise errors.AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/none.\n\tat org.apache.spark.X")
 
     monkeypatch.setattr(session, "make_session", fail)
@@ -101,29 +123,46 @@ def test_ctrl_c_while_spark_starts_ends_as_in_other_commands(monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "make_session", interrupt)
+    monkeypatch.setattr(Lake, "agreed", lambda *_: Load(LoadSettings(("t",)), {}))
     for command in (["load", "t", "--to", str(tmp_path / "lake")], ["replay", "x", "--to", "t", "--name", "n"]):
         result = CliRunner().invoke(cli, ["pipeline", *command])
-        assert (result.exit_code, result.output) == (130, "Interrupted.\n")
+        assert (result.exit_code, result.output.splitlines()[-1]) == (130, "Interrupted.")
+        assert ("--foreground lets it take all" in result.output) == (command[0] == "load")
 
 
 def test_an_interrupted_call_of_java_is_no_stack_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("kalda"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("kalda"), "propagate", True)
     log_without_py4j()
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
         logging.exception("KeyboardInterrupt while sending command.")
+    in_py4j = logging.LogRecord(
+        "root", logging.ERROR, "/site-packages/py4j/java_gateway.py", 1, "reentrant", None, None
+    )
+    logging.getLogger().handle(in_py4j)
     logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
     logging.getLogger("kalda.client").warning("said")
     assert capsys.readouterr().err == "said\n"
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux")
-@pytest.mark.parametrize("master", ["local[2]", "spark://127.0.0.1:7077"])
-def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
-    """That Java is in the background, where it runs the tasks itself."""
+@pytest.mark.parametrize(
+    ("master", "number"),
+    [
+        ("local[2]", signal.SIGINT),
+        ("spark://127.0.0.1:7077", signal.SIGINT),
+        ("spark://127.0.0.1:7077", signal.SIGTERM),
+    ],
+)
+def test_an_interrupted_start_of_spark_leaves_no_java(
+    monkeypatch: pytest.MonkeyPatch, master: str, number: signal.Signals
+) -> None:
+    """That Java is in the background, where it runs the tasks itself. It is a lower priority here: where others use all
+    cores, a process of the class SCHED_IDLE may neither start nor end for minutes."""
     pyspark = pytest.importorskip("pyspark")
     started: list[subprocess.Popen[bytes]] = []
     in_background: list[bool] = []
@@ -142,14 +181,18 @@ def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.Monkey
 
         def getOrCreate(self) -> None:  # noqa: N802
             started.append(pyspark.java_gateway.Popen(["sleep", "600"], preexec_fn=lambda: None))
-            in_background.append(os.sched_getscheduler(started[0].pid) == os.SCHED_IDLE)
-            raise KeyboardInterrupt
+            in_background.append(os.getpriority(os.PRIO_PROCESS, started[0].pid) > priority)
+            signal.raise_signal(number)
 
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    monkeypatch.setattr(session, "enter_background", lambda: os.nice(1))
     monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
     monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         session.make_session("pipeline", settings={"spark.master": master}, in_background=True)
+    assert number == signal.SIGINT or ended.value.code == 143  # type: ignore[union-attr]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert in_background == [master.startswith("local")]
     assert started[0].wait(60) == -signal.SIGKILL
     assert pyspark.java_gateway.Popen is subprocess.Popen
@@ -159,21 +202,6 @@ def test_an_interrupted_start_of_spark_leaves_no_java(monkeypatch: pytest.Monkey
 def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int | None, code: int
 ) -> None:
-    class Query:
-        """Of Spark: ends when it is stopped, or by itself."""
-
-        recentProgress = ()  # noqa: N815
-
-        def awaitTermination(self, _: float) -> bool:  # noqa: N802
-            if number is not None and not self.stopped:
-                signal.raise_signal(number)
-            return self.stopped or number is None
-
-        stopped = False
-
-        def stop(self) -> None:
-            self.stopped = True
-
     in_background: list[bool] = []
 
     def make(*_: object, **given: bool) -> SimpleNamespace:
@@ -181,7 +209,10 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
         return SimpleNamespace(stop=lambda: None)
 
     monkeypatch.setattr(session, "make_session", make)
-    monkeypatch.setattr("kalda.pipeline.load.load", lambda *_: LoadResult(run(Query()), 0, Compacted()))  # type: ignore[arg-type]
+    done = FlowReport("records", "default.records", "StreamingTable"), RunResult(True, number)
+    monkeypatch.setattr(Lake, "load", lambda *_, **__: done)
+    monkeypatch.setattr(Lake, "agreed", lambda *_: Load(LoadSettings(("t",)), {}))
+    monkeypatch.setattr(Lake, "totals", lambda *_: [])
     arguments = ["pipeline", "load", "t", "--to", str(tmp_path / "lake")]
     assert CliRunner().invoke(cli, arguments).exit_code == code
     assert CliRunner().invoke(cli, [*arguments, "--foreground"]).exit_code == code
@@ -200,6 +231,12 @@ def test_a_load_that_a_signal_has_stopped_before_its_end_has_not_succeeded(
             'Traceback (most recent call last):\n  File "w.py", line 2, in main\n    end()\n'
             "kalda.base.errors.ApiError: PRODUCER_FENCED: a newer producer\n\n\tat org.apache.spark.X(Y.scala:1)\n",
             "PRODUCER_FENCED: a newer producer",
+        ),
+        (
+            "An error occurred while calling o7.save.\n: org.apache.spark.SparkException: [T] it failed. SQLSTATE: 1\n"
+            "\tat a.B(C.scala:1)\nCaused by: java.lang.Exception: it broke\n\t... 1 more\n"
+            "Caused by: java.io.IOException: the disk is full\n\t... 2 more\n",
+            "[T] it failed. SQLSTATE: 1: the disk is full",
         ),
         ("[STREAM_FAILED] it failed\n=== Streaming Query ===\n", "[STREAM_FAILED] it failed"),
         ("[X] Failed to create it: kalda.spark.options.OptionError: option a = '1': no\n\tat x", "option a = '1': no"),

@@ -1,7 +1,8 @@
 """Kafka's own messages, as bytes and as data: the reference for the tests of the protocol.
 
-`KALDA_GOLDEN` may name a directory with the full `frames.jsonl.gz` and `records.jsonl.gz`; without it the reduced
-copies in `tests/golden/protocol` are used.
+The bytes are those of Apache Kafka 4.3.1 and 4.4.0; layouts and tables are those of 4.4.0, which has all of 4.3.1's.
+`KALDA_GOLDEN` may name directories, separated by colons, with the full `frames.jsonl.gz` and `records.jsonl.gz` of the
+releases; without it the reduced copies in `tests/golden/protocol` are used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from kalda.protocol.notation import Message, RecordBody, Request, Response, Stru
 from kalda.protocol.schema import WireField, is_flexible, wire_struct
 
 REDUCED = Path(__file__).parents[2] / "golden" / "protocol"
+EARLIER_NAMES = {
+    "generationIdOrMemberEpoch": "generationId",
+    "acceptableRecoveryLagLegacy": "acceptableRecoveryLag",
+}
+"""What 4.3.1 calls fields that 4.4.0 has renamed."""
 
 
 def read_lines(path: Path) -> list[Any]:
@@ -29,14 +35,21 @@ def read_lines(path: Path) -> list[Any]:
         return [json.loads(line) for line in lines]
 
 
+def of_all_releases(name: str) -> list[Any]:
+    folders = (os.environ.get("KALDA_GOLDEN") or str(REDUCED)).split(":")
+    return [row for folder in folders for row in read_lines(Path(folder) / name)]
+
+
 @cache
 def frames() -> list[Any]:
-    return read_lines(Path(os.environ.get("KALDA_GOLDEN") or REDUCED) / "frames.jsonl.gz")
+    """Sorted by message, so that those of one API and direction follow one another."""
+    return sorted(of_all_releases("frames.jsonl.gz"), key=lambda row: (row["api"], row["kind"], row["version"]))
 
 
 @cache
 def records() -> list[Any]:
-    return read_lines(Path(os.environ.get("KALDA_GOLDEN") or REDUCED) / "records.jsonl.gz")
+    """Sorted by message."""
+    return sorted(of_all_releases("records.jsonl.gz"), key=lambda row: (row["record"], row["version"]))
 
 
 @cache
@@ -78,6 +91,8 @@ def _struct(cls: type[Struct], version: int, value: Any, flexible: bool, fields:
     for field in layout.fields + layout.tagged:
         where = f"{path}.{field.name}" if path else field.name
         json_name = fields[where]["json"]
+        if json_name not in value:
+            json_name = EARLIER_NAMES.get(json_name, json_name)
         if json_name in value:
             values[field.name] = _value(field, version, value[json_name], flexible, fields, where)
     return cls(**values)

@@ -54,6 +54,9 @@ class World:
         self.calls.append((self.now + delay_ms, self.sequence, callback, handle))
         return handle
 
+    def call_soon(self, callback: Callable[[], None]) -> Handle:
+        return self.call_later_ms(0, callback)
+
     def start_job(self, job: Callable[[], Any], finish: Callable[[Any, BaseException | None], None]) -> None:
         self.jobs.append((job, finish))
 

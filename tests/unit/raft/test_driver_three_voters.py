@@ -41,7 +41,8 @@ class Network:
             try:
                 frame = encode(request, version)
             except ValueError as error:
-                raise ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from error
+                pending.fail(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)))
+                return pending
             self.world.call_later_ms(
                 1, lambda: self.arrive(node_id, destination, type(request), frame, version, pending)
             )

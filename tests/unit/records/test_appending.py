@@ -19,6 +19,7 @@ from kalda.records.appending import (
     group_rows,
     murmur2,
 )
+from kalda.records.columns import Column
 from kalda.records.values import encode_records
 
 ROW = st.tuples(st.integers(-1, 2**62), st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=300))
@@ -109,7 +110,7 @@ def test_rows_are_grouped_by_the_partition_of_their_key() -> None:
         view[at] = end
     order, starts = (memoryview(bytearray(8 * size)).cast("q") for size in (len(keys), 5))
     valid = memoryview(bytes([0b111011]))  # the third is null
-    group_rows(view, memoryview(data), valid, 0, 4, 3, order, starts)
+    group_rows(Column(view, memoryview(data), valid), 4, 3, order, starts)
     groups = [list(order[starts[at] : starts[at + 1]]) for at in range(4)]
     expected: list[list[int]] = [[], [], [], []]
     for row, key in enumerate(keys):

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from column_batches import to_record_batch
 from kafka_batches import lines, unbase64
 from legacy_batches import message
 
 from kalda.base.errors import CorruptRecord, CrcMismatch, UnsupportedFormat
-from kalda.records.arrow import to_record_batch
 from kalda.records.batch import BatchHeader, TimestampType, check_crc, iter_batches, read_header
 from kalda.records.builder import Record, _xxhash32, in_current_format, read_records, rebuild_legacy_batch, with_range
 from kalda.records.compression import Compression, compress

@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from column_batches import build_batches, to_record_batch
 from kafka_batches import FOLDER
 
 import kalda
 from kalda.base.errors import CorruptRecord
-from kalda.records.arrow import SCHEMA, build_batches, iter_record_batches, to_record_batch
+from kalda.records.arrow import SCHEMA, iter_record_batches
 from kalda.records.batch import HEADER_SIZE, advance_sequence, iter_batches, read_header, write_header
 from kalda.records.builder import Record, build_batch, decode_section, read_records
 from kalda.records.checksum import crc32c
@@ -129,22 +130,12 @@ def test_columns_may_be_text_large_or_missing() -> None:
             "key": pa.array(["x", "y", "x"]).dictionary_encode(),
         }
     )
-    (buf,) = build_batches(table, now_ms=77)
+    (buf,) = build_batches(*table.to_batches(), now_ms=77)
     assert read_records(buf) == [
         Record(0, 77, b"x", b"a", ()),
         Record(1, 77, b"y", None, ()),
         Record(2, 77, b"x", b"c", ()),
     ]
-
-
-def test_offsets_and_sequences_are_consecutive_from_batch_to_batch() -> None:
-    columns = pa.RecordBatch.from_pylist([{"value": bytes(400)} for _ in range(10)])
-    bufs = build_batches(columns, now_ms=1, max_batch_bytes=1000, base_offset=5, producer_id=1, base_sequence=2**31 - 3)
-    headers = [read_header(buf) for buf in bufs]
-    assert [h.records_count for h in headers] == [2] * 5
-    assert all(len(buf) <= 1000 for buf in bufs)
-    assert [h.base_offset for h in headers] == [5, 7, 9, 11, 13]
-    assert [h.base_sequence for h in headers] == [2**31 - 3, 2**31 - 1, 1, 3, 5]
 
 
 def test_control_batches_and_refused_ones_are_not_in_the_columns() -> None:

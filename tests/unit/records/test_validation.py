@@ -114,6 +114,28 @@ def test_a_batch_that_decompresses_beyond_the_bound_is_refused() -> None:
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.parametrize("codec", list(Compression))
+@pytest.mark.parametrize("target", [None, Compression.ZSTD])
+def test_a_record_of_a_compressed_batch_has_a_bound_of_its_own(codec: Compression, target: Compression | None) -> None:
+    """As in Apache Kafka 4.4.0, with which the bounds were compared: a value of 990 bytes has a record of 997."""
+
+    def outcome(most: int, *sizes: int, read: ReadRecords = ReadRecords.NONE) -> str:
+        values = [(NOW, None, b"x" * size, ()) for size in sizes]
+        rules = RecordRules(max_record_bytes=most, read=read, compression=target)
+        try:
+            validate(build_batch(values, compression=codec), rules)
+        except RecordsRefused as refused:
+            return refused.code.name
+        return "NONE"
+
+    refused = "NONE" if codec is Compression.NONE else "INVALID_RECORD"
+    assert outcome(997, 990) == "NONE"
+    assert outcome(996, 990) == refused
+    assert outcome(997, *[989] * 300) == "NONE", "it is no bound of the batch"
+    assert outcome(997, *[989] * 300, 991, 1) == refused
+    assert outcome(1000, 1, 200_000, 1) == refused
+
+
 def test_the_brokers_own_batches_may_be_control_batches() -> None:
     marker = build_batch(rows(1), is_control=True, is_transactional=True, producer_id=1, producer_epoch=0)
     with pytest.raises(RecordsRefused):

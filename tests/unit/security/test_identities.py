@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kalda.network.jaas_file import find_entry, server_sections
-from kalda.security.certificates import Authority, Issued, encrypted_key
-from kalda.security.ciphers import enabled_protocols, openssl_name
-from kalda.security.distinguished_names import BadCertificate, identity_of
+from kalda.network.login.jaas_file import find_entry, server_sections
+from kalda.security.certificates import Authority, Issued
 from kalda.security.jaas import PLAIN_MODULE, BadJaas, parse_file, parse_jaas
 from kalda.security.keystores import BadStore, der_of, pem_blocks, read_key_store, read_trust_store
-from kalda.security.principal_mapping import NoMatchingRule, PrincipalMapping
+from kalda.security.principal_names import BadCertificate, NoMatchingRule, PrincipalMapping, identity_of
 from kalda.security.principals import AuthenticationContext, DefaultPrincipalBuilder, PrincipalFailed
+from kalda.security.tls_settings import enabled_protocols, openssl_name
 
 STORES = Path(__file__).parents[2] / "golden" / "keystores"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -263,7 +262,6 @@ def test_pem_with_blanks_instead_of_line_breaks(authority: Authority) -> None:
     keys, certificates = pem_blocks((issued.key + issued.certificate).replace("\n", " "))
     assert keys == (issued.key.strip(),)
     assert certificates == (issued.certificate.strip(),)
-    assert "ENCRYPTED" in encrypted_key(issued, "secret")
 
 
 def test_a_pem_store_may_have_a_text_in_any_encoding(authority: Authority) -> None:

@@ -60,8 +60,8 @@ NAMES = ("a", "ab", "abc", "b", "ba", "*", "a-b", "hardcode")
 
 
 def test_decides_as_kafkas_class() -> None:
-    """Apache Kafka 4.3.1's StandardAuthorizer over random entries: literal, prefixed, wildcards, hosts (a network is no
-    host there), denials, super users, the default."""
+    """Apache Kafka 4.4.0's StandardAuthorizer over random entries: literal, prefixed, wildcards, hosts and ranges of
+    them, denials, super users, the default."""
     for case in json.loads(gzip.decompress(GOLDEN.read_bytes())):
         supers = ("User:bob", "User:carol") if case["super"] else ()
         authorizer = authorizer_of(*(StandardAcl(*acl) for acl in case["acls"]), supers=supers, allow=case["allow"])

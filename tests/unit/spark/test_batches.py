@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
+from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.clientcore.administration import Outcomes
 from kalda.spark.options import ReadOptions, TopicSubscription, read_options
-from kalda.spark.planning import OffsetRange
+from kalda.spark.partitions import OffsetRange
 from kalda.spark.source import (
     BatchBounds,
     StreamDataLoss,
+    StreamOffset,
     from_json,
-    latest_position,
+    latest_offset,
     ranges_between,
+    ranges_of_batch,
     to_json,
     with_new,
 )
@@ -32,8 +36,11 @@ def options(**more: str) -> ReadOptions:
 class Logs:
     """Logs with given ends; `requests` counts what a planner has requested."""
 
-    def __init__(self, *ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
+    def __init__(
+        self, *ends: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, str] | None = None
+    ) -> None:
         self.ends = list(ends)
+        self.topic_ids = topic_ids or {}
         self.requests = 0
 
     @property
@@ -66,9 +73,12 @@ class Logs:
 
 def test_equal_positions_are_equal_texts_and_come_back() -> None:
     position = {TopicPartition("b", 10): 5, TopicPartition("b", 9): 2**62, A0: 0}
-    text = json.dumps(to_json(position))
-    assert text == json.dumps({"a": {"0": 0}, "b": {"9": 2**62, "10": 5}})
-    assert from_json(json.loads(text)) == position
+    text = json.dumps(to_json(StreamOffset(position, {"b": "y", "a": "x", "other": "z"})))
+    partitions = {"a": {"0": 0}, "b": {"9": 2**62, "10": 5}}
+    assert text == json.dumps(partitions | {"topic ids": {"a": "x", "b": "y"}})
+    assert from_json(json.loads(text)) == StreamOffset(position, {"a": "x", "b": "y"})
+    assert from_json(partitions) == StreamOffset(position, {})  # of brokers or of a version without ids
+    assert to_json(StreamOffset(position, {})) == partitions
     with pytest.raises(ValueError, match="not an offset of topics"):
         from_json({"logOffset": 5})  # type: ignore[dict-item]
 
@@ -125,6 +135,13 @@ def test_a_batch_of_known_partitions_requests_nothing() -> None:
         ({A0: (0, 5)}, {A0: 0, A1: 4}, {A0: 5}, "a-1 do not exist any more", [OffsetRange("a", 0, 0, 5)]),
         ({A0: (3, 5)}, {}, {A0: 5}, "a-0 was added, and its log starts at offset 3", [OffsetRange("a", 0, 3, 5)]),
         ({}, {}, {A0: 5}, "a-0 were added and deleted", []),
+        (
+            {A0: (0, 5)},
+            {A0: 0, TopicPartition("c", 0): 4},
+            {A0: 5},
+            "the query has read c-0, which option subscribe does not name any more",
+            [OffsetRange("a", 0, 0, 5)],
+        ),
         ({A0: (0, 5)}, {A0: 9}, {A0: 5}, "a-0 was read up to offset 9, and its log now ends at 5", []),
     ],
 )
@@ -143,12 +160,119 @@ def test_data_loss_fails_the_query_or_is_passed_over(
 def test_ends_below_what_was_read_are_requested_again_for_a_bounded_number_of_times() -> None:
     paused: list[int] = []
     stale, good = {A0: (0, 4)}, {A0: (0, 9)}
-    assert latest_position(Logs(stale, good), options(), {A0: 7}, paused.append) == {A0: 9}
+    known = StreamOffset({A0: 7}, {})
+    assert latest_offset(Logs(stale, good), options(), known, paused.append) == StreamOffset({A0: 9}, {})
     assert paused == [10]
     given = options(**{"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "5"})
     logs = Logs(stale)
-    assert latest_position(logs, given, {A0: 7}, paused.append) == {A0: 4}
+    assert latest_offset(logs, given, known, paused.append) == StreamOffset({A0: 4}, {})
     assert (paused, logs.requests) == ([10, 5, 5], 3)
+
+
+OLD, NEW = {"a": "old"}, {"a": "new"}
+REPLACED = "topic a was deleted and created again: the query has read the one with the id old, .* with the id new"
+
+
+@pytest.mark.parametrize("length", [3, 7, 70])
+@pytest.mark.parametrize(
+    ("start_ids", "end_ids", "is_planned_anew", "is_read"),
+    [
+        (OLD, NEW, False, True),  # all batches had ended: the next one reads the new topic
+        (OLD, NEW, True, True),  # that one was planned, and has not ended
+        (OLD, OLD, True, False),  # a batch of the old topic was planned, and has not ended
+        (NEW, OLD, True, False),  # it was the query's first one, whose start is not in the checkpoint
+    ],
+)
+def test_a_topic_that_was_made_anew_is_noticed_in_every_state_of_a_stopped_query(
+    length: int, start_ids: dict[str, str], end_ids: dict[str, str], is_planned_anew: bool, is_read: bool
+) -> None:
+    """Whether the new topic has fewer records, as many or more than were read of the old one."""
+    logs = Logs({A0: (0, length)}, topic_ids=NEW)
+    start = StreamOffset({A0: 0 if start_ids == NEW else 5, A1: 1}, start_ids)
+    end = StreamOffset({A0: length if end_ids == NEW else 7}, end_ids)
+    if end_ids == OLD:
+        end.position[A1] = 2
+    with pytest.raises(StreamDataLoss, match=REPLACED):
+        ranges_of_batch(logs, options(), start, end, is_planned_anew=is_planned_anew)
+    lenient = options(failOnDataLoss="false")
+    found = ranges_of_batch(logs, lenient, start, end, is_planned_anew=is_planned_anew)
+    assert found == ([OffsetRange("a", 0, 0, length)] if is_read else [])
+
+
+def test_offsets_without_ids_continue_whatever_the_topic_has() -> None:
+    logs = Logs({A0: (0, 9)}, topic_ids=NEW)
+    start, end = StreamOffset({A0: 5}, {}), StreamOffset({A0: 7}, {})
+    expected = [OffsetRange("a", 0, 5, 7)]
+    assert ranges_of_batch(logs, options(), start, end, is_planned_anew=True) == expected
+    assert ranges_of_batch(logs, options(), start, end._replace(ids=NEW), is_planned_anew=False) == expected
+
+
+def test_the_end_of_a_new_topic_is_not_below_what_was_read_of_the_old_one() -> None:
+    paused: list[int] = []
+    logs = Logs({A0: (0, 4)}, topic_ids=NEW)
+    found = latest_offset(logs, options(), StreamOffset({A0: 7}, OLD), paused.append)
+    assert (found, paused) == (StreamOffset({A0: 4}, NEW), [])
+
+
+def test_a_frame_of_a_topic_that_does_not_exist_is_refused_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = pytest.importorskip("kalda.spark.source")
+    asked: list[bool] = []
+
+    class NoTopic(Logs):
+        def partitions(self, subscription: TopicSubscription, *, missing_is_error: bool) -> list[TopicPartition]:
+            asked.append(missing_is_error)
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topic a")
+
+    monkeypatch.setattr(source, "admin", lambda _: NoTopic({}))
+    given = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
+    assert source.KaldaSource(given).schema() == source.COLUMNS  # the default
+    with pytest.raises(ApiError, match="topic a"):
+        source.KaldaSource(given | {"kalda.check.topics": "true"}).schema()
+    assert asked == [True]
+
+
+def test_the_end_of_a_batch_is_committed_to_a_group_and_a_failure_ends_no_query(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = pytest.importorskip("kalda.spark.source")
+    taken: list[tuple[str, dict[TopicPartition, int]]] = []
+    errors: dict[TopicPartition, ApiError] = {}
+
+    class Groups(Logs):
+        def alter_group_offsets(self, group: str, offsets: dict[TopicPartition, int]) -> Outcomes[TopicPartition, None]:
+            taken.append((group, offsets))
+            return Outcomes(errors)
+
+    monkeypatch.setattr(source, "admin", lambda _: Groups({A0: (0, 12)}))
+    given = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
+    everything = source.ReadAllAvailable()
+    source.KaldaSource(given).streamReader(source.COLUMNS).latestOffset({"a": {"0": 7}}, everything)
+    assert taken == []
+    stream = source.KaldaSource(given | {"kalda.commit.group": "lag"}).streamReader(source.COLUMNS)
+    for _ in range(2):
+        assert stream.latestOffset({"a": {"0": 7}}, everything) == {"a": {"0": 12}}
+    assert taken == [("lag", {A0: 7})], "a batch is committed once"
+    assert caplog.text == ""
+    errors[A0] = ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has members")
+    assert stream.latestOffset({"a": {"0": 8}}, everything) == {"a": {"0": 12}}
+    assert "the group lag has not got the query's offsets: " in caplog.text
+    assert "the group has members" in caplog.text
+
+
+def test_batches_of_a_new_topic_are_limited_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pytest.importorskip("kalda.spark.source")
+    logs = Logs({A0: (0, 12)}, topic_ids=NEW)
+    monkeypatch.setattr(source, "admin", lambda _: logs)
+    given = {"kafka.bootstrap.servers": "h:1", "subscribe": "a", "startingOffsets": "earliest"}
+    stream = source.KaldaSource(given | {"failOnDataLoss": "false", "maxOffsetsPerTrigger": "10"}).streamReader(
+        source.COLUMNS
+    )
+    start = {"a": {"0": 500}, "topic ids": OLD}
+    end = stream.latestOffset(start, source.ReadMaxRows(10))
+    assert end == {"a": {"0": 10}, "topic ids": NEW}
+    assert [each.value for each in stream.partitions(start, end)] == [(("a", 0, 0, 10),)]
 
 
 def test_a_stream_from_the_ends_of_the_logs_keeps_where_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:

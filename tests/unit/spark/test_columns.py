@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kalda.client.consumer.columns import TYPES, SparkColumns
-from kalda.clientcore.consuming.fetching import Taken, aborted_batches
+from kalda.clientcore.consuming.fetcher import Taken, aborted_batches
 from kalda.records.batch import TimestampType, stamp
 from kalda.records.builder import build_batch
 from kalda.records.control import transaction_marker_batch
@@ -83,7 +83,7 @@ def test_a_worker_without_pandas() -> None:
     program = """
 import sys
 import pyarrow as pa
-from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.consuming.fetcher import Taken
 from kalda.records.builder import build_batch
 from kalda.client.consumer.columns import TYPES, SparkColumns
 batch = memoryview(build_batch([(1000, b"k", b"v", ())] * 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -9,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from kalda.spark import session
-from kalda.spark.java import java_advice, new_session
+from kalda.spark.java import java_advice, new_session, settings_of_machine
 
 
 def java(folder: Path, version: str) -> None:
@@ -82,4 +83,49 @@ def test_java_and_python_share_unix_sockets_unless_the_user_decides(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     new_session("test", None, settings)
-    assert [call.args for call in builder.config.call_args_list] == expected
+    given = [call.args for call in builder.config.call_args_list]
+    assert [args for args in given if args[0] == "spark.python.unix.domain.socket.enabled"] == expected
+
+
+@pytest.mark.parametrize(
+    ("master", "number"),
+    [
+        ("local", "1"),
+        ("local[3]", "3"),
+        ("local[3,2]", "3"),
+        ("local[*]", str(os.cpu_count())),
+        ("local-cluster[2,1,1024]", None),
+        ("spark://host:7077", None),
+        ("", None),
+    ],
+)
+def test_numbers_of_partitions_fit_this_machine_where_it_is_the_only_one(master: str, number: str | None) -> None:
+    names = ("spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
+    assert settings_of_machine(master) == ({} if number is None else dict.fromkeys(names, number))
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "expected"),
+    [
+        ({}, {}, [str(os.cpu_count())]),
+        ({"spark_master": "local[5]"}, {}, ["5"]),
+        ({"spark_sql_shuffle_partitions": 7}, {}, [str(os.cpu_count()), "7"]),
+        ({"spark_master": "spark://host:7077"}, {}, []),
+        ({}, {"SPARK_CONF_DIR": "/etc/spark"}, []),
+    ],
+)
+def test_a_session_has_partitions_that_fit_the_machine_unless_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], environment: dict[str, str], expected: list[str]
+) -> None:
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    builder = MagicMock()
+    builder.appName.return_value = builder.config.return_value = builder
+    monkeypatch.setattr(pyspark_sql, "SparkSession", MagicMock(builder=builder))
+    monkeypatch.setattr("kalda.spark.java.java_advice", lambda: None)
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME", "MASTER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    new_session("test", None, settings)
+    given = [call.args for call in builder.config.call_args_list]
+    assert [value for name, value in given if name == "spark.sql.shuffle.partitions"] == expected

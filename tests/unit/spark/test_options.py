@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+pytest.importorskip("pyspark")
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kalda.base.ids import TopicPartition
 from kalda.spark.options import (
@@ -15,7 +20,9 @@ from kalda.spark.options import (
     TopicSubscription,
     read_options,
 )
+from kalda.spark.sink_options import write_options
 
+VALUES = StructType([StructField("value", StringType())])
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "logs"}
 
 
@@ -156,3 +163,34 @@ def test_no_error_shows_a_secret() -> None:
 
 def test_options_of_sparks_caches_have_no_effect() -> None:
     assert read(groupIdPrefix="x", **{"kafka.max.poll.records": "5"}) == read()
+
+
+def test_a_connection_stands_for_the_keys_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its secrets, and without keys of other programs, or that a source refuses; an option beside it wins."""
+    (tmp_path / "secrets.properties").write_text("password = hunter2\n")
+    profile = f"""
+        [prod]
+        "config.providers" = "file"
+        config.providers.file.class = "org.apache.kafka.common.config.provider.FileConfigProvider"
+        bootstrap.servers = "a:1"
+        security.protocol = "SASL_PLAINTEXT"
+        ssl.truststore.password = "${{file:{tmp_path}/secrets.properties:password}}"
+        client.id = "shared"
+        acks = "all"
+        auto.offset.reset = "earliest"
+        schema.registry.url = "http://r"
+        """
+    (tmp_path / "profiles.toml").write_text(profile)
+    monkeypatch.setenv("KALDA_PROFILES", str(tmp_path / "profiles.toml"))
+    given = {"kalda.connection": "prod", "subscribe": "logs", "kafka.Client.id": "own"}
+    found = read_options(given).kafka
+    assert {key: found.get(key) for key in ("bootstrap.servers", "ssl.truststore.password", "acks", "client.id")} == {
+        "bootstrap.servers": "a:1",
+        "ssl.truststore.password": "hunter2",
+        "acks": None,
+        "client.id": "own",
+    }
+    written = write_options({"kalda.connection": "prod", "topic": "t"}, VALUES, is_streaming=True).kafka
+    assert (written["acks"], written["client.id"]) == ("all", "shared")
+    with pytest.raises(OptionError, match=r"kalda\.connection = 'dev': there is no profile dev in .*: prod"):
+        read_options({"kalda.connection": "dev", "subscribe": "logs"})

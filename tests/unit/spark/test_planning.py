@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalda.spark.options import ReadOptions, TopicSubscription
-from kalda.spark.planning import OffsetRange, pack, split
+from kalda.spark.partitions import OffsetRange, pack, split
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 10**12), st.integers(1, 10**9)).map(lambda one: OffsetRange("t", 0, one[0], sum(one))),

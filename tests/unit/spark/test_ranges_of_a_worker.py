@@ -9,9 +9,9 @@ from kalda.testing import Cluster
 
 pytest.importorskip("pyspark")
 
-from kalda.spark.fetching import RangeConsumer
 from kalda.spark.options import read_options
-from kalda.spark.planning import OffsetRange
+from kalda.spark.partitions import OffsetRange
+from kalda.spark.range_reader import RangeConsumer
 
 
 def test_the_next_range_of_a_topic_requests_no_metadata() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kalda.spark.exactly_once import RowSum, TaskIdentity, batches_group_of
 from kalda.spark.options import OptionError
+from kalda.spark.row_writer import moments_in, parts_of
 from kalda.spark.sink_options import write_options
-from kalda.spark.writing import parts_of
 
 VALUE = StructType([StructField("value", BinaryType())])
 
@@ -37,6 +38,23 @@ def test_rows_are_split_by_topic_and_partition_in_their_order() -> None:
     assert (whole.topic, whole.partition, whole.rows.num_rows) == ("x", None, 5)
     with pytest.raises(ValueError, match="null topic present in the data"):
         list(parts_of(pa.RecordBatch.from_pydict({"topic": ["a", None], "value": ["0", "1"]}), None))
+
+
+@pytest.mark.parametrize(
+    ("zone", "time", "moment"),
+    [
+        ("UTC", datetime(2026, 3, 1, 12), datetime(2026, 3, 1, 12)),
+        ("Z", datetime(2026, 3, 1, 12), datetime(2026, 3, 1, 12)),
+        ("Asia/Kolkata", datetime(2026, 3, 1, 12), datetime(2026, 3, 1, 6, 30)),
+        ("+05:30", datetime(2026, 3, 1, 12, 0, 0, 1), datetime(2026, 3, 1, 6, 30, 0, 1)),
+        ("GMT-8", datetime(2026, 3, 1, 12), datetime(2026, 3, 1, 20)),
+        ("Europe/Berlin", datetime(2026, 10, 25, 2, 30), datetime(2026, 10, 25, 0, 30)),  # twice: the earlier
+        ("Europe/Berlin", datetime(2026, 3, 29, 2, 30), datetime(2026, 3, 29, 1, 30)),  # skipped: it is 3:30
+    ],
+)
+def test_times_without_a_zone_are_those_of_the_session(zone: str, time: datetime, moment: datetime) -> None:
+    found = moments_in(pa.array([time, None], pa.timestamp("us")), zone)
+    assert found.cast(pa.timestamp("us", "UTC")).to_pylist() == [moment.replace(tzinfo=UTC), None]
 
 
 def test_the_checksum_depends_on_the_rows_but_not_on_their_order_or_batches() -> None:

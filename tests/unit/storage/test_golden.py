@@ -16,9 +16,10 @@ from kalda.sim.disk import SimDisk
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.dump import dump
+from kalda.storage.file_names import offset_of, parse_dir_name
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
-from kalda.storage.naming import offset_of, parse_dir_name
+from kalda.storage.log.snapshot_jobs import collect_aborted
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "storage"
 NODE = GOLDEN / "node"
@@ -204,8 +205,8 @@ def test_a_log_start_offset_within_a_segment_is_kept() -> None:
 def test_aborted_transactions_of_a_fetch() -> None:
     log = manager(golden_disk()).get(TopicPartition("transactional", 0))
     assert log is not None
-    all_of_them = log.aborted_transactions(0, log.log_end_offset)
+    all_of_them = collect_aborted(log.segments, 0, log.log_end_offset)
     assert [txn.first_offset for txn in all_of_them] == sorted(txn.first_offset for txn in all_of_them)
     assert len(all_of_them) == 10
-    assert [(txn.producer_id, txn.first_offset) for txn in log.aborted_transactions(9, 12)] == [(4, 3), (3, 11)]
+    assert [(txn.producer_id, txn.first_offset) for txn in collect_aborted(log.segments, 9, 12)] == [(4, 3), (3, 11)]
     assert log.last_stable_offset == log.high_watermark == log.log_end_offset

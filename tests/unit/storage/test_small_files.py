@@ -19,10 +19,10 @@ from kalda.storage.checkpoints import (
     write_offsets,
 )
 from kalda.storage.config import LogConfig
+from kalda.storage.file_names import marked_dir_name, parse_dir_name
 from kalda.storage.log import txn_index
 from kalda.storage.log.leader_epochs import LeaderEpochs
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
-from kalda.storage.naming import marked_dir_name, parse_dir_name
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import re
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kalda import Admin
 from kalda.base.durations import Durations, bucket_of, quantiles_ms, upper_end_us
 from kalda.base.errors import ApiError
 from kalda.broker.metrics.request_metrics import EVERY
@@ -33,6 +35,12 @@ BY_USE = {
     "ThrottleTimeMs",
     "partition-load-time-avg",
     "partition-load-time-max",
+    "write-latency-avg",
+    "write-latency-max",
+    "last-pruned-offset",
+    "DeadLetterQueueRecordCount",
+    "DeadLetterQueueTotalProduceRequestsPerSec",
+    "DeadLetterQueueFailedProduceRequestsPerSec",
     "EventQueueTimeMs",
     "EventQueueProcessingTimeMs",
     "election-latency-avg",
@@ -49,10 +57,11 @@ KAFKAS = Path(__file__).parents[2] / "golden" / "telemetry" / "mbeans.txt.gz"
 """Types and names of the MBeans of an Apache Kafka 4.3.1 that has served groups, transactions, compaction, quotas."""
 ABSENT_HERE = (
     r"-channel-metrics |(alter-partition|directory-assignments|forwarding|heartbeat|registration)-metrics ",
-    r"(Remote|Share)|share-|streams-group|consumer-group-|Acceptor|Processor |RequestChannel",
+    r"(Remote|Share)|share-group|streams-group|consumer-group-|Acceptor|Processor |RequestChannel",
     r"ExpiredConnectionsKilled|number-unknown-voter",
     r"(RequestQueue|ResponseQueue|ResponseSend|MessageConversions)TimeMs|TemporaryMemory|FetchMessageConversions",
-    r"group-coordinator-metrics (event|background|batch|thread)-|AvgIdleRatio|poll-idle|HandlerPool \w+RequestH",
+    r"(group|share)-coordinator-metrics (event|background|batch|thread)-|AvgIdleRatio|poll-idle",
+    r"HandlerPool \w+RequestH",
     r"(MinFetchRate|DeadThreadCount|FailedPartitionsCount|queue-size|load-error-count|subscription-request-rate)$",
     r"socket-server-metrics (\w+-byte|failed|io|network-io|request|response|reauth|select|successful|connection-c)",
     r"MemoryPool\w*Depleted",
@@ -74,8 +83,54 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m kalda.telemetry.catalog > docs/metrics.md"
 
 
+def numbers(page: str) -> dict[str, float]:
+    """The samples of a page of OpenMetrics, by name with labels."""
+    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def read(cluster: Cluster, node_id: int = 1) -> dict[str, float]:
+    listener = cluster.nodes[node_id].running.metrics_listener
+    assert listener is not None
+    with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics") as answer:
+        return numbers(answer.read().decode())
+
+
+@pytest.mark.parametrize("names", ["prometheus", "jmx"])
+def test_a_process_has_the_names_that_prometheus_has_given_it(names: str) -> None:
+    config = {"kalda.metrics.listener": "127.0.0.1:0", "kalda.metrics.names": names}
+    with Cluster(config=config) as cluster:
+        found = read(cluster)
+    process = psutil.Process()
+    assert found["process_start_time_seconds"] == pytest.approx(process.create_time(), abs=2)
+    assert 0 < found["process_cpu_seconds_total"] <= sum(process.cpu_times()[:2]) + 1
+    assert found["process_resident_memory_bytes"] > 10_000_000
+    assert 3 < found["process_open_fds"] < found["process_max_fds"]
+
+
+def test_groups_have_a_lag_where_their_coordinator_has_a_replica() -> None:
+    config = {"kalda.metrics.listener": "127.0.0.1:0", "kalda.metrics.logs.max": 3}
+    with Cluster(nodes=2, config=config) as cluster, Admin(cluster.client_config()) as admin:
+        cluster.create_topic("orders", assignment=[[1, 2]])
+        cluster.produce("orders", map(str, range(5)))
+        admin.alter_group_offsets("shop", {("orders", 0): 3}).check()
+        coordinator = admin.describe_groups(["shop"]).value("shop").coordinator
+        labels = '{consumergroup="shop",topic="orders",partition="0"}'
+        found = read(cluster, coordinator)
+        assert found[f"kafka_consumergroup_current_offset{labels}"] == 3
+        assert found[f"kafka_consumergroup_lag{labels}"] == 2
+        assert not any("consumergroup" in name for name in read(cluster, 3 - coordinator))
+        cluster.create_topic("elsewhere", assignment=[[3 - coordinator]])
+        admin.alter_group_offsets("shop", {("elsewhere", 0): 0}).check()
+        found = read(cluster, coordinator)
+        assert found[f"kafka_consumergroup_current_offset{labels.replace('orders', 'elsewhere')}"] == 0
+        assert f"kafka_consumergroup_lag{labels.replace('orders', 'elsewhere')}" not in found
+        admin.alter_group_offsets("other", {("orders", 0): 9, ("elsewhere", 0): 9}).check()
+        assert not any("consumergroup" in name for name in read(cluster, coordinator)), "there are too many"
+
+
 def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
-    with Cluster(brokers=1, config={"kalda.metrics.listener": "127.0.0.1:0"}) as cluster:
+    with Cluster(nodes=1, config={"kalda.metrics.listener": "127.0.0.1:0"}) as cluster:
         with CommandAdmin(cluster.bootstrap_servers) as client:
             limits = {"producer_byte_rate": 1e9, "consumer_byte_rate": 1e9, "request_percentage": 1e3}
             client.alter_client_quotas({(("client-id", None),): {**limits, "controller_mutation_rate": 1e3}}).check()
@@ -89,7 +144,7 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
             client.alter_group_offsets("g", {("measured", 0): 1}).check()
             client.list_topics()
             client.run("a heartbeat", single(Ask(ANY, HeartbeatRequest(group_id="g", member_id="m"))))
-            listener = cluster.nodes[1].metrics_listener
+            listener = cluster.nodes[1].running.metrics_listener
             assert listener is not None
             with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics.json") as answer:
                 rows = json.load(answer)
@@ -119,7 +174,12 @@ def test_a_node_has_the_metrics_of_the_catalog_and_no_others() -> None:
         assert values["FailedPartitionsCount", fetched_by] == 0
     assert values["MaxLag", "Replica"] == values["ReassigningPartitions",] == 0
     assert values["NumOffsets",] == values["offset-commit-count",] == 1
-    assert values["num-partitions", "active"] == 1
+    active = {"state": "active"}
+    led = {row["group"]: row["value"] for row in rows if row["name"] == "num-partitions" and row["tags"] == active}
+    assert led == {
+        "kafka.server:type=group-coordinator-metrics": 1,
+        "kafka.server:type=share-coordinator-metrics": 0,
+    }
     assert values["RemoteTimeMs", "1.0"] > 0, "of requests that were forwarded to the controller"
     assert values["NoKeyCompactedTopicRecordsPerSec",] == 1
     assert values["ReplicasCount", "measured", "0"] == values["InSyncReplicasCount", "measured", "0"] == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kalda.base.background import run_to_end
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid, uuid_from_text
 from kalda.telemetry import client_instances
@@ -205,9 +206,9 @@ def test_silent_instances_expire() -> None:
     made = instances(a={"metrics": "*", "interval.ms": "30000"})
     made.get(uuid(1), client(1), 0)
     made.get(uuid(2), client(2), 50_000)
-    made.expire(89_999)
+    run_to_end(made.expire(89_999))
     assert len(made) == 2
-    made.expire(90_000)
+    run_to_end(made.expire(90_000))
     assert list(made._instances) == [uuid(2)]
 
 

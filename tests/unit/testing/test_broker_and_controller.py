@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from kalda.base.errors import ErrorCode
 from kalda.base.pending import Pending
 from kalda.cli.commands import cli
 from kalda.controller.quorum_controller import QuorumController
-from kalda.network.client import RpcConnection
+from kalda.network.client.client import RpcConnection
 from kalda.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicResult,
@@ -26,15 +24,9 @@ from kalda.protocol.messages.topics import (
     CreateTopicsResponse,
 )
 from kalda.testing import Cluster
+from waiting import wait_until
 
 DEADLINE_S = 60.0
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it has not happened in a minute"
-        time.sleep(0.01)
 
 
 def kalda(*arguments: object, code: int = 0) -> Result:
@@ -91,18 +83,18 @@ def test_an_unregistered_broker_stays_away_until_it_is_restarted(
     def brokers() -> list[int]:
         return sorted(cluster.nodes[1].image.cluster.brokers)
 
-    with Cluster(brokers=2, config={"broker.heartbeat.interval.ms": 50}) as cluster:
+    with Cluster(nodes=2, config={"broker.heartbeat.interval.ms": 50}) as cluster:
         cluster.create_topic("t", assignment=[[2, 1]])
         where = ("--bootstrap-server", cluster.address(1))
         if at_controllers:
             controller = cluster.nodes[1].port("CONTROLLER")
             where = ("--bootstrap-controller", f"127.0.0.1:{controller}")
-        done = kalda("cluster", "unregister", "--id", 2, *where)
+        done = kalda("cluster", "unregister", "--yes", "--id", 2, *where)
         assert done.output == "Broker 2 is no longer registered.\n"
         wait_until(lambda: "broker 2 has been unregistered" in caplog.text)
         wait_until(lambda: brokers() == [1])
         assert cluster.nodes[1].image.topics.by_name["t"].partitions[0].leader == 1
-        again = kalda("cluster", "unregister", "--id", 2, *where, code=1)
+        again = kalda("cluster", "unregister", "--yes", "--id", 2, *where, code=1)
         assert again.output == (
             "kalda: broker 2: Broker ID 2 is not currently registered [BROKER_ID_NOT_REGISTERED] "
             "(kalda cluster describe --include-fenced-brokers lists the brokers that are registered)\n"

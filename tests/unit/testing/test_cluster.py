@@ -8,17 +8,23 @@ import gc
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kalda import CallTimeout, Consumer, Producer
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import TopicPartition
 from kalda.broker.process.node import Node, StartError
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.testing import Cluster, plugin
+from kalda.testing.clients import consume_all
+from waiting import wait_until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 TIMEOUT_S = 30
@@ -69,7 +75,7 @@ def test_a_topic_that_exists_is_not_created_again(lone: Cluster) -> None:
 
 
 def test_nodes_that_do_not_exist_or_are_already_running(lone: Cluster) -> None:
-    with pytest.raises(ValueError, match="node 2"):
+    with pytest.raises(ValueError, match="there is no node 2: the cluster has the nodes 1 to 1"):
         lone.kill_node(2)
     with pytest.raises(StartError, match="already running"):
         lone.start_node(1)
@@ -114,8 +120,74 @@ def test_in_a_coroutine() -> None:
     assert asyncio.run(round_trip()) == b"hello"
 
 
+def test_a_node_is_added_and_leads() -> None:
+    with Cluster() as cluster:
+        assert cluster.add_node({"log.segment.bytes": 1_048_576}) == 2
+        cluster.create_topic("orders", partitions=2, assignment=[[2, 1], [1, 2]])
+        assert cluster.leader("orders") == 2
+        assert cluster.nodes[2].config["log.segment.bytes"] == 1_048_576
+        cluster.produce("orders", ["a"], partition=0)
+        cluster.kill_node(2)
+        cluster.start_node(2)
+        assert [record.value for record in cluster.consume_all("orders")] == [b"a"]
+        assert cluster.bootstrap_servers.count(",") == 1
+
+
+def test_records_are_produced_and_consumed_at_once(lone: Cluster) -> None:
+    lone.create_topic("helped", partitions=2)
+    written = lone.produce("helped", [("k", "v"), (b"k", None)], partition=1)
+    written += lone.produce("helped", ["value", None], partition=0)
+    assert [(each.partition, each.offset) for each in written] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    found = [(each.partition, each.key, each.value) for each in lone.consume_all("helped")]
+    assert found == [(0, None, b"value"), (0, None, None), (1, b"k", b"v"), (1, b"k", None)]
+
+
+def test_records_that_the_leader_has_are_waited_for(lone: Cluster) -> None:
+    """A client may ask a leader of before, whose end is another."""
+    lone.create_topic("waited")
+    partition = TopicPartition("waited", 0)
+    assert lone._run(lone._written("waited")) == {partition: 0}
+    with ThreadPoolExecutor(1) as one:
+        found = one.submit(consume_all, lone.client_config(), "waited", 30.0, {partition: 2})
+        lone.produce("waited", ["first", "second"])
+        assert [record.value for record in found.result()] == [b"first", b"second"]
+    assert lone._run(lone._written("waited")) == {partition: 2}
+
+
+def test_records_of_an_open_transaction_are_not_consumed(lone: Cluster) -> None:
+    lone.create_topic("pending")
+    lone.produce("pending", ["before"])
+    with Producer({**lone.client_config(), "transactional.id": "open"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("pending", b"open").result()
+        assert [each.value for each in lone.consume_all("pending")] == [b"before"]
+        producer.abort_transaction()
+    assert [each.value for each in lone.consume_all("pending")] == [b"before"]
+
+
+def test_a_group_is_waited_for(lone: Cluster) -> None:
+    lone.create_topic("awaited", partitions=1)
+    lone.produce("awaited", ["a", "b"])
+    with pytest.raises(CallTimeout, match="group awaited has 1 members; there is no such group"):
+        lone.wait_for_group("awaited", timeout=0)
+    config = {**lone.client_config(), "group.id": "awaited", "auto.offset.reset": "earliest"}
+    with Consumer(config) as consumer:
+        consumer.subscribe(["awaited"])
+        assert len(consumer.poll(TIMEOUT_S)) == 2
+        assert len(lone.wait_for_group("awaited").members) == 1
+        with pytest.raises(CallTimeout, match="it is Stable with 1 members and has committed nothing"):
+            lone.wait_for_group("awaited", max_lag=0, timeout=0)
+        consumer.commit({("awaited", 0): 1})
+        with pytest.raises(CallTimeout, match="and a lag of 1"):
+            lone.wait_for_group("awaited", max_lag=0, timeout=0)
+        consumer.commit()
+        assert lone.wait_for_group("awaited", max_lag=0).state == "Stable"
+    assert lone.wait_for_group("awaited", members=0).state == "Empty"
+
+
 def test_three_brokers_have_each_other_in_their_metadata() -> None:
-    with Cluster(brokers=3) as cluster:
+    with Cluster(nodes=3) as cluster:
         cluster.create_topic("spread", partitions=3)
         assert all(sorted(node.image.cluster.brokers) == [1, 2, 3] for node in cluster.nodes.values())
         leaders = {p.leader for p in cluster.nodes[1].image.topics.by_name["spread"].partitions.values()}
@@ -151,10 +223,11 @@ def returned() -> Iterator[None]:
     gc.disable()
     try:
         yield
+        wait_until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
+        left = Counter(open_files()) - Counter(files)  # connections of tests before may have been closed meanwhile
+        assert not left
     finally:
         gc.enable()
-    assert open_files() == files
-    assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are listed in /proc, which Linux has")
@@ -165,7 +238,7 @@ class TestWhatANodeHas:
                 cluster.create_topic("t", partitions=3)
 
     def test_is_returned_by_a_kill_and_a_restart(self, returned: None) -> None:
-        with Cluster(brokers=3, network_faults=True) as cluster:
+        with Cluster(nodes=3, network_faults=True) as cluster:
             cluster.create_topic("t", partitions=3)
             cluster.kill_node(1)
             cluster.start_node(1)
@@ -181,7 +254,7 @@ class TestWhatANodeHas:
             listener = f"PLAINTEXT://127.0.0.1:{taken.getsockname()[1]}"
             controller = "CONTROLLER://127.0.0.1:0"
             both = {"listeners": f"{listener},{controller}", "advertised.listeners": f"{listener},{controller}"}
-            cluster = Cluster(brokers=3, node_configs={1: both})
+            cluster = Cluster(nodes=3, node_configs={1: both})
             with pytest.raises(StartError, match="in use"):
                 cluster.start()
 
@@ -192,8 +265,8 @@ class TestWhatANodeHas:
         async def fail() -> None:
             raise ValueError("cannot be closed")
 
-        close = node._broker.close
-        monkeypatch.setattr(node._broker, "close", fail)
+        close = node.running.broker.close
+        monkeypatch.setattr(node.running.broker, "close", fail)
         with pytest.raises(ValueError, match="cannot be closed"):
             cluster.stop()
         asyncio.run(close())  # what the fault has left

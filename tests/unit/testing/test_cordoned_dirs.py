@@ -12,19 +12,19 @@ import pytest
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.client.admin.topics import NewTopic
 from kalda.testing import Cluster
 
 DEADLINE_S = 60.0
-SECOND = Resource(ConfigResourceType.BROKER, "2")
+SECOND = ConfigResource(ConfigResourceType.BROKER, "2")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """The second broker has two log directories; its properties cordon both."""
     dirs = f"{tmp_path}/left,{tmp_path}/right"
-    with Cluster(brokers=2, node_configs={2: {"log.dirs": dirs, "cordoned.log.dirs": "*"}}) as running:
+    with Cluster(nodes=2, node_configs={2: {"log.dirs": dirs, "cordoned.log.dirs": "*"}}) as running:
         yield running
 
 

@@ -8,19 +8,21 @@ from collections.abc import Iterator
 import pytest
 from harness.blocking import BlockingConnection
 
-from kalda.base.errors import ErrorCode
+from kalda import Producer
+from kalda.base.errors import ErrorCode, KafkaError
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from kalda.records.batch import iter_batches
 from kalda.records.builder import build_batch, read_records
-from kalda.testing import Cluster
+from kalda.testing import Cluster, Network
+from waiting import wait_until
 
 TOPIC = "orders"
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3, network_faults=True, config={"replica.lag.time.max.ms": 2_000}) as running:
+    with Cluster(nodes=3, network_faults=True, config={"replica.lag.time.max.ms": 2_000}) as running:
         running.create_topic(TOPIC, configs={"min.insync.replicas": 2})
         yield running
 
@@ -110,7 +112,7 @@ def test_two_nodes_that_do_not_reach_each_other(cluster: Cluster) -> None:
 
 
 def test_faults_name_nodes_of_the_cluster() -> None:
-    with Cluster(brokers=2, network_faults=True) as cluster:
+    with Cluster(nodes=2, network_faults=True) as cluster:
         with pytest.raises(ValueError, match="no node 3"):
             cluster.network.cut(1, 3)
         cluster.kill_node(2)
@@ -124,7 +126,7 @@ def test_faults_name_nodes_of_the_cluster() -> None:
 
 
 def test_a_node_behind_an_open_link_that_is_down_is_refused() -> None:
-    with Cluster(brokers=2, network_faults=True) as cluster:
+    with Cluster(nodes=2, network_faults=True) as cluster:
         place = cluster._place(2)
         host = cluster.network.host(1)
         address = host.route("127.0.0.1", place.port)
@@ -137,3 +139,47 @@ def test_a_node_behind_an_open_link_that_is_down_is_refused() -> None:
         assert not cluster._run(host.is_refused(*address)), "nothing answers over a stalled link"
         cluster.network.heal()
         cluster.start_node(2)
+
+
+def test_clients_are_cut_off_from_a_node_that_the_others_reach() -> None:
+    with Cluster(nodes=3, network_faults=True) as cluster:
+        cluster.create_topic(TOPIC)
+        leader = cluster.leader(TOPIC)
+        cluster.network.cut(Network.CLIENTS, leader)
+        with pytest.raises(KafkaError, match="the connection was lost"):
+            connect(cluster, leader)
+        config = {**cluster.client_config(), "delivery.timeout.ms": 500, "request.timeout.ms": 400, "linger.ms": 0}
+        with Producer(config) as producer, pytest.raises(KafkaError):
+            producer.send(TOPIC, b"lost").result()
+        assert cluster.leader(TOPIC) == leader, "the nodes reach each other: nothing is elected"
+        cluster.network.heal()
+        cluster.produce(TOPIC, ["after"])
+        assert [record.value for record in cluster.consume_all(TOPIC)] == [b"after"]
+
+
+def test_clients_are_on_a_side_of_a_partition() -> None:
+    with Cluster(nodes=3, network_faults=True) as cluster:
+        cluster.create_topic(TOPIC, configs={"min.insync.replicas": 2})
+        old = cluster.leader(TOPIC)
+        others = sorted({1, 2, 3} - {old})
+        cluster.network.partition([Network.CLIENTS, *others], breaks=True)
+        cluster.wait_for_leader(TOPIC, other_than=old)
+        assert len(cluster.produce(TOPIC, ["a", "b"])) == 2
+        cluster.network.heal()
+        wait_until(
+            lambda: cluster.nodes[old].image.topics.by_name[TOPIC].partitions[0].leader != old,
+            "the former leader, which a client may ask first, has received its successor",
+        )
+        assert [record.value for record in cluster.consume_all(TOPIC)] == [b"a", b"b"]
+
+
+def test_a_node_that_is_added_is_on_the_network() -> None:
+    with Cluster(network_faults=True) as cluster:
+        added = cluster.add_node()
+        cluster.create_topic(TOPIC, assignment=[[added, 1]])
+        cluster.produce(TOPIC, ["a"])
+        cluster.network.partition([added])
+        assert cluster.wait_for_leader(TOPIC, other_than=added) == 1
+        cluster.network.heal()
+        with pytest.raises(ValueError, match="there is no node 3: the cluster has the nodes 1 to 2"):
+            cluster.network.stall(1, 3)

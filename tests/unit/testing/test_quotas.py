@@ -22,7 +22,7 @@ from kalda.base.configs.resources import ConfigResourceType
 from kalda.broker.process.node import StartError
 from kalda.cli.commands import cli
 from kalda.cli.common.command_admin import CommandAdmin
-from kalda.client.admin.configs import Resource
+from kalda.client.admin.configs import ConfigResource
 from kalda.network.free_ports import free_ports
 from kalda.protocol.framing import encode_request
 from kalda.protocol.messages.fetch import FetchRequest, FetchRequestFetchPartition, FetchRequestFetchTopic
@@ -31,6 +31,7 @@ from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from kalda.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from kalda.records.builder import build_batch
 from kalda.testing import Cluster
+from waiting import wait_until
 
 DEADLINE_S = 30.0
 CALLBACK = """
@@ -67,26 +68,18 @@ def produce(connection: BlockingConnection, size: int = 20_000) -> int:
     return int(response.throttle_time_ms)
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_quota_takes_effect_on_an_open_connection_and_ends_when_it_is_removed(cluster: Cluster) -> None:
     with CommandAdmin(cluster.bootstrap_servers) as admin, connect(cluster, "loader") as connection:
         assert produce(connection) == 0
         admin.alter_client_quotas({(("client-id", "loader"),): {"producer_byte_rate": 1_900.0}}).check()
-        until(lambda: produce(connection) > 0)
+        wait_until(lambda: produce(connection) > 0)
         found = admin.describe_client_quotas({"client-id": "loader"})
         assert found == {(("client-id", "loader"),): {"producer_byte_rate": 1_900.0}}
         with connect(cluster, "other") as other:
             assert produce(other) == 0
         admin.alter_client_quotas({(("client-id", "loader"),): {"producer_byte_rate": None}}).check()
         node = cluster.nodes[1]
-        assert node._quotas is not None
-        until(lambda: not node._quotas.managers.produce.is_enabled)
+        wait_until(lambda: not node.running.parts.quotas.managers.produce.is_enabled)
     with connect(cluster, "loader") as connection:
         assert produce(connection) == 0
 
@@ -112,7 +105,7 @@ def test_a_throttled_fetch_gets_no_records_and_the_connection_is_muted(cluster: 
             throttled.append(fetch())
             return bool(throttled[-1].throttle_time_ms)
 
-        until(is_throttled)
+        wait_until(is_throttled)
         assert throttled[-1].responses == []
         began = time.monotonic()
         assert connection.request(MetadataRequest(topics=[])).brokers
@@ -136,13 +129,13 @@ def test_mutations_of_a_client_are_refused_by_the_controller(cluster: Cluster) -
             answers.append(create(f"m{len(answers)}"))
             return bool(answers[-1].topics[0].error_code == 89)
 
-        until(is_refused)
+        wait_until(is_refused)
         assert 0 < answers[-1].throttle_time_ms <= 40_000
         admin.alter_client_quotas({(("client-id", "creator"),): {"controller_mutation_rate": None}}).check()
 
 
 def get(cluster: Cluster, path: str) -> tuple[int, str]:
-    listener = cluster.nodes[1].metrics_listener
+    listener = cluster.nodes[1].running.metrics_listener
     assert listener is not None
     connection = http.client.HTTPConnection("127.0.0.1", listener.port, timeout=10)
     connection.request("GET", path)
@@ -190,6 +183,11 @@ def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:
     [node] = json.loads(run("explain", "throttle", "--client", "cli", "--json"))
     assert node["quotas"][0]["decisions"]
     assert "not limited" in run("explain", "throttle", "--client", "nobody")
+    with CommandAdmin(cluster.bootstrap_servers) as admin:
+        admin.alter_group_offsets("copies", {("t", 0): 0}).check()
+    assert "copies, a classic group: Empty, generation 0, 0 members" in run("explain", "rebalance", "copies")
+    unknown = CliRunner().invoke(cli, ["explain", "rebalance", "unknown", *address])
+    assert (unknown.exit_code, "broker 1: GROUP_ID_NOT_FOUND" in unknown.output) == (1, True)
     forged = ("\n\x1b[31mbroker 1\u202e" + "x" * 32_767)[:32_765]
     run("quotas", "alter", "--client-id-default", "--set", "producer_byte_rate=15000")
     with connect(cluster, forged) as connection:
@@ -215,12 +213,11 @@ def test_commands_over_a_nodes_quotas(cluster: Cluster) -> None:
 def test_a_dynamic_rate_of_connections_of_an_address(cluster: Cluster) -> None:
     with CommandAdmin(cluster.bootstrap_servers) as admin:
         node = cluster.nodes[1]
-        assert node._server is not None
-        limits = node._server._admissions[False]._ip_limits
+        limits = node.running.listeners.server._admissions[False]._ip_limits
         admin.alter_client_quotas({(("ip", "10.9.8.7"),): {"connection_creation_rate": 5.0}}).check()
-        until(lambda: limits.get("10.9.8.7") == 5.0)
+        wait_until(lambda: limits.get("10.9.8.7") == 5.0)
         admin.alter_client_quotas({(("ip", "10.9.8.7"),): {"connection_creation_rate": None}}).check()
-        until(lambda: "10.9.8.7" not in limits)
+        wait_until(lambda: "10.9.8.7" not in limits)
 
 
 def test_rates_of_replication_are_dynamic(cluster: Cluster) -> None:
@@ -229,9 +226,13 @@ def test_rates_of_replication_are_dynamic(cluster: Cluster) -> None:
     throttle = replicas.throttle
     assert throttle is not None
     with CommandAdmin(cluster.bootstrap_servers) as admin:
-        admin.set_configs(Resource(ConfigResourceType.BROKER, "1"), {"leader.replication.throttled.rate": "1000000"})
-        admin.set_configs(Resource(ConfigResourceType.TOPIC, "t"), {"leader.replication.throttled.replicas": "0:1"})
-        until(lambda: throttle.is_enabled)
+        admin.set_configs(
+            ConfigResource(ConfigResourceType.BROKER, "1"), {"leader.replication.throttled.rate": "1000000"}
+        )
+        admin.set_configs(
+            ConfigResource(ConfigResourceType.TOPIC, "t"), {"leader.replication.throttled.replicas": "0:1"}
+        )
+        wait_until(lambda: throttle.is_enabled)
         assert throttle.is_throttled("t", 0)
 
 
@@ -256,10 +257,10 @@ def test_an_operators_class_is_loaded_anew_when_its_file_changes(
         with connect(cluster, "any") as connection:
             assert produce(connection) == 0
             put("LIMIT = 'broken\n", second_ns + 1)
-            until(lambda: "cannot be loaded" in caplog.text)
+            wait_until(lambda: "cannot be loaded" in caplog.text)
             assert produce(connection) == 0, "the former one stays"
             put("LIMIT = 5e+3\n", second_ns + 2)  # of the length, and in the second, of the first one
-            until(lambda: produce(connection, 5_000) > 0)
+            wait_until(lambda: produce(connection, 5_000) > 0)
 
 
 def test_a_class_that_fails_limits_nobody(
@@ -290,8 +291,7 @@ def test_a_class_that_cannot_be_used_stops_the_start(tmp_path: Path, monkeypatch
 def limited_to(cluster: Cluster, limit: int) -> bool:
     """Whether of `limit` + 5 connections at the same time as many as `limit` are served. Others wait, or are closed."""
     node = cluster.nodes[1]
-    assert node._server is not None
-    admission = node._server._admissions[False]
+    admission = node.running.listeners.server._admissions[False]
     host, _, port = cluster.bootstrap_servers.partition(":")
     body = b"".join(encode_request(ApiVersionsRequest(), 3, 1, "test"))
     with contextlib.ExitStack() as held:
@@ -306,7 +306,7 @@ def limited_to(cluster: Cluster, limit: int) -> bool:
                 with contextlib.suppress(OSError):
                     heard += bool(each.recv(1))
         is_limited = admission.count == limit
-    until(lambda: admission.count == 0)
+    wait_until(lambda: admission.count == 0)
     return is_limited
 
 
@@ -323,12 +323,11 @@ def test_overrides_of_connections_name_hosts(tmp_path: Path) -> None:
     with Cluster(config={"max.connections.per.ip.overrides": "localhost:4"}) as cluster:
         assert limited_to(cluster, 4)
         with CommandAdmin(cluster.bootstrap_servers) as admin:
-            every = Resource(ConfigResourceType.BROKER, "")
+            every = ConfigResource(ConfigResourceType.BROKER, "")
             admin.set_configs(every, {"max.connections.per.ip.overrides": "localhost:6"})
             node = cluster.nodes[1]
-            assert node._server is not None
-            server = node._server
-            until(lambda: server.limits.max_connections_per_ip_overrides.get("127.0.0.1") == 6)
+            server = node.running.listeners.server
+            wait_until(lambda: server.limits.max_connections_per_ip_overrides.get("127.0.0.1") == 6)
         assert limited_to(cluster, 6)
     with pytest.raises(StartError, match=r"the host nowhere\.invalid has no address"):
         Cluster(config={"max.connections.per.ip.overrides": "nowhere.invalid:4"}).start()

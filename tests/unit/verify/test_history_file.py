@@ -8,7 +8,7 @@ import pytest
 from hand_made import COMMITTED, UNKNOWN, A, log, read, transaction
 
 from kalda.verify.history import FinalLog, History, Seen
-from kalda.verify.history_file import FIRST_LINE, MalformedHistory, read_history, write_history, write_operation
+from kalda.verify.history_file import FIRST_LINE, MalformedHistory, read_history, write_operation
 
 LINES = [FIRST_LINE, write_operation(transaction("p", COMMITTED, (A, "x", 0))), write_operation(log(A, "x"))]
 
@@ -53,7 +53,11 @@ def test_a_malformed_line_is_named(lines: list[str], words: str) -> None:
 
 
 def test_a_visible_record_may_differ_from_the_log_s() -> None:
+    operations = (
+        FinalLog(A, 0, 2, 2, (Seen(0, "x"),), (Seen(0, "y"), Seen(1, "z"))),
+        read(A, 0, 1, (0, "x"), of="p/0/0"),
+    )
     history = History()
-    history.add(FinalLog(A, 0, 2, 2, (Seen(0, "x"),), (Seen(0, "y"), Seen(1, "z"))))
-    history.add(read(A, 0, 1, (0, "x"), of="p/0/0"))
-    assert read_history(write_history(history)) == history
+    for operation in operations:
+        history.add(operation)
+    assert read_history([FIRST_LINE, *map(write_operation, operations)]) == history

@@ -7,7 +7,7 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `topic`, `group`, `client_metrics`: the tables of the other resources, and checks across several keys
 - `client`: the keys that all clients have, and how their configurations are gathered
 - `oauthbearer`: those of OAUTHBEARER, of nodes as well
-- `consumer`, `admin`: the tables of consumers and admin clients
+- `consumer`, `share_consumer`, `admin`: the tables of consumers, share consumers and admin clients
 - `producer`: the keys of producers, and what must hold between them
 - `quorum_addresses`, `listeners`: addresses inside values
 - `server_values`, `server_checks`, `server`: a node's configuration: its values, what must hold between them, both
@@ -15,5 +15,6 @@ Pure functions of texts and mappings: no file is read, and the state of the clus
 - `resources`: kinds of resources with configs, sources of values, operations of alterations
 - `describe`: effective values with their source and synonyms
 - `documentation`: a line on each key
+- `other_names`: what Kalda has for keys of other clients
 - `without_effect`: keys that are accepted but have no effect, and the reasons
 """

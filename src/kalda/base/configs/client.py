@@ -80,6 +80,7 @@ CLIENT_SECURITY_KEYS = (
 
 
 KEYS = (
+    Key("bootstrap.resolve.timeout.ms", LONG, 0, AtLeast(0)),
     Key("bootstrap.servers", LIST, (), Items()),
     Key(
         "client.dns.lookup",
@@ -92,6 +93,7 @@ KEYS = (
     Key("connections.max.idle.ms", LONG, 540_000),
     Key("enable.metrics.push", BOOLEAN, True),
     Key("interceptor.classes", LIST, (), Items()),
+    Key("metadata.cluster.check.enable", BOOLEAN, True),
     Key("metadata.max.age.ms", LONG, 300_000, AtLeast(0)),
     Key("metadata.recovery.rebootstrap.trigger.ms", LONG, 300_000, AtLeast(0)),
     Key("metadata.recovery.strategy", STRING, "rebootstrap", OneOfAnyCase("REBOOTSTRAP", "NONE")),
@@ -118,6 +120,8 @@ KEYS = (
 class ClientConfig:
     """What every client's configuration has; sizes in bytes, times in ms. Fields have the names of Kafka's keys."""
 
+    bootstrap_resolve_timeout_ms: int
+    """0: each call ends with its own timeout."""
     bootstrap_servers: tuple[str, ...]
     client_id: str
     connections_max_idle_ms: int
@@ -125,6 +129,8 @@ class ClientConfig:
     metadata_max_age_ms: int
     rebootstrap_trigger_ms: int
     may_rebootstrap: bool
+    checks_cluster: bool
+    """Whether connections name the cluster and the node that they are for (KIP-1242)."""
     reconnect_backoff_ms: int
     reconnect_backoff_max_ms: int
     request_timeout_ms: int
@@ -142,6 +148,7 @@ def shared_fields(values: Mapping[str, Value]) -> dict[str, Any]:
     """The fields of `ClientConfig`."""
     at = cast(Mapping[str, Any], values)
     return {
+        "bootstrap_resolve_timeout_ms": at["bootstrap.resolve.timeout.ms"],
         "bootstrap_servers": at["bootstrap.servers"],
         "client_id": at["client.id"],
         "connections_max_idle_ms": at["connections.max.idle.ms"],
@@ -149,6 +156,7 @@ def shared_fields(values: Mapping[str, Value]) -> dict[str, Any]:
         "metadata_max_age_ms": at["metadata.max.age.ms"],
         "rebootstrap_trigger_ms": at["metadata.recovery.rebootstrap.trigger.ms"],
         "may_rebootstrap": at["metadata.recovery.strategy"].lower() == "rebootstrap",
+        "checks_cluster": at["metadata.cluster.check.enable"],
         "reconnect_backoff_ms": at["reconnect.backoff.ms"],
         "reconnect_backoff_max_ms": at["reconnect.backoff.max.ms"],
         "request_timeout_ms": at["request.timeout.ms"],
@@ -201,5 +209,9 @@ def _as_text(key: Key, value: object) -> str | None:
 def _unknown(table: Definition, given: str, name: str) -> InvalidConfig:
     from difflib import get_close_matches
 
+    from kalda.base.configs.other_names import counterpart
+
+    if (why := counterpart(given)) is not None:
+        return InvalidConfig(f"there is no configuration {given}: {why}")
     near = get_close_matches(name, table.names(), 1, 0.0)
     return InvalidConfig(f"there is no configuration {given}; the nearest is {near[0]}")

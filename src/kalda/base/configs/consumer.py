@@ -22,6 +22,7 @@ from kalda.base.configs.definition import (
     NonEmpty,
     OneOfAnyCase,
 )
+from kalda.base.configs.other_names import offset_reset_counterpart
 
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 KEYS = (
@@ -166,6 +167,10 @@ def _reset(text: str) -> tuple[str, int | None]:
         parts = {name: float(value or 0) for name, value in matched.groupdict().items()}
         seconds = ((parts["days"] * 24 + parts["hours"]) * 60 + parts["minutes"]) * 60 + parts["seconds"]
         return policy, int(seconds * 1000)
+    if (here := offset_reset_counterpart(policy)) is not None:
+        raise InvalidConfig(
+            f"Invalid value {text} for configuration auto.offset.reset: it is librdkafka's name for {here}"
+        )
     if policy not in ("earliest", "latest", "none") or duration:
         raise InvalidConfig(
             f"Invalid value {text} for configuration auto.offset.reset: earliest, latest, none or "

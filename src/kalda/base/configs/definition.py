@@ -368,6 +368,12 @@ class Definition:
         """Names in the order of the table."""
         return list(self._keys)
 
+    def near(self, name: str) -> str | None:
+        """The name that an unknown one was perhaps meant to be; None where none is like it."""
+        from difflib import get_close_matches
+
+        return next(iter(get_close_matches(name, self.names(), 1)), None)
+
     def default(self, name: str) -> Value:
         """A key's default; None where it has none."""
         default = self._keys[name].default

@@ -90,10 +90,10 @@ def describe_cluster_default(layers: Layers, names: Collection[str] | None = Non
 def describe_group(
     layers: Layers, config: ServerConfig, overrides: Mapping[str, str], names: Collection[str] | None = None
 ) -> list[Entry]:
-    """A group's configs; those that are not set come from the broker's."""
+    """A group's configs, internal ones where the group sets them; those that are not set come from the broker's."""
     entries = []
     for key in GROUP:
-        if names is not None and key.name not in names:
+        if (key.internal and key.name not in overrides) or (names is not None and key.name not in names):
             continue
         synonym = GROUP_SYNONYMS.get(key.name)
         if synonym is not None:

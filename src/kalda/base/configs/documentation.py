@@ -50,6 +50,14 @@ BROKER: dict[str, str] = {
     "early.start.listeners": "Listeners that open before the authorizer is ready.",
     "fetch.max.bytes": "Bytes a fetch response may have.",
     "follower.replication.throttled.rate": "Bytes a second that throttled replicas may copy to this broker.",
+    "errors.deadletterqueue.auto.create.topics.enable": (
+        "Whether a missing dead letter topic is created when a share group has a dead letter for it."
+    ),
+    "errors.deadletterqueue.topic.name.prefix": (
+        "How the names of dead letter topics of share groups must begin; empty: they have any name."
+    ),
+    "group.streams.assignors": "Task assignors of streams groups, the default first.",
+    "group.streams.rack.aware.assignment.tags": "Client tags over whose values standby copies are to be spread.",
     "group.consumer.assignors": "Server-side assignors of consumer groups, the default first.",
     "group.consumer.heartbeat.interval.ms": "Heartbeat interval that consumer group members receive.",
     "group.consumer.max.size": "Members a consumer group may have.",
@@ -174,6 +182,10 @@ BROKER: dict[str, str] = {
     "max.connections": "Connections that may be open at a time.",
     "max.connections.per.ip": "Connections that one address may have open at a time.",
     "max.connections.per.ip.overrides": "Other limits for single addresses and hosts, as address:count or host:count.",
+    "max.decompressed.message.bytes": (
+        "Largest record that is accepted in a compressed batch, decompressed. What one batch may decompress to is "
+        "bounded in any case."
+    ),
     "max.incremental.fetch.session.cache.slots": "Incremental fetch sessions that are kept.",
     "max.request.partition.size.limit": "Partitions that one DescribeTopicPartitions response may list.",
     "message.max.bytes": "Largest record batch that is accepted, after compression.",
@@ -268,6 +280,7 @@ TOPIC: dict[str, str] = {
     "delete.retention.ms": (
         "How long a compacted topic keeps tombstones, so that a consumer that reads from the start sees deletions."
     ),
+    "errors.deadletterqueue.group.enable": "Whether share groups may write dead letters to the topic.",
     "file.delete.delay.ms": "Time between taking a segment out of the log and removing its files.",
     "flush.messages": "Number of records after which the log is forced to disk; replication makes this rarely useful.",
     "flush.ms": "Time after which the log is forced to disk; replication makes this rarely useful.",
@@ -287,6 +300,10 @@ TOPIC: dict[str, str] = {
         "With tiered storage, how long a partition keeps segments on local disk; -2 means retention.ms."
     ),
     "max.compaction.lag.ms": "Longest time for which a record may stay uncompacted.",
+    "max.decompressed.message.bytes": (
+        "Largest record that is accepted in a compressed batch, decompressed. What one batch may decompress to is "
+        "bounded in any case."
+    ),
     "max.message.bytes": "Largest record batch that is accepted, after compression.",
     "message.timestamp.after.max.ms": (
         "How far a record's timestamp may lie ahead of the broker's clock before the record is refused."
@@ -319,10 +336,19 @@ TOPIC: dict[str, str] = {
     ),
 }
 GROUP: dict[str, str] = {
+    "consumer.assignor.offload.enable": "Whether Apache Kafka assigns the consumer group's partitions in a thread.",
     "consumer.assignment.interval.ms": "Shortest time between two assignments of the group.",
     "consumer.heartbeat.interval.ms": "Interval of the members' heartbeats.",
     "consumer.session.timeout.ms": "Time without heartbeats after which a member is removed.",
+    "errors.deadletterqueue.copy.record.enable": (
+        "Whether a dead letter has the key and the value of its record, beside the headers that say where it is from."
+    ),
+    "errors.deadletterqueue.topic.name": (
+        "Topic of the share group's dead letters: of records that members reject, or that were delivered too often. "
+        "Empty: there are none."
+    ),
     "share.assignment.interval.ms": "Shortest time between two assignments of the share group.",
+    "share.assignor.offload.enable": "Whether Apache Kafka assigns the share group's partitions in a thread.",
     "share.auto.offset.reset": (
         "Where a share group begins: `latest`, `earliest`, or `by_duration:` and an ISO 8601 duration."
     ),
@@ -333,11 +359,17 @@ GROUP: dict[str, str] = {
     "share.record.lock.duration.ms": "Time for which a member holds a record.",
     "share.renew.acknowledge.enable": "Whether a member may prolong its hold on a record.",
     "share.session.timeout.ms": "Time without heartbeats after which a share member is removed.",
+    "streams.acceptable.recovery.lag": "Offsets by which the state of a task may be behind and count as caught up.",
     "streams.assignment.interval.ms": "Shortest time between two assignments of the streams group.",
+    "streams.assignor.name": "Task assignor of the streams group, one of `group.streams.assignors`; unset: the first.",
+    "streams.assignor.offload.enable": "Whether Apache Kafka assigns the streams group's tasks in a thread.",
     "streams.heartbeat.interval.ms": "Interval of the streams members' heartbeats.",
     "streams.initial.rebalance.delay.ms": "Time for which a new streams group waits for more members.",
     "streams.num.standby.replicas": "Standby copies of each task's state.",
+    "streams.num.warmup.replicas": "Copies of tasks that Apache Kafka may warm up before they move.",
+    "streams.rack.aware.assignment.tags": "Client tags over whose values standby copies are to be spread.",
     "streams.session.timeout.ms": "Time without heartbeats after which a streams member is removed.",
+    "streams.task.offset.interval.ms": "How often streams members report how far the state of their tasks is.",
 }
 CLIENT_METRICS: dict[str, str] = {
     "interval.ms": "Interval at which matching clients push.",
@@ -376,8 +408,16 @@ CLIENT: dict[str, str] = {
     "bootstrap.controllers": (
         "host:port pairs of some controllers, for requests to them instead of to brokers; excludes `bootstrap.servers`."
     ),
+    "bootstrap.resolve.timeout.ms": (
+        "Time from its first attempt after which a client fails for good where no bootstrap host has an address. With "
+        "0 there is no such time: each attempt to connect resolves names, and calls end with their own timeouts."
+    ),
     "bootstrap.servers": "host:port pairs of some brokers, from which the client learns of all others.",
     "buffer.memory": "Bytes of records that may wait to be sent or acknowledged; beyond them `send` waits.",
+    "buffer.memory.allocation.strategy": (
+        "How batches take `buffer.memory`: `batch.size` at once (`full`), or as records are appended (`incremental`, "
+        "KIP-1332), so that batches of many partitions share a small memory; growing copies them."
+    ),
     "check.crcs": "Whether the checksums of batches are compared.",
     "client.dns.lookup": "Every address of a host is tried in turn (`use_all_dns_ips`); the other value has no effect.",
     "client.id": "Name of the client in the brokers' logs, metrics and quotas; without one it gets a numbered name.",
@@ -407,6 +447,13 @@ CLIENT: dict[str, str] = {
     "fetch.min.bytes": "Bytes for which a broker waits before it answers.",
     "group.id": "Consumer group of the consumer; without one it only reads assigned partitions and commits nothing.",
     "group.instance.id": "Name of a static member, whose partitions stay its own through a restart (KIP-345).",
+    "share.acknowledgement.mode": (
+        "`implicit`: the next poll or commit accepts what polls have returned. `explicit`: the application "
+        "acknowledges each record."
+    ),
+    "share.acquire.mode": (
+        "`batch_optimized`: brokers hand out whole record batches. `record_limit`: never more than `max.poll.records`."
+    ),
     "group.protocol": "`classic`, or `consumer` where the brokers assign partitions (KIP-848).",
     "group.remote.assignor": "The brokers' assignor for `group.protocol=consumer`; without one they choose.",
     "heartbeat.interval.ms": "Time between heartbeats to the coordinator of a classic group.",
@@ -436,6 +483,10 @@ CLIENT: dict[str, str] = {
     "max.poll.interval.ms": "Time between two calls of `poll` after which the consumer leaves its group.",
     "max.poll.records": "Records that `poll` returns at most.",
     "max.request.size": "Bytes that a request, and so a record, may have.",
+    "metadata.cluster.check.enable": (
+        "Name the cluster and the broker that a connection is for. Another one, to which an address or a load balancer "
+        "led, says so, and the bootstrap servers are used again (KIP-1242). Not with `metadata.recovery.strategy=none`."
+    ),
     "metadata.max.age.ms": "Metadata is fetched again after this time, also where nothing has changed.",
     "metadata.max.idle.ms": "A topic to which nothing was sent for this time leaves the client's metadata.",
     "metadata.recovery.rebootstrap.trigger.ms": (

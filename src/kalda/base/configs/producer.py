@@ -22,12 +22,14 @@ from kalda.base.configs.definition import (
     Key,
     NonEmpty,
     OneOf,
+    OneOfAnyCase,
 )
 
 KEYS = (
     Key("acks", STRING, "all", OneOf("all", "-1", "0", "1")),
     Key("batch.size", INT, 16_384, AtLeast(0)),
     Key("buffer.memory", LONG, 32 * 1024 * 1024, AtLeast(0)),
+    Key("buffer.memory.allocation.strategy", STRING, "full", OneOfAnyCase("FULL", "INCREMENTAL")),
     Key("compression.gzip.level", INT, -1, GzipLevel()),
     Key("compression.lz4.level", INT, 9, Between(1, 17)),
     Key("compression.type", STRING, "none", OneOf("none", "gzip", "snappy", "lz4", "zstd")),
@@ -66,6 +68,8 @@ class ProducerConfig(client.ClientConfig):
     batch_size: int
     """At least 1."""
     buffer_memory: int
+    grows_batches: bool
+    """`buffer.memory.allocation.strategy=incremental`."""
     compression_type: str
     compression_level: int | None
     delivery_timeout_ms: int
@@ -101,6 +105,7 @@ def producer_config(given: Mapping[str, object] | None, keywords: Mapping[str, o
         acks=acks,
         batch_size=max(1, at["batch.size"]),
         buffer_memory=at["buffer.memory"],
+        grows_batches=at["buffer.memory.allocation.strategy"].lower() == "incremental",
         compression_type=codec,
         compression_level=at.get(f"compression.{codec}.level"),
         delivery_timeout_ms=_delivery_timeout(at, raw),

@@ -6,7 +6,7 @@ is unknown are kept, since plugins may read them; `unknown` lists them for a war
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,18 @@ _DEFAULT_PRINCIPAL_BUILDER = "org.apache.kafka.common.security.authenticator.Def
 
 _OF_THE_AUTHORIZER = ("super.users", "allow.everyone.if.no.acl.found")
 """Keys that no table of Kafka has: its StandardAuthorizer reads them."""
+
+
+def unknown_properties(names: Iterable[str]) -> list[str]:
+    """Those of the names that no table has."""
+    return [
+        name
+        for name in names
+        if base_name(name) not in BROKER
+        and name not in DYNAMIC_ONLY
+        and name not in _OF_THE_AUTHORIZER
+        and not name.startswith("config.providers.")
+    ]
 
 
 class ServerValues:
@@ -53,14 +65,7 @@ class ServerValues:
     @cached_property
     def unknown(self) -> list[str]:
         """Properties that no table has."""
-        return [
-            name
-            for name in self.properties
-            if base_name(name) not in BROKER
-            and name not in DYNAMIC_ONLY
-            and name not in _OF_THE_AUTHORIZER
-            and not name.startswith("config.providers.")
-        ]
+        return unknown_properties(self.properties)
 
     def is_set(self, name: str) -> bool:
         """True where the properties have the key."""

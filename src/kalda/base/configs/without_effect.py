@@ -15,7 +15,10 @@ from kalda.base.configs.topic import TOPIC
 _TIERING = "this release has no tiered storage, all records stay in the log directories"
 _JAVA = "it concerns Java's security providers and random sources; OpenSSL and the system's are used here"
 _KERBEROS = "tickets are got by the key table, or from the cache that kinit fills, when a connection needs one"
-_GROUPS = "this release coordinates classic groups only"
+_NO_WARMUP = "tasks of streams groups move without copies that warm up, as in Apache Kafka 4.4"
+_ONE_ASSIGNOR = "share groups have the assignor simple"
+_JAVA_CLASSES = "it names a class of Java, which cannot be loaded"
+_ASSIGNORS_IN_STEPS = "assignors always run in short steps between requests, so a large group holds nobody up"
 _METRICS = "kalda.metrics.listener serves metrics, over windows of fixed length; reporters of Java cannot be loaded"
 _ONE_THREAD = "one thread reads, handles and answers requests as they come, without a queue; start more nodes instead"
 _PURGATORY = "a request that no longer waits is removed at once"
@@ -44,13 +47,20 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "sasl.kerberos.min.time.before.relogin",
         "sasl.kerberos.ticket.renew.jitter",
     ),
-    _GROUPS: (
-        "group.consumer.",
-        "group.coordinator.rebalance.protocols",
-        "group.share.",
-        "group.streams.",
-        "share.coordinator.",
-        "share.fetch.",
+    _NO_WARMUP: (
+        "group.streams.max.warmup.replicas",
+        "group.streams.num.warmup.replicas",
+    ),
+    _ONE_ASSIGNOR: ("group.share.assignors",),
+    _JAVA_CLASSES: (
+        "group.share.dlq.manager.class.name",
+        "group.share.persister.class.name",
+        "group.streams.topology.description.plugin.class",
+    ),
+    _ASSIGNORS_IN_STEPS: (
+        "group.consumer.assignor.offload.enable",
+        "group.share.assignor.offload.enable",
+        "group.streams.assignor.offload.enable",
     ),
     _METRICS: ("kafka.metrics.", "metric.reporters", "metrics."),
     _ONE_THREAD: (
@@ -59,8 +69,10 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "num.io.threads",
         "num.network.threads",
         "queued.max.requests",
+        "share.coordinator.threads",
     ),
     _PURGATORY: (
+        "share.fetch.purgatory.purge.interval.requests",
         "delete.records.purgatory.purge.interval.requests",
         "fetch.purgatory.purge.interval.requests",
         "producer.purgatory.purge.interval.requests",
@@ -70,22 +82,24 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "controller.quorum.append.linger.ms",
         "group.coordinator.append.linger.ms",
         "group.coordinator.cached.buffer.max.bytes",
+        "share.coordinator.append.linger.ms",
+        "share.coordinator.cached.buffer.max.bytes",
     ),
     _PREALLOCATE: ("log.preallocate",),
     _CONNECTION: ("socket.connection.setup.timeout.max.ms",),
     _CONTROLLER_TIMEOUT: ("controller.socket.timeout.ms",),
     _BUFFERS: ("replica.socket.receive.buffer.bytes",),
-    _LOADING: ("offsets.load.buffer.size", "transaction.state.log.load.buffer.size"),
+    _LOADING: (
+        "offsets.load.buffer.size",
+        "share.coordinator.load.buffer.size",
+        "transaction.state.log.load.buffer.size",
+    ),
     _INTERNAL: (
         "internal.metadata.delete.delay.millis",
         "internal.metadata.max.batch.size.in.bytes",
     ),
 }
 """Keys by the reason why they have no effect. An entry that ends in a dot stands for all keys that begin with it."""
-
-_OF_TOPICS_NEVER_CREATED = ("share.coordinator.state.topic.",)
-"""Prefixes of keys that have no effect and no reason: every properties file that comes with Kafka sets them, so a
-warning about them would be in every log and help no operator."""
 
 _TOPIC_REASONS: dict[str, tuple[str, ...]] = {
     _TIERING: ("local.retention.", "remote."),
@@ -103,11 +117,8 @@ _ONLY_AT_START = (
 
 
 def reason(name: str) -> str | None:
-    """Why a broker key, with or without a listener's prefix, has no effect; None for a key that has one, and for keys
-    of topics that are never created.
-    """
-    base = base_name(name)
-    return None if base.startswith(_OF_TOPICS_NEVER_CREATED) else _find(_REASONS, base)
+    """Why a broker key, with or without a listener's prefix, has no effect; None for a key that has one."""
+    return _find(_REASONS, base_name(name))
 
 
 def reason_of_topic(name: str) -> str | None:
@@ -141,9 +152,8 @@ def idle_topic_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]
 
 
 def idle_group_changes(changes: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """By reason, the altered configs of a group that have no effect: all of them concern kinds of groups that this
-    release does not serve."""
-    return _by_reason((name, _GROUPS) for name, text in changes.items() if text is not None)
+    """By reason, the altered configs of a group that have no effect, as the broker key of the same name has none."""
+    return _by_reason((name, reason(f"group.{name}")) for name, text in changes.items() if text is not None)
 
 
 def _find(reasons: Mapping[str, tuple[str, ...]], name: str) -> str | None:

@@ -16,8 +16,8 @@ from kalda.base.pending import Pending
 from kalda.broker.channels.controller_channel import ControllerChannel
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Row
-from kalda.network.connection import Answer, Buffer
-from kalda.protocol.apis import ApiKey
+from kalda.network.server.connection import Answer, Buffer
+from kalda.protocol.apis import API, ApiKey
 from kalda.protocol.calls import Call
 from kalda.protocol.codec import decode, encode
 from kalda.protocol.decoder import TooManyElements
@@ -72,9 +72,18 @@ class Forwarding:
     def forward_part(self, context: RequestContext, part: Request) -> Pending[Any]:
         """Send `part` to the active controller, in place of the request that it is a part of; settles with the
         decoded response."""
-        header, done = context.header, Pending[Any]()
-        call = Call(header.api_key, header.api_version, header.correlation_id)
-        frame = b"".join(encode_request(part, call.version, call.correlation_id, header.client_id))
+        header = context.header
+        return self._decoded(context, part, Call(header.api_key, header.api_version, header.correlation_id))
+
+    def send_for(self, context: RequestContext, request: Request) -> Pending[Any]:
+        """Send a request of this node's own to the active controller, with the principal and the address of the client
+        for which it is; settles with the decoded response."""
+        key = request.API_KEY
+        return self._decoded(context, request, Call(key, API[key].highest, context.header.correlation_id))
+
+    def _decoded(self, context: RequestContext, request: Request, call: Call) -> Pending[Any]:
+        done = Pending[Any]()
+        frame = b"".join(encode_request(request, call.version, call.correlation_id, context.header.client_id))
 
         def settle(response: Encoded | None, error: ApiError | None) -> None:
             if response is None:
@@ -85,7 +94,7 @@ class Forwarding:
             except InvalidRequest as invalid:
                 done.fail(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"of the controller's response: {invalid.message}"))
 
-        self._send(context, part, frame).then(settle)
+        self._send(context, request, frame).then(settle)
         return done
 
     def _send(self, context: RequestContext, request: Request, frame: Buffer) -> Pending[Encoded]:

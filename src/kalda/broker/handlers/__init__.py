@@ -1,26 +1,36 @@
-"""What a broker's listener answers, one file a domain. The modules in `kalda.broker.modules` serve their rows.
+"""What the listeners of brokers and controllers answer, one file a domain: handlers, their rows, and on a broker the
+module around them.
 
 A handler is `(context, request) -> reply` (see `kalda.broker.requests.context`). It decides nothing itself: it calls
 the floor that does, and puts the result into the API's response. Each file declares the rows of its APIs, and beside
-them the functions that make the response to a request which failed as a whole.
+them the functions that make the response to a request which failed as a whole. A module (`kalda.broker.module`) makes
+the objects of the floors below and the handlers over them, and connects these to dynamic configs and the end of the
+node.
 
-- `controller`: what a controller's listener answers
-- `data`: Produce, Fetch
-- `acls`: DescribeAcls, failures of CreateAcls and DeleteAcls
+- `services`: what a broker serves clients with: the list of its modules
+- `data`: Produce, Fetch; the replicas of this broker, fetchers, proposed ISRs
 - `offsets`: ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 - `metadata`: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
-- `groups`: the group APIs, passed to the coordinator
+- `groups`: the group APIs, and the group coordinator
+- `consumer_groups`: the APIs of consumer groups of KIP-848
+- `descriptions`: what describe APIs of groups have in common
 - `chunks`: requests of many items that a coordinator gets in pieces
 - `visible_offsets`: what of the offsets of groups a caller may see
+- `transactions`: InitProducerId, the other APIs of the transaction coordinator, and the coordinator
+- `share`: ShareFetch, ShareAcknowledge; share partitions, and the channels to their coordinators
+- `share_groups`: the APIs of share groups and of their offsets
+- `streams_groups`: the APIs of streams groups of KIP-1071
+- `share_state`: the APIs of the share coordinator, and the coordinator
+- `markers`: WriteTxnMarkers, DescribeProducers
 - `configs`: DescribeConfigs, ListConfigResources, the checks before AlterConfigs is forwarded
 - `config_descriptions`: the answer to DescribeConfigs, made in steps
-- `markers`: WriteTxnMarkers, DescribeProducers
+- `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs; directory assignments, moves, cordoned directories
+- `connections`: limits of listeners and connections; SaslHandshake, SaslAuthenticate after a login
 - `describe`: client quotas, SCRAM credentials
-- `telemetry`: GetTelemetrySubscriptions, PushTelemetry
-- `log_dirs`: DescribeLogDirs, AlterReplicaLogDirs
-- `transactions`: InitProducerId, and the other APIs of the transaction coordinator
-- `sasl`: SaslHandshake, SaslAuthenticate on connections that are authenticated already
-- `forwarded`: what the active controller answers
+- `acls`: DescribeAcls, failures of CreateAcls and DeleteAcls
 - `tokens`: delegation tokens
+- `telemetry`: GetTelemetrySubscriptions, PushTelemetry; where pushed metrics go
+- `forwarded`: what the active controller answers
+- `controller`: what a controller's listener answers
 - `shared`: failures of APIs that both kinds of listener serve
 """

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Row, message_of, on_cluster
-from kalda.metadata.acl_filters import filter_matcher
-from kalda.metadata.acls import StandardAcl
+from kalda.metadata.acls import StandardAcl, filter_matcher
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.security import (
     AclCreationResult,
@@ -33,21 +34,23 @@ _STEP_ITEMS = 2_000
 """Entries that are compared with the filter in one step."""
 
 
-class AclHandlers:
+class AclHandlers(Module):
     """The entries of the newest image."""
 
     def __init__(self, acls: Callable[[], Iterable[StandardAcl]]) -> None:
         self._acls = acls
 
-    def row(self) -> Row:
+    def rows(self) -> list[Row]:
         """DescribeAcls."""
-        return Row(
-            ApiKey.DESCRIBE_ACLS,
-            self.describe_acls,
-            describe_acls_failed,
-            on_cluster(AclOperation.DESCRIBE),
-            has_large_answer=True,
-        )
+        return [
+            Row(
+                ApiKey.DESCRIBE_ACLS,
+                self.describe_acls,
+                error_on_top(DescribeAclsResponse),
+                on_cluster(AclOperation.DESCRIBE),
+                has_large_answer=True,
+            )
+        ]
 
     def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> Steps[DescribeAclsResponse]:
         """The entries that match the filter, by the resource pattern that they are of."""
@@ -78,11 +81,6 @@ class AclHandlers:
 
 
 # How each API reports that the whole request failed.
-
-
-def describe_acls_failed(request: DescribeAclsRequest, version: int, error: ApiError) -> DescribeAclsResponse:
-    """The error on top."""
-    return DescribeAclsResponse(error_code=error.code, error_message=message_of(error))
 
 
 def create_acls_failed(request: CreateAclsRequest, version: int, error: ApiError) -> CreateAclsResponse:

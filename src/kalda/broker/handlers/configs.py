@@ -1,7 +1,8 @@
 """DescribeConfigs (32), ListConfigResources (74), and a broker's checks of AlterConfigs (33, 44) before it forwards it.
 
 Values come from the overrides in the metadata image, over this node's properties. The key tables in
-`kalda.base.configs` define what each key means, what it falls back to, and which values it takes.
+`kalda.base.configs` define what each key means, what it falls back to, and which values it takes. An altered config
+takes effect when this broker replays its record: through `Module.on_config`, or for a topic through the publisher.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from kalda.broker.handlers.config_descriptions import (
     describe_configs_failed,
 )
 from kalda.broker.handlers.forwarded import alter_configs_failed, incremental_alter_configs_failed
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.module import BrokerContext, Module
 from kalda.broker.process.loggers import LoggerChange, alter_loggers
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row, on_cluster
@@ -114,7 +117,7 @@ class ConfigHandlers:
             Row(
                 ApiKey.LIST_CONFIG_RESOURCES,
                 self.list_config_resources,
-                list_config_resources_failed,
+                error_on_top(ListConfigResourcesResponse),
                 on_cluster(AclOperation.DESCRIBE_CONFIGS),
             ),
             Row(
@@ -446,8 +449,19 @@ def _applied(
     return altered
 
 
-def list_config_resources_failed(
-    request: ListConfigResourcesRequest, version: int, error: ApiError
-) -> ListConfigResourcesResponse:
-    """The error on top."""
-    return ListConfigResourcesResponse(error_code=error.code)
+class ConfigsModule(Module):
+    """Rests on forwarding: alterations that pass this broker's checks are decided by the controller."""
+
+    def __init__(self, context: BrokerContext, forwarding: Forwarding) -> None:
+        self._configs = ConfigHandlers(
+            context.config.node_id,
+            context.config,
+            context.cache,
+            None if context.security is None else context.security.check_of,
+            None if context.security is None else context.security.jobs,
+        )
+        self._forwarding = forwarding
+
+    def rows(self) -> list[Row]:
+        """Descriptions and alterations."""
+        return self._configs.rows(self._forwarding)

@@ -16,26 +16,21 @@ from kalda.base.pending import Pending
 from kalda.broker.channels.forwarding import Unwrapping, envelope_failed
 from kalda.broker.handlers.acls import AclHandlers, create_acls_failed, delete_acls_failed
 from kalda.broker.handlers.configs import ConfigHandlers
+from kalda.broker.handlers.connections import ROWS as SASL_ROWS
 from kalda.broker.handlers.forwarded import (
-    add_raft_voter_failed,
     alter_client_quotas_failed,
     alter_configs_failed,
     alter_scram_failed,
     create_partitions_failed,
     create_topics_failed,
     delete_topics_failed,
-    describe_quorum_failed,
     elect_leaders_failed,
     incremental_alter_configs_failed,
     list_reassignments_failed,
     reassign_failed,
-    remove_raft_voter_failed,
-    unregister_broker_failed,
-    update_features_failed,
 )
-from kalda.broker.handlers.sasl import ROWS as SASL_ROWS
-from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed, fetch_failed
-from kalda.broker.handlers.tokens import create_token_failed, expire_token_failed, renew_token_failed
+from kalda.broker.handlers.shared import check_endpoint_type, error_on_top, fetch_failed
+from kalda.broker.handlers.tokens import create_token_failed
 from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.broker.requests.api_versions import Features
 from kalda.broker.requests.context import RequestContext
@@ -46,30 +41,27 @@ from kalda.broker.requests.rows import (
     Authorization,
     QuotaClass,
     Row,
-    Throttle,
     joined,
-    message_of,
     on_cluster,
 )
+from kalda.broker.requests.throttling import ClientThrottle
 from kalda.controller.quorum_controller import QuorumController
 from kalda.metadata.loader import MetadataLoader
-from kalda.network.connection import Connection
+from kalda.network.server.connection import Connection
 from kalda.protocol.access import OMITTED_OPERATIONS, cluster_operations
 from kalda.protocol.apis import ApiKey, Listener
 from kalda.protocol.caller import Authorizer, Caller
+from kalda.protocol.messages.admin import UpdateFeaturesResponse
 from kalda.protocol.messages.brokers import (
-    AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
-    AlterPartitionRequest,
     AlterPartitionResponse,
-    AssignReplicasToDirsRequest,
     AssignReplicasToDirsResponse,
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
     BrokerRegistrationResponse,
-    ControllerRegistrationRequest,
     ControllerRegistrationResponse,
+    UnregisterBrokerResponse,
+    UnregisterControllerResponse,
 )
 from kalda.protocol.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kalda.protocol.messages.metadata import (
@@ -79,77 +71,21 @@ from kalda.protocol.messages.metadata import (
     EndpointType,
 )
 from kalda.protocol.messages.quorum import (
-    BeginQuorumEpochRequest,
+    AddRaftVoterResponse,
     BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
+    DescribeQuorumResponse,
     EndQuorumEpochResponse,
-    FetchSnapshotRequest,
     FetchSnapshotResponse,
-    UpdateRaftVoterRequest,
+    RemoveRaftVoterResponse,
     UpdateRaftVoterResponse,
-    VoteRequest,
     VoteResponse,
 )
-from kalda.protocol.messages.security import AclOperation
+from kalda.protocol.messages.security import AclOperation, ExpireDelegationTokenResponse, RenewDelegationTokenResponse
 from kalda.protocol.notation import Request, Response, shallow_copy
 
 # How the APIs of controllers alone report that the whole request failed: Vote (52) to AssignReplicasToDirs (73).
 #
 # All of them have one error code on top. Those that brokers forward are in `handlers.forwarded`.
-
-
-def vote_failed(request: VoteRequest, version: int, error: ApiError) -> VoteResponse:
-    return VoteResponse(error_code=error.code)
-
-
-def begin_quorum_epoch_failed(
-    request: BeginQuorumEpochRequest, version: int, error: ApiError
-) -> BeginQuorumEpochResponse:
-    return BeginQuorumEpochResponse(error_code=error.code)
-
-
-def end_quorum_epoch_failed(request: EndQuorumEpochRequest, version: int, error: ApiError) -> EndQuorumEpochResponse:
-    return EndQuorumEpochResponse(error_code=error.code)
-
-
-def fetch_snapshot_failed(request: FetchSnapshotRequest, version: int, error: ApiError) -> FetchSnapshotResponse:
-    return FetchSnapshotResponse(error_code=error.code)
-
-
-def update_raft_voter_failed(request: UpdateRaftVoterRequest, version: int, error: ApiError) -> UpdateRaftVoterResponse:
-    return UpdateRaftVoterResponse(error_code=error.code)
-
-
-def broker_registration_failed(
-    request: BrokerRegistrationRequest, version: int, error: ApiError
-) -> BrokerRegistrationResponse:
-    return BrokerRegistrationResponse(error_code=error.code)
-
-
-def broker_heartbeat_failed(request: BrokerHeartbeatRequest, version: int, error: ApiError) -> BrokerHeartbeatResponse:
-    return BrokerHeartbeatResponse(error_code=error.code)
-
-
-def controller_registration_failed(
-    request: ControllerRegistrationRequest, version: int, error: ApiError
-) -> ControllerRegistrationResponse:
-    return ControllerRegistrationResponse(error_code=error.code, error_message=message_of(error))
-
-
-def alter_partition_failed(request: AlterPartitionRequest, version: int, error: ApiError) -> AlterPartitionResponse:
-    return AlterPartitionResponse(error_code=error.code)
-
-
-def allocate_producer_ids_failed(
-    request: AllocateProducerIdsRequest, version: int, error: ApiError
-) -> AllocateProducerIdsResponse:
-    return AllocateProducerIdsResponse(error_code=error.code)
-
-
-def assign_replicas_to_dirs_failed(
-    request: AssignReplicasToDirsRequest, version: int, error: ApiError
-) -> AssignReplicasToDirsResponse:
-    return AssignReplicasToDirsResponse(error_code=error.code)
 
 
 class _Timed(Protocol):
@@ -229,7 +165,7 @@ class ControllerHandlers:
         *,
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
-        throttle: Throttle | None = None,
+        throttle: ClientThrottle | None = None,
     ) -> RequestPipeline:
         """The pipeline of controller listeners."""
         pipeline: RequestPipeline
@@ -259,11 +195,11 @@ class ControllerHandlers:
             Row(
                 ApiKey.DESCRIBE_CLUSTER,
                 self._describe_cluster,
-                describe_cluster_failed,
+                error_on_top(DescribeClusterResponse),
                 on_cluster(AclOperation.ALTER),
             ),
             self._configs.describe_row(),
-            AclHandlers(lambda: self._loader.image.acls.acls.values()).row(),
+            *AclHandlers(lambda: self._loader.image.acls.acls.values()).rows(),
         ]
 
     def _quorum_rows(self) -> list[Row]:
@@ -271,14 +207,14 @@ class ControllerHandlers:
         describe, alter = on_cluster(AclOperation.DESCRIBE), on_cluster(AclOperation.ALTER)
         return [
             Row(ApiKey.FETCH, quorum, fetch_failed, node, _EXEMPT),
-            Row(ApiKey.FETCH_SNAPSHOT, quorum, fetch_snapshot_failed, node, _EXEMPT),
-            Row(ApiKey.VOTE, quorum, vote_failed, node, _EXEMPT),
-            Row(ApiKey.BEGIN_QUORUM_EPOCH, quorum, begin_quorum_epoch_failed, node, _EXEMPT),
-            Row(ApiKey.END_QUORUM_EPOCH, quorum, end_quorum_epoch_failed, node, _EXEMPT),
-            Row(ApiKey.UPDATE_RAFT_VOTER, quorum, update_raft_voter_failed, node, _EXEMPT),
-            Row(ApiKey.DESCRIBE_QUORUM, quorum, describe_quorum_failed, describe, forwarded=True),
-            Row(ApiKey.ADD_RAFT_VOTER, quorum, add_raft_voter_failed, alter, forwarded=True),
-            Row(ApiKey.REMOVE_RAFT_VOTER, quorum, remove_raft_voter_failed, alter, forwarded=True),
+            Row(ApiKey.FETCH_SNAPSHOT, quorum, error_on_top(FetchSnapshotResponse), node, _EXEMPT),
+            Row(ApiKey.VOTE, quorum, error_on_top(VoteResponse), node, _EXEMPT),
+            Row(ApiKey.BEGIN_QUORUM_EPOCH, quorum, error_on_top(BeginQuorumEpochResponse), node, _EXEMPT),
+            Row(ApiKey.END_QUORUM_EPOCH, quorum, error_on_top(EndQuorumEpochResponse), node, _EXEMPT),
+            Row(ApiKey.UPDATE_RAFT_VOTER, quorum, error_on_top(UpdateRaftVoterResponse), node, _EXEMPT),
+            Row(ApiKey.DESCRIBE_QUORUM, quorum, error_on_top(DescribeQuorumResponse), describe, forwarded=True),
+            Row(ApiKey.ADD_RAFT_VOTER, quorum, error_on_top(AddRaftVoterResponse), alter, forwarded=True),
+            Row(ApiKey.REMOVE_RAFT_VOTER, quorum, error_on_top(RemoveRaftVoterResponse), alter, forwarded=True),
         ]
 
     def _admin_rows(self) -> list[Row]:
@@ -299,6 +235,7 @@ class ControllerHandlers:
         scram = handled(controller.handle_alter_user_scram_credentials)
         features = handled(controller.handle_update_features)
         unregister = handled(controller.handle_unregister_broker)
+        unregister_controller = handled(controller.handle_unregister_controller)
         legacy = handled(controller.handle_alter_configs)
         return [
             Row(ApiKey.CREATE_TOPICS, create_topics, create_topics_failed, _PER_ITEM, _MUTATION, True),
@@ -318,7 +255,7 @@ class ControllerHandlers:
             Row(ApiKey.CREATE_ACLS, create_acls, create_acls_failed, alter, _REQUEST, True),
             Row(ApiKey.DELETE_ACLS, delete_acls, delete_acls_failed, alter, _REQUEST, True),
             *self._token_rows(),
-            Row(ApiKey.UPDATE_FEATURES, features, update_features_failed, alter, _REQUEST, True),
+            Row(ApiKey.UPDATE_FEATURES, features, error_on_top(UpdateFeaturesResponse), alter, _REQUEST, True),
             Row(ApiKey.ELECT_LEADERS, elect_leaders, elect_leaders_failed, alter, _REQUEST, True),
             Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, reassign, reassign_failed, alter, _REQUEST, True),
             Row(
@@ -329,15 +266,37 @@ class ControllerHandlers:
                 _REQUEST,
                 True,
             ),
-            Row(ApiKey.UNREGISTER_BROKER, unregister, unregister_broker_failed, alter, _REQUEST, True),
+            Row(ApiKey.UNREGISTER_BROKER, unregister, error_on_top(UnregisterBrokerResponse), alter, _REQUEST, True),
+            Row(
+                ApiKey.UNREGISTER_CONTROLLER,
+                unregister_controller,
+                error_on_top(UnregisterControllerResponse),
+                alter,
+                _REQUEST,
+                True,
+            ),
         ]
 
     def _token_rows(self) -> list[Row]:
         handle: Callable[[RequestContext, Any], Pending[Any]] = self._handled(self._controller.handle_delegation_token)
         return [
             Row(ApiKey.CREATE_DELEGATION_TOKEN, handle, create_token_failed, _PER_ITEM, _REQUEST, True),
-            Row(ApiKey.RENEW_DELEGATION_TOKEN, handle, renew_token_failed, _PER_ITEM, _REQUEST, True),
-            Row(ApiKey.EXPIRE_DELEGATION_TOKEN, handle, expire_token_failed, _PER_ITEM, _REQUEST, True),
+            Row(
+                ApiKey.RENEW_DELEGATION_TOKEN,
+                handle,
+                error_on_top(RenewDelegationTokenResponse),
+                _PER_ITEM,
+                _REQUEST,
+                True,
+            ),
+            Row(
+                ApiKey.EXPIRE_DELEGATION_TOKEN,
+                handle,
+                error_on_top(ExpireDelegationTokenResponse),
+                _PER_ITEM,
+                _REQUEST,
+                True,
+            ),
         ]
 
     def _node_rows(self) -> list[Row]:
@@ -350,22 +309,28 @@ class ControllerHandlers:
         allocate = handled(controller.handle_allocate_producer_ids)
         assign = handled(controller.handle_assign_replicas_to_dirs)
         return [
-            Row(ApiKey.BROKER_REGISTRATION, register, broker_registration_failed, node, _EXEMPT),
-            Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, broker_heartbeat_failed, node, _EXEMPT),
-            Row(ApiKey.CONTROLLER_REGISTRATION, register_controller, controller_registration_failed, node, _EXEMPT),
+            Row(ApiKey.BROKER_REGISTRATION, register, error_on_top(BrokerRegistrationResponse), node, _EXEMPT),
+            Row(ApiKey.BROKER_HEARTBEAT, self._broker_heartbeat, error_on_top(BrokerHeartbeatResponse), node, _EXEMPT),
+            Row(
+                ApiKey.CONTROLLER_REGISTRATION,
+                register_controller,
+                error_on_top(ControllerRegistrationResponse),
+                node,
+                _EXEMPT,
+            ),
             Row(
                 ApiKey.ALTER_PARTITION,
                 alter_partition,
-                alter_partition_failed,
+                error_on_top(AlterPartitionResponse),
                 node,
                 _EXEMPT,
                 max_elements=MAX_ELEMENTS_BETWEEN_NODES,
             ),
-            Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, allocate_producer_ids_failed, node, _EXEMPT, True),
+            Row(ApiKey.ALLOCATE_PRODUCER_IDS, allocate, error_on_top(AllocateProducerIdsResponse), node, _EXEMPT, True),
             Row(
                 ApiKey.ASSIGN_REPLICAS_TO_DIRS,
                 assign,
-                assign_replicas_to_dirs_failed,
+                error_on_top(AssignReplicasToDirsResponse),
                 node,
                 _EXEMPT,
                 max_elements=MAX_ELEMENTS_BETWEEN_NODES,

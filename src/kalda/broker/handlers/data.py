@@ -1,7 +1,8 @@
-"""Produce (0) and Fetch (1): the data path's two ends.
+"""Produce (0) and Fetch (1): the data path's two ends, over the replicas of this broker.
 
 Nothing here reads a record: a produce passes views of the request's frame to the log, a fetch passes the log's buffers
-to the response.
+to the response. The module verifies transactions with their coordinators, fetches the partitions that this broker
+follows, and proposes ISRs of those that it leads. `replicas/publisher` opens and deletes replicas.
 
 Not obvious:
 
@@ -12,6 +13,7 @@ Not obvious:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from logging import DEBUG
@@ -19,16 +21,25 @@ from typing import Any
 
 from kalda.base.background import Steps
 from kalda.base.clock import Clock
+from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
-from kalda.base.topic_names import INTERNAL_TOPICS
+from kalda.base.sensors import SensorName, counted
+from kalda.base.topic_names import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
+from kalda.broker.channels.broker_channels import BrokerChannels
 from kalda.broker.handlers.offsets import check_isolation
 from kalda.broker.handlers.shared import fetch_failed
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.module import BrokerContext, Module
+from kalda.broker.replicas.coordinators import coordinator_lookup
 from kalda.broker.replicas.opening import OpeningPartitions
+from kalda.broker.replicas.peers import BrokerPeers, ReplicaFetcherManager
+from kalda.broker.replicas.replication_throttles import ReplicationThrottles
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, own_name
 from kalda.broker.requests.rows import MAX_ELEMENTS_BETWEEN_NODES, Authorization, QuotaClass, Row, message_of
+from kalda.broker.requests.throttling import is_follower
+from kalda.metadata.image import MetadataImage
 from kalda.protocol.access import READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.caller import Caller, audit
@@ -43,10 +54,18 @@ from kalda.protocol.messages.produce import (
 )
 from kalda.protocol.messages.security import AclOperation, AclResourceType
 from kalda.replication import produce
+from kalda.replication.counters import (
+    BROKER_TOPIC,
+    FETCH_SESSIONS,
+    FETCHERS,
+    REPLICA_MANAGER,
+)
 from kalda.replication.fetch import Fetch, Fetched
 from kalda.replication.fetch_session import INITIAL_EPOCH, FetchContext, FetchSessionCache
+from kalda.replication.gauges import lag_sensors, partition_sensors
 from kalda.replication.partition import Partition
 from kalda.replication.produce import has_transactional_records
+from kalda.replication.read_replica import RACK_AWARE, RackAwareSelector
 from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.verification import ClientSupport, TransactionVerifier
 
@@ -206,7 +225,7 @@ class DataHandlers:
         """Read what is stored; where that is less than `min_bytes`, wait for more."""
         check_isolation(request.isolation_level)
         if self._opening_partitions:
-            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=_is_follower(request))
+            wait_ms = self._opening.fetch_wait_ms(request.max_wait_ms, is_follower=is_follower(request))
             known = self._metadata.topic_name
             named = (
                 (topic.topic or known(topic.topic_id) or "", asked.partition)
@@ -226,7 +245,7 @@ class DataHandlers:
             return FetchResponse(error_code=error.code)
         tell_leaders = self._leaders(context) if context.api_version >= _FIRST_FETCH_WITH_LEADERS else None
         refused = None if context.authorizer is None else unreadable(context, request, fetch_context)
-        if request.session_epoch == INITIAL_EPOCH and refused is None and _is_follower(request):
+        if request.session_epoch == INITIAL_EPOCH and refused is None and is_follower(request):
             context.connection.send_to_follower()
         answer = Fetch(
             self._replicas,
@@ -257,11 +276,6 @@ def _count_of_partitions(topic: TopicProduceData) -> int:
     return len(topic.partition_data)
 
 
-def _is_follower(request: FetchRequest) -> bool:
-    """Whether a replica fetches, and not a consumer; from version 15 on its id is in `replica_state`."""
-    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
-
-
 def _may_produce(caller: Caller, request: ProduceRequest) -> ApiError | None:
     """Transactional records need the transactional id of the request."""
     transactional_id = request.transactional_id
@@ -274,7 +288,7 @@ def unreadable(context: RequestContext, request: FetchRequest, fetch: FetchConte
     """The topics of a fetch that the caller may not read; None where there is none. A follower needs the same right for
     all topics. What was found for a session holds while neither its partitions nor any decision change."""
     authorizer: Any = context.authorizer
-    if _is_follower(request):
+    if is_follower(request):
         if context.allows_on_cluster(AclOperation.CLUSTER_ACTION):
             return None
         return frozenset(entry.topic for entry in fetch.entries)
@@ -351,3 +365,127 @@ def produce_failed(request: ProduceRequest, version: int, error: ApiError) -> Pr
             for topic in request.topic_data
         ]
     )
+
+
+log = logging.getLogger("kalda.broker")
+
+
+class ReplicationModule(Module):
+    """Rests on no other module."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        config, cache, host = context.config, context.cache, context.host
+        self.throttles = ReplicationThrottles(config.node_id, config, context.sensors)
+        self._peers = BrokerPeers(config, cache, context.channel, context.broker_epoch, host.clock, context.timers)
+        self._fetchers = ReplicaFetcherManager(
+            config,
+            context.cluster_id,
+            cache,
+            context.broker_epoch,
+            host.clock,
+            context.jobs,
+            context.to_brokers,
+            context.on_fatal,
+            self.throttles.follower,
+        )
+        self.replicas = ReplicaManager(
+            config.node_id,
+            context.timers,
+            context.jobs,
+            context.background,
+            config["fetch.max.bytes"],
+            cache.topic_exists,
+            self._peers,
+            self._fetchers,
+            context.sensors,
+        )
+        self.replicas.throttle = self.throttles.leader
+        sessions = FetchSessionCache(
+            config["max.incremental.fetch.session.cache.slots"],
+            host.rng.randint,
+            config["kalda.fetch.session.cache.bytes"],
+        )
+        self._measure(context, sessions)
+        self._clock = host.clock
+        self._max_transaction_ms: int = config["transaction.max.timeout.ms"]
+        self.channels = BrokerChannels("verification", config, cache, context.to_brokers)
+        self.verifier = TransactionVerifier(
+            config.node_id,
+            coordinator_lookup(config, cache, TRANSACTIONS_TOPIC),
+            self.channels.send,
+            host.clock.mono_ms,
+            context.sensors,
+            retry_backoff_ms=config["add.partitions.to.txn.retry.backoff.ms"],
+            retry_max_ms=min(config["add.partitions.to.txn.retry.backoff.max.ms"], config["request.timeout.ms"]),
+        )
+        """Verifies transactions before their first append to a partition."""
+        self._data = DataHandlers(
+            self.replicas,
+            cache,
+            sessions,
+            host.clock,
+            self.verifier,
+            _replica_selector(config, cache),
+            context.opening,
+        )
+
+    def _measure(self, context: BrokerContext, sessions: FetchSessionCache) -> None:
+        sensors, config = context.sensors, context.config
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchSessions", read=lambda: len(sessions))
+        sensors.gauge(FETCH_SESSIONS, "NumIncrementalFetchPartitionsCached", read=lambda: sessions.partition_count)
+        evictions = SensorName(FETCH_SESSIONS, "IncrementalFetchSessionEvictionsPerSec")
+        sensors.add_source(lambda: [(evictions, counted(sessions.evictions))])
+        sensors.gauge(REPLICA_MANAGER, "PartitionsWithLateTransactionsCount", read=self._late_transactions)
+        sensors.gauge(REPLICA_MANAGER, "ReassigningPartitions", read=lambda: context.cache.reassigning(config.node_id))
+        sensors.gauge(FETCHERS, "MaxLag", (("clientId", "Replica"),), lambda: self._fetchers.max_lag)
+        sensors.gauge(FETCHERS, "FailedPartitionsCount", (("clientId", "Replica"),), lambda: self._fetchers.failed)
+        most: int = config["kalda.metrics.logs.max"]
+        sensors.add_source(lambda: partition_sensors(self.replicas, most))
+        sensors.add_source(lambda: lag_sensors(self._fetchers.lags()) if len(self.replicas) <= most else ())
+        conversions = SensorName(BROKER_TOPIC, "ProduceMessageConversionsPerSec")
+        sensors.add_source(lambda: [(conversions, context.logs.conversions)])
+
+    def rows(self) -> list[Row]:
+        """Produce, Fetch."""
+        return self._data.rows()
+
+    def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
+        """Set the number of fetchers for each leader, whether transactions are verified, and the rates of throttled
+        replicas. `fetch.max.bytes` cannot be altered dynamically."""
+        self._fetchers.resize(current["num.replica.fetchers"])
+        self.verifier.is_enabled = current["transaction.partition.verification.enable"]
+        self.throttles.set_rates(current)
+
+    def _late_transactions(self) -> int:
+        """Partitions led here in which a transaction may be hanging."""
+        now_ms, max_ms = self._clock.wall_ms(), self._max_transaction_ms
+        return sum(
+            each.is_leader and each.log.producer_states.has_late_transaction(now_ms, max_ms) for each in self.replicas
+        )
+
+    def start(self) -> None:
+        """Shrink ISRs from now on, where followers do not keep pace."""
+        self._peers.start_shrinking_isrs(self.replicas)
+
+    async def close(self) -> None:
+        """Propose and fetch nothing more."""
+        self._peers.close()
+        await self.channels.close()
+        await self._fetchers.close()
+
+
+def _replica_selector(config: ServerConfig, cache: MetadataCache) -> Callable[[Partition, int, str], int] | None:
+    """The selector that `replica.selector.class` names; None where it names none, or one other than Kafka's rack-aware
+    one, which is the only one that is supported. `select(partition, offset, rack)` returns a broker id."""
+    name = config["replica.selector.class"]
+    if not name:
+        return None
+    if name != RACK_AWARE:
+        log.warning("replica.selector.class %s is not known: consumers read from leaders", name)
+        return None
+
+    def rack_of(broker_id: int) -> str | None:
+        broker = cache.image.cluster.brokers.get(broker_id)
+        return None if broker is None or broker.fenced else broker.rack
+
+    return RackAwareSelector(config.node_id, rack_of).select

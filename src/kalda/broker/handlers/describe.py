@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.module import Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Row, message_of, on_cluster
 from kalda.protocol.apis import ApiKey
@@ -37,7 +38,7 @@ _STEP_ITEMS = 1_000
 _ENTITY_TYPES = ("user", "client-id", "ip")
 
 
-class DescribeHandlers:
+class DescribeHandlers(Module):
     """Descriptions that this broker makes by itself."""
 
     def __init__(self, metadata: MetadataCache) -> None:

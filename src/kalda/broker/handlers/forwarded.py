@@ -1,19 +1,23 @@
-"""How forwarded APIs report that the whole request failed.
+"""Requests that only the active controller answers: a broker forwards the request, and returns the response.
 
 The handler of these APIs on a broker is `Forwarding.forward`; on a controller the active controller or the quorum
-answers. Both kinds of listener report a failure in the same way.
+answers. Both kinds of listener report in the same way that the whole request failed.
 
 CreateTopics (19), DeleteTopics (20), CreateAcls (30), DeleteAcls (31), AlterConfigs (33), CreatePartitions (37),
 ElectLeaders (43), IncrementalAlterConfigs (44), AlterPartitionReassignments (45), ListPartitionReassignments (46),
 AlterClientQuotas (49), AlterUserScramCredentials (51), DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64),
-AddRaftVoter (80), RemoveRaftVoter (81).
+AddRaftVoter (80), RemoveRaftVoter (81), UnregisterController (94).
 """
 
 from __future__ import annotations
 
+from kalda.base.durations import quantile_sensors
 from kalda.base.errors import ApiError
+from kalda.base.sensors import NO_TAGS
 from kalda.broker.channels.forwarding import Forwarding
 from kalda.broker.handlers.acls import create_acls_failed, delete_acls_failed
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.rows import Authorization, QuotaClass, Row, message_of
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.admin import (
@@ -21,10 +25,9 @@ from kalda.protocol.messages.admin import (
     AlterClientQuotasResponse,
     AlterClientQuotasResponseEntityData,
     AlterClientQuotasResponseEntryData,
-    UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from kalda.protocol.messages.brokers import UnregisterBrokerRequest, UnregisterBrokerResponse
+from kalda.protocol.messages.brokers import UnregisterBrokerResponse, UnregisterControllerResponse
 from kalda.protocol.messages.configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -34,11 +37,8 @@ from kalda.protocol.messages.configs import (
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
 from kalda.protocol.messages.quorum import (
-    AddRaftVoterRequest,
     AddRaftVoterResponse,
-    DescribeQuorumRequest,
     DescribeQuorumResponse,
-    RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
 )
 from kalda.protocol.messages.security import (
@@ -88,14 +88,22 @@ def forwarded_rows(forwarding: Forwarding) -> list[Row]:
         Row(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, forward, alter_scram_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.CREATE_ACLS, forward, create_acls_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.DELETE_ACLS, forward, delete_acls_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.UPDATE_FEATURES, forward, update_features_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.UPDATE_FEATURES, forward, error_on_top(UpdateFeaturesResponse), _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.ELECT_LEADERS, forward, elect_leaders_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, forward, reassign_failed, _AT_CONTROLLER, _REQUEST, True),
         Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, forward, list_reassignments_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.UNREGISTER_BROKER, forward, unregister_broker_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.DESCRIBE_QUORUM, forward, describe_quorum_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.ADD_RAFT_VOTER, forward, add_raft_voter_failed, _AT_CONTROLLER, _REQUEST, True),
-        Row(ApiKey.REMOVE_RAFT_VOTER, forward, remove_raft_voter_failed, _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.UNREGISTER_BROKER, forward, error_on_top(UnregisterBrokerResponse), _AT_CONTROLLER, _REQUEST, True),
+        Row(
+            ApiKey.UNREGISTER_CONTROLLER,
+            forward,
+            error_on_top(UnregisterControllerResponse),
+            _AT_CONTROLLER,
+            _REQUEST,
+            True,
+        ),
+        Row(ApiKey.DESCRIBE_QUORUM, forward, error_on_top(DescribeQuorumResponse), _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.ADD_RAFT_VOTER, forward, error_on_top(AddRaftVoterResponse), _AT_CONTROLLER, _REQUEST, True),
+        Row(ApiKey.REMOVE_RAFT_VOTER, forward, error_on_top(RemoveRaftVoterResponse), _AT_CONTROLLER, _REQUEST, True),
     ]
 
 
@@ -265,31 +273,26 @@ def alter_scram_failed(
     )
 
 
-def update_features_failed(request: UpdateFeaturesRequest, version: int, error: ApiError) -> UpdateFeaturesResponse:
-    """The error on top."""
-    return UpdateFeaturesResponse(error_code=error.code, error_message=message_of(error))
-
-
 # Nodes and the quorum
 
 
-def unregister_broker_failed(
-    request: UnregisterBrokerRequest, version: int, error: ApiError
-) -> UnregisterBrokerResponse:
-    """The error on top."""
-    return UnregisterBrokerResponse(error_code=error.code, error_message=message_of(error))
+_METRICS = "kafka.server:type=ForwardingManager"
 
 
-def describe_quorum_failed(request: DescribeQuorumRequest, version: int, error: ApiError) -> DescribeQuorumResponse:
-    """The error on top."""
-    return DescribeQuorumResponse(error_code=error.code, error_message=message_of(error))
+class ForwardingModule(Module):
+    """Rests on no other module."""
 
+    def __init__(self, context: BrokerContext) -> None:
+        node_id = context.config.node_id
+        self.forwarding = Forwarding(
+            context.channel.beside(f"broker-{node_id}-forwarding"),
+            context.host.clock.mono_ms,
+            context.channel.beside(f"broker-{node_id}-voters"),
+        )
+        context.sensors.gauge(_METRICS, "QueueLength", read=lambda: self.forwarding.under_way)
+        times = self.forwarding.times
+        context.sensors.add_source(lambda: quantile_sensors(_METRICS, "RemoteTimeMs", NO_TAGS, times))
 
-def add_raft_voter_failed(request: AddRaftVoterRequest, version: int, error: ApiError) -> AddRaftVoterResponse:
-    """The error on top."""
-    return AddRaftVoterResponse(error_code=error.code, error_message=message_of(error))
-
-
-def remove_raft_voter_failed(request: RemoveRaftVoterRequest, version: int, error: ApiError) -> RemoveRaftVoterResponse:
-    """The error on top."""
-    return RemoveRaftVoterResponse(error_code=error.code, error_message=message_of(error))
+    def rows(self) -> list[Row]:
+        """The APIs that are forwarded without a check of this broker."""
+        return forwarded_rows(self.forwarding)

@@ -1,25 +1,61 @@
-"""The group APIs: passed to the coordinator, with the time.
+"""The group coordinator: consumer groups and their committed offsets, in `__consumer_offsets`.
 
 JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16), DeleteGroups
-(42), OffsetCommit (8), OffsetFetch (9), OffsetDelete (47), TxnOffsetCommit (28).
+(42), OffsetCommit (8), OffsetFetch (9), OffsetDelete (47), TxnOffsetCommit (28): passed to the coordinator, with the
+time. Each group belongs to one partition of the topic, and the leader of that partition coordinates it: the publisher
+calls the table of coordinators when this broker starts or stops to lead one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from kalda.assignors.server_assignor import TopicShape
+from kalda.assignors.server_assignors import load_assignors
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.clock import Clock
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
-from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.base.ids import ZERO_UUID, TopicPartition, Uuid
+from kalda.base.pending import Pending
+from kalda.base.sensors import Sensors
+from kalda.base.topic_names import OFFSETS_TOPIC
+from kalda.broker.channels.streams_topics import CreateFor, StreamsTopics
 from kalda.broker.handlers.chunks import Chunks
+from kalda.broker.handlers.consumer_groups import CONSUMER_GROUP_APIS, ConsumerGroupHandlers
+from kalda.broker.handlers.share_groups import SHARE_GROUP_APIS, ShareGroupHandlers
+from kalda.broker.handlers.shared import error_on_partitions, error_on_top
+from kalda.broker.handlers.streams_groups import STREAMS_GROUP_APIS, StreamsGroupHandlers
 from kalda.broker.handlers.visible_offsets import only_visible_offsets
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.metrics.consumer_lag import lag_sensors
+from kalda.broker.module import BrokerContext, Module
+from kalda.broker.replicas.coordinators import Coordinators, add_load_times
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Handler, Items, itself
 from kalda.broker.requests.rows import Authorization, Row, message_of, on_group
+from kalda.coordinator.groups.classic_group import GroupState
+from kalda.coordinator.groups.config import GROUP_METRICS, GroupCoordinatorConfig
+from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig
+from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroupState
 from kalda.coordinator.groups.group_coordinator import GroupCoordinator
+from kalda.coordinator.groups.shard import GroupShard
+from kalda.coordinator.groups.share_config import ShareGroupConfig, ShareServices
+from kalda.coordinator.groups.share_group import SHARE, ShareGroupState
+from kalda.coordinator.groups.streams.config import StreamsGroupConfig, StreamsServices
+from kalda.coordinator.groups.streams.group import STREAMS, StreamsGroupState
+from kalda.coordinator.internal_topics import GROUPS
+from kalda.coordinator.runtime import LoadState
+from kalda.coordinator.share.group_states import LatestOffsets, ShareStates
+from kalda.metadata.configs import ConfigResource
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.features import GROUP_VERSION, SHARE_VERSION, STREAMS_VERSION
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.publisher import Manifest
 from kalda.protocol.access import (
     DELETE_GROUP,
     DESCRIBE_GROUP,
@@ -37,16 +73,13 @@ from kalda.protocol.messages.groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     DescribeGroupsResponseDescribedGroup,
-    HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
-    LeaveGroupRequest,
     LeaveGroupResponse,
     ListedGroup,
     ListGroupsRequest,
     ListGroupsResponse,
-    SyncGroupRequest,
     SyncGroupResponse,
 )
 from kalda.protocol.messages.offsets import (
@@ -54,7 +87,6 @@ from kalda.protocol.messages.offsets import (
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
@@ -71,6 +103,10 @@ from kalda.protocol.messages.transactions import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from kalda.records.batch import NO_SEQUENCE
+from kalda.replication.replica_manager import ReplicaManager
+from kalda.replication.verification import ClientSupport, Errors, TransactionVerifier
+from kalda.storage.log.producer_state import Verification
 
 
 class _NamesTopic(Protocol):
@@ -89,7 +125,7 @@ _STEP_ITEMS = 2_000
 
 
 class GroupHandlers:
-    """Classic groups and their offsets."""
+    """Groups and their offsets."""
 
     def __init__(
         self,
@@ -97,9 +133,18 @@ class GroupHandlers:
         clock: Clock,
         on_handled: Callable[[], None],
         topic_name: Callable[[Uuid], str | None] = lambda _: None,
+        serves_consumer_groups: Callable[[], bool] = lambda: True,
+        serves_share_groups: Callable[[], bool] = lambda: True,
+        serves_streams_groups: Callable[[], bool] = lambda: True,
+        streams_topics: StreamsTopics | None = None,
     ) -> None:
         """`on_handled` is called after each request: the coordinator's next deadline may be nearer than its timer.
-        `topic_name(id)` looks a topic up."""
+        `topic_name(id)` looks a topic up. `serves_consumer_groups()`: whether consumer groups of KIP-848 are on;
+        likewise `serves_share_groups()` and `serves_streams_groups()`. `streams_topics` creates internal topics of
+        streams groups, which there are none of without it."""
+        self._share_groups = ShareGroupHandlers(coordinator, serves_share_groups)
+        self._consumer_groups = ConsumerGroupHandlers(coordinator, serves_consumer_groups)
+        self._streams_groups = StreamsGroupHandlers(coordinator, streams_topics, serves_streams_groups)
         self._topic_name = topic_name
         self._coordinator = coordinator
         self._clock = clock
@@ -107,15 +152,22 @@ class GroupHandlers:
 
     def rows(self) -> list[Row]:
         """One row an API."""
-        return [*self._rows_of_members(), *self._rows_of_groups(), *self._rows_of_offsets()]
+        return [
+            *self._rows_of_members(),
+            *self._rows_of_groups(),
+            *self._rows_of_offsets(),
+            *self._consumer_groups.rows(self._timed),
+            *self._share_groups.rows(self._timed),
+            *self._streams_groups.rows(self._timed),
+        ]
 
     def _rows_of_members(self) -> list[Row]:
         coordinator, timed, read = self._coordinator, self._timed, on_group(READ_GROUP)
         return [
             Row(ApiKey.JOIN_GROUP, timed(coordinator.join_group), join_group_failed, read),
-            Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), sync_group_failed, read),
-            Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), heartbeat_failed, read),
-            Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), leave_group_failed, read),
+            Row(ApiKey.SYNC_GROUP, timed(coordinator.sync_group), error_on_top(SyncGroupResponse), read),
+            Row(ApiKey.HEARTBEAT, timed(coordinator.heartbeat), error_on_top(HeartbeatResponse), read),
+            Row(ApiKey.LEAVE_GROUP, timed(coordinator.leave_group), error_on_top(LeaveGroupResponse), read),
         ]
 
     def _rows_of_groups(self) -> list[Row]:
@@ -132,7 +184,13 @@ class GroupHandlers:
                 items=described.stage,
                 has_large_answer=True,
             ),
-            Row(ApiKey.LIST_GROUPS, timed(self._list_groups), list_groups_failed, per_item, has_large_answer=True),
+            Row(
+                ApiKey.LIST_GROUPS,
+                timed(self._list_groups),
+                error_on_top(ListGroupsResponse),
+                per_item,
+                has_large_answer=True,
+            ),
             Row(
                 ApiKey.DELETE_GROUPS,
                 chunks.handler(timed(coordinator.delete_groups)),
@@ -143,22 +201,25 @@ class GroupHandlers:
         ]
 
     def _rows_of_offsets(self) -> list[Row]:
-        coordinator, timed = self._coordinator, self._timed
+        requests, timed = self._coordinator.offsets, self._timed
         committed = Items(READ_TOPIC, offset_commit_failed, name_of=self._name_of)
-        committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed)
-        deleted = Items(READ_TOPIC, _offsets_not_deleted, handles_none=True)
+        offsets_not_deleted = error_on_partitions(
+            OffsetDeleteResponse, OffsetDeleteResponseTopic, OffsetDeleteResponsePartition
+        )
+        committed_in_transaction = Items(READ_TOPIC, txn_offset_commit_failed, name_of=self._name_of)
+        deleted = Items(READ_TOPIC, offsets_not_deleted, handles_none=True)
         of_topics = ("topics", "partitions")
         return [
             Row(
                 ApiKey.OFFSET_COMMIT,
-                Chunks(of_topics, of_topics, offset_commit_failed).handler(timed(coordinator.offset_commit)),
+                Chunks(of_topics, of_topics, offset_commit_failed).handler(timed(requests.commit)),
                 offset_commit_failed,
                 on_group(READ_GROUP),
                 items=committed.stage,
             ),
             Row(
                 ApiKey.OFFSET_FETCH,
-                self._fetched_in_chunks(timed(coordinator.offset_fetch)),
+                self._fetched_in_chunks(timed(requests.fetch)),
                 offset_fetch_failed,
                 Authorization.PER_ITEM,
                 items=partial(only_visible_offsets, self._name_of),
@@ -166,14 +227,14 @@ class GroupHandlers:
             ),
             Row(
                 ApiKey.OFFSET_DELETE,
-                Chunks(of_topics, of_topics, offset_delete_failed).handler(timed(coordinator.offset_delete)),
-                offset_delete_failed,
+                Chunks(of_topics, of_topics, error_on_top(OffsetDeleteResponse)).handler(timed(requests.delete)),
+                error_on_top(OffsetDeleteResponse),
                 on_group(DELETE_GROUP),
                 items=deleted.stage,
             ),
             Row(
                 ApiKey.TXN_OFFSET_COMMIT,
-                Chunks(of_topics, of_topics, txn_offset_commit_failed).handler(timed(coordinator.txn_offset_commit)),
+                Chunks(of_topics, of_topics, txn_offset_commit_failed).handler(timed(requests.commit_in_transaction)),
                 txn_offset_commit_failed,
                 _may_commit_in_transaction,
                 items=committed_in_transaction.stage,
@@ -252,60 +313,13 @@ def _may_commit_in_transaction(caller: Caller, request: TxnOffsetCommitRequest) 
     return refusal if refusal is not None else READ_GROUP.refusal(caller, request.group_id)
 
 
-def _offsets_not_deleted(request: OffsetDeleteRequest, version: int, error: ApiError) -> OffsetDeleteResponse:
-    """The error of every partition."""
-    return OffsetDeleteResponse(
-        topics=[
-            OffsetDeleteResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetDeleteResponsePartition(partition_index=each.partition_index, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 # How each API reports that the whole request failed.
-
-
-def txn_offset_commit_failed(request: TxnOffsetCommitRequest, version: int, error: ApiError) -> TxnOffsetCommitResponse:
-    """The error of every partition."""
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
 
 
 def join_group_failed(request: JoinGroupRequest, version: int, error: ApiError) -> JoinGroupResponse:
     """The error on top. No protocol is null from version 7 on, an empty name before."""
     name = None if version >= _FIRST_JOIN_WITHOUT_NAME else ""
     return JoinGroupResponse(error_code=error.code, protocol_name=name)
-
-
-def sync_group_failed(request: SyncGroupRequest, version: int, error: ApiError) -> SyncGroupResponse:
-    """The error on top."""
-    return SyncGroupResponse(error_code=error.code)
-
-
-def heartbeat_failed(request: HeartbeatRequest, version: int, error: ApiError) -> HeartbeatResponse:
-    """The error on top."""
-    return HeartbeatResponse(error_code=error.code)
-
-
-def leave_group_failed(request: LeaveGroupRequest, version: int, error: ApiError) -> LeaveGroupResponse:
-    """The error on top."""
-    return LeaveGroupResponse(error_code=error.code)
 
 
 def describe_groups_failed(request: DescribeGroupsRequest, version: int, error: ApiError) -> DescribeGroupsResponse:
@@ -319,15 +333,13 @@ def describe_groups_failed(request: DescribeGroupsRequest, version: int, error: 
     )
 
 
-def list_groups_failed(request: ListGroupsRequest, version: int, error: ApiError) -> ListGroupsResponse:
-    """The error on top."""
-    return ListGroupsResponse(error_code=error.code)
-
-
 def delete_groups_failed(request: DeleteGroupsRequest, version: int, error: ApiError) -> DeleteGroupsResponse:
     """The error of every group."""
     return DeleteGroupsResponse(
-        results=[DeletableGroupResult(group_id=group_id, error_code=error.code) for group_id in request.groups_names]
+        results=[
+            DeletableGroupResult(group_id=group_id, error_code=error.code, error_message=message_of(error))
+            for group_id in request.groups_names
+        ]
     )
 
 
@@ -340,6 +352,23 @@ def offset_commit_failed(request: OffsetCommitRequest, version: int, error: ApiE
                 topic_id=topic.topic_id,
                 partitions=[
                     OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def txn_offset_commit_failed(request: TxnOffsetCommitRequest, version: int, error: ApiError) -> TxnOffsetCommitResponse:
+    """The error of every partition."""
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error.code)
                     for each in topic.partitions
                 ],
             )
@@ -372,6 +401,227 @@ def offset_fetch_failed(request: OffsetFetchRequest, version: int, error: ApiErr
     )
 
 
-def offset_delete_failed(request: OffsetDeleteRequest, version: int, error: ApiError) -> OffsetDeleteResponse:
-    """The error on top."""
-    return OffsetDeleteResponse(error_code=error.code)
+_MANAGER = "kafka.coordinator.group:type=GroupMetadataManager"
+_COUNTED_STATES = {
+    GroupState.PREPARING_REBALANCE: "NumGroupsPreparingRebalance",
+    GroupState.COMPLETING_REBALANCE: "NumGroupsCompletingRebalance",
+    GroupState.STABLE: "NumGroupsStable",
+    GroupState.EMPTY: "NumGroupsEmpty",
+    GroupState.DEAD: "NumGroupsDead",
+}
+
+
+class GroupsModule(Module):
+    """Rests on the table of coordinators, to which it adds its own; on the replicas and the verifier, for transactions
+    that commit offsets. Follows the metadata: topics that groups subscribe to change."""
+
+    name = "GroupsModule"
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        coordinators: Coordinators,
+        replicas: ReplicaManager,
+        verifier: TransactionVerifier,
+        states: ShareStates,
+        latest: LatestOffsets,
+        create_for: CreateFor,
+    ) -> None:
+        """`states` and `latest` are for share groups: their share coordinators, and the ends of their partitions.
+        `create_for` has topics of streams groups created."""
+        clock, config, cache = context.host.clock, context.config, context.cache
+        self._cache = cache
+        protocols = config["group.coordinator.rebalance.protocols"]
+        self._has_consumer_protocol, self._has_streams_protocol = CONSUMER in protocols, STREAMS in protocols
+        self._consumer_config = ConsumerGroupConfig(config.values, partial(_group_configs, cache))
+        self._share_config = ShareGroupConfig(config.values, partial(_group_configs, cache))
+        self._streams_config = StreamsGroupConfig(config.values, partial(_group_configs, cache))
+        self._coordinator = coordinator = GroupCoordinator(
+            GroupCoordinatorConfig.from_properties(config.values),
+            coordinators.log(GROUPS),
+            TopicNames(cache),
+            context.host.new_uuid,
+            lambda: coordinators.partition_count(GROUPS),
+            load_assignors("group.consumer.assignors", config["group.consumer.assignors"]),
+            ShareServices(self._share_config, states, latest),
+            StreamsServices(
+                self._streams_config,
+                load_assignors("group.streams.assignors", config["group.streams.assignors"]),
+            ),
+            clock.wall_ms,
+            self._verify,
+            self._consumer_config,
+        )
+        self._clock = clock
+        self._replicas = replicas
+        self._verifier = verifier
+        self._shell = shell = coordinators.add(GROUPS, coordinator.runtime)
+        self.explain_rebalance = coordinator.explain_rebalance
+        """For `kalda explain rebalance`."""
+        self._handlers = GroupHandlers(
+            coordinator,
+            clock,
+            shell.arm,
+            cache.topic_name,
+            self._serves_consumer_groups,
+            self.serves_share_groups,
+            self._serves_streams_groups,
+            StreamsTopics(create_for, config["request.timeout.ms"], clock.mono_ms),
+        )
+        _add_gauges(context.sensors, coordinator)
+        most: int = context.config["kalda.metrics.logs.max"]
+        context.sensors.add_source(lambda: lag_sensors(coordinator, replicas, most))
+
+    def rows(self) -> list[Row]:
+        """The group APIs."""
+        return self._handlers.rows()
+
+    def _serves_consumer_groups(self) -> bool:
+        return self._has_consumer_protocol and self._cache.image.features.level(GROUP_VERSION) > 0
+
+    def _serves_streams_groups(self) -> bool:
+        return self._has_streams_protocol and self._cache.image.features.level(STREAMS_VERSION) > 0
+
+    def serves_share_groups(self) -> bool:
+        """Whether share groups are on."""
+        return self._cache.image.features.level(SHARE_VERSION) > 0
+
+    def hidden_apis(self) -> frozenset[ApiKey]:
+        """The APIs that ApiVersions does not announce now, since they are not served."""
+        hidden: frozenset[ApiKey] = frozenset()
+        if not self._serves_consumer_groups():
+            hidden |= CONSUMER_GROUP_APIS
+        if not self._serves_streams_groups():
+            hidden |= STREAMS_GROUP_APIS
+        return hidden if self.serves_share_groups() else hidden | SHARE_GROUP_APIS
+
+    def on_config(self, current: ServerConfig, image: MetadataImage) -> None:
+        """Take over configs of consumer, share and streams groups that change while the node runs."""
+        self._consumer_config.update(current.values)
+        self._share_config.update(current.values)
+        self._streams_config.update(current.values)
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+        """Report topics that have changed to the coordinator."""
+        topics = delta.topics
+        if topics is None:
+            return
+        names = {topic.name for topic in topics.changed.values()} | {topic.name for topic in topics.deleted.values()}
+        if names:
+            self._coordinator.on_topics_changed(names, image.offset, created=bool(topics.created))
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """No effect."""
+
+    def _verify(
+        self, index: int, request: TxnOffsetCommitRequest, version: int
+    ) -> Verification | Pending[Verification | None] | None:
+        """As `VerifyTransaction` of the coordinator says."""
+        support = ClientSupport.of_offset_commit(version)
+        if not self._verifier.applies_to(support):
+            return None
+        producer_id, epoch = request.producer_id, request.producer_epoch
+        guard = self._replicas.get(OFFSETS_TOPIC, index).start_verification(
+            producer_id, NO_SEQUENCE, epoch, self._clock.wall_ms(), supports_epoch_bump=support.adds
+        )
+        if guard is None:
+            return None
+        at = TopicPartition(OFFSETS_TOPIC, index)
+        verified: Pending[Verification | None] = Pending()
+
+        def on_verified(errors: Errors | None, _: ApiError | None) -> None:
+            assert errors is not None, "a verification completes"
+            self._coordinator.runtime.advance(self._clock.mono_ms())
+            if at in errors:
+                verified.fail(ApiError(errors[at]))
+            else:
+                verified.complete(guard)
+            self._shell.arm()
+
+        self._verifier.verify(request.transactional_id, producer_id, epoch, [at], support).then(on_verified)
+        return verified
+
+
+def _add_gauges(sensors: Sensors, coordinator: GroupCoordinator) -> None:
+    """Groups that this broker coordinates, in all and by state. Reading a count by state visits all groups."""
+
+    def count(state: GroupState | None = None) -> float:
+        return sum(
+            len(shard.groups) if state is None else sum(group.state is state for group in shard.groups.values())
+            for shard in coordinator.runtime.active_shards()
+        )
+
+    sensors.gauge(_MANAGER, "NumGroups", read=count)
+    sensors.gauge(
+        _MANAGER, "NumOffsets", read=lambda: sum(each.offsets.count for each in coordinator.runtime.active_shards())
+    )
+    add_load_times(sensors, GROUP_METRICS, coordinator.runtime)
+    sensors.gauge(GROUP_METRICS, "group-count", (("protocol", "classic"),), count)
+    for partition_state in LoadState:
+        tags = (("state", partition_state.value),)
+        sensors.gauge(GROUP_METRICS, "num-partitions", tags, partial(coordinator.runtime.count, partition_state))
+    sensors.add_source(coordinator.counters.sensors)
+    for state, name in _COUNTED_STATES.items():
+        sensors.gauge(_MANAGER, name, read=partial(count, state))
+
+    def count_of_kind(groups_of: Callable[[GroupShard], Mapping[str, Any]], state: Enum | None = None) -> float:
+        return sum(
+            len(groups_of(shard))
+            if state is None
+            else sum(group.state() is state for group in groups_of(shard).values())
+            for shard in coordinator.runtime.active_shards()
+        )
+
+    kinds: tuple[tuple[str, Callable[[GroupShard], Mapping[str, Any]], type[Enum]], ...] = (
+        (CONSUMER, lambda shard: shard.consumers.groups, ConsumerGroupState),
+        (SHARE, lambda shard: shard.shares.groups, ShareGroupState),
+        (STREAMS, lambda shard: shard.streams.groups, StreamsGroupState),
+    )
+    for kind, groups_of, states in kinds:
+        sensors.gauge(GROUP_METRICS, "group-count", (("protocol", kind),), partial(count_of_kind, groups_of))
+        for state_of_kind in states:
+            tags = (("state", state_of_kind.value),)
+            sensors.gauge(GROUP_METRICS, f"{kind}-group-count", tags, partial(count_of_kind, groups_of, state_of_kind))
+
+
+def _group_configs(cache: MetadataCache, group_id: str) -> Mapping[str, str]:
+    return cache.image.configs.of(ConfigResource(ConfigResourceType.GROUP, group_id))
+
+
+class TopicNames:
+    """Topics, as the coordinator looks them up."""
+
+    def __init__(self, cache: MetadataCache) -> None:
+        self._cache = cache
+
+    def id_of(self, name: str) -> Uuid | None:
+        """The id of a topic; None where the topic does not exist."""
+        return self._cache.topic_id(name)
+
+    def name_of(self, topic_id: Uuid) -> str | None:
+        """The name of a topic; None where the topic does not exist."""
+        return self._cache.topic_name(topic_id)
+
+    def names(self) -> Sequence[str]:
+        """The names of all topics."""
+        return list(self._cache.image.topics.by_name)
+
+    def shape_of(self, name: str) -> tuple[Uuid, TopicShape] | None:
+        """Id, partitions and racks of a topic; None where the topic does not exist."""
+        topic = self._cache.topic(name)
+        if topic is None:
+            return None
+        brokers, count = self._cache.image.cluster.brokers, len(topic.partitions)
+        rack_of = {broker_id: broker.rack for broker_id, broker in brokers.items() if broker.rack is not None}
+        if not rack_of:
+            return topic.id, TopicShape(name, count)
+        racks = tuple(
+            frozenset(rack_of[replica] for replica in topic.partitions[index].replicas if replica in rack_of)
+            for index in range(count)
+        )
+        return topic.id, TopicShape(name, count, racks)
+
+    def has_partition(self, name: str, partition: int) -> bool:
+        """Whether the topic exists and has that partition."""
+        topic = self._cache.topic(name)
+        return topic is not None and partition in topic.partitions

@@ -8,6 +8,7 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import is_topic_name, validate_topic_name
+from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.item_checks import Items
@@ -33,7 +34,7 @@ from kalda.replication.markers import MarkerWriter, named_partitions
 from kalda.replication.replica_manager import ReplicaManager
 
 
-class MarkerHandlers:
+class MarkerHandlers(Module):
     """Markers, and the producers that partitions have state of."""
 
     def __init__(

@@ -8,15 +8,17 @@ from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.base.topic_names import INTERNAL_TOPICS, is_topic_name
-from kalda.broker.handlers.shared import check_endpoint_type, describe_cluster_failed
-from kalda.broker.modules.auto_topics import AutoTopics
-from kalda.broker.modules.metadata_cache import AnswerKey, MetadataCache
+from kalda.broker.channels.auto_topics import AutoTopics
+from kalda.broker.handlers.shared import check_endpoint_type, error_on_top
+from kalda.broker.metadata_cache import AnswerKey, MetadataCache
+from kalda.broker.module import Module
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.item_checks import Items, itself
 from kalda.broker.requests.rows import Authorization, Row, message_of
 from kalda.coordinator.internal_topics import coordinator_partition
+from kalda.coordinator.share.records import share_partition_key
 from kalda.metadata.topics import TopicImage
-from kalda.network.connection import Buffer
+from kalda.network.server.connection import Buffer
 from kalda.protocol.access import (
     CREATE_TOPIC,
     DESCRIBE_GROUP,
@@ -53,9 +55,10 @@ _STEP_ITEMS = 400
 _CORRELATION_BYTES = 4
 _FIRST_BY_ID = 12
 _FIRST_FIND_OF_MANY = 4
+_FIRST_FIND_OF_SHARES = 6
 
 
-class MetadataHandlers:
+class MetadataHandlers(Module):
     """Answers from the metadata cache."""
 
     def __init__(
@@ -80,7 +83,12 @@ class MetadataHandlers:
         found = Items(_need_of_key, find_coordinator_failed, "coordinator_keys", "coordinators", itself)
         return [
             Row(ApiKey.METADATA, self.metadata, metadata_failed, per_item, has_large_answer=True),
-            Row(ApiKey.DESCRIBE_CLUSTER, self.describe_cluster, describe_cluster_failed, Authorization.ANYONE),
+            Row(
+                ApiKey.DESCRIBE_CLUSTER,
+                self.describe_cluster,
+                error_on_top(DescribeClusterResponse),
+                Authorization.ANYONE,
+            ),
             Row(
                 ApiKey.DESCRIBE_TOPIC_PARTITIONS,
                 self.describe_topic_partitions,
@@ -400,6 +408,14 @@ class MetadataHandlers:
         )
 
     def _find(self, context: RequestContext, key_type: int, key: str) -> Coordinator:
+        hashed = key
+        if key_type == _SHARE_KEY:
+            if context.api_version < _FIRST_FIND_OF_SHARES:
+                return _no_coordinator(key, ErrorCode.INVALID_REQUEST)
+            try:
+                hashed = share_partition_key(key).coordinator_key
+            except ApiError as error:
+                return _no_coordinator(key, error.code)
         name = self._coordinator_topic(key_type)
         if name is None:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Coordinators of type {key_type} are not served by this broker")
@@ -407,7 +423,7 @@ class MetadataHandlers:
         if topic is None:
             self._auto_topics.create([name])
             return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        partition = topic.partitions.get(coordinator_partition(key, len(topic.partitions)))
+        partition = topic.partitions.get(coordinator_partition(hashed, len(topic.partitions)))
         for broker in self._cache.alive_brokers(context.listener_name):
             if partition is not None and broker.id == partition.leader:
                 endpoint = broker.listeners[context.listener_name]

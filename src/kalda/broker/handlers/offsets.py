@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from kalda.base.background import ITEMS_A_STEP, Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS
+from kalda.broker.handlers.shared import error_on_partitions
+from kalda.broker.module import Module
 from kalda.broker.replicas.opening import MAX_WAIT_MS, OpeningPartitions
 from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Items
@@ -40,8 +41,6 @@ from kalda.replication.replica_manager import ReplicaManager
 from kalda.replication.waiters import OffsetWaiter
 from kalda.storage.log.snapshot_jobs import TimeSearch
 from kalda.storage.values import TimestampOffset
-
-requests_log = logging.getLogger("kalda.requests")
 
 _DEBUGGING_REPLICA = -2
 """In place of a replica's id: a tool asks for the offsets of this replica, whether it leads or follows."""
@@ -92,7 +91,7 @@ def check_isolation(level: int) -> None:
         raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}")
 
 
-class OffsetHandlers:
+class OffsetHandlers(Module):
     """Offsets of the partitions that this broker leads, and where a tool asks for them, of those that it follows."""
 
     def __init__(self, replicas: ReplicaManager, opening: OpeningPartitions | None = None) -> None:
@@ -103,6 +102,12 @@ class OffsetHandlers:
     def rows(self) -> list[Row]:
         """One row an API."""
         per_item = Authorization.PER_ITEM
+        list_offsets_failed = error_on_partitions(
+            ListOffsetsResponse, ListOffsetsTopicResponse, ListOffsetsPartitionResponse
+        )
+        delete_records_failed = error_on_partitions(
+            DeleteRecordsResponse, DeleteRecordsTopicResult, DeleteRecordsPartitionResult, low_watermark=-1
+        )
         epochs_of = Items(_need_for_epochs, offset_for_leader_epoch_failed, name_of=lambda each: str(each.topic))
         return [
             Row(
@@ -339,22 +344,6 @@ def _fill(result: ListOffsetsPartitionResponse, found: Found) -> None:
 # How each API reports that the whole request failed.
 
 
-def list_offsets_failed(request: ListOffsetsRequest, version: int, error: ApiError) -> ListOffsetsResponse:
-    """The error of every partition."""
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[
-                    ListOffsetsPartitionResponse(partition_index=each.partition_index, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 def offset_for_leader_epoch_failed(
     request: OffsetForLeaderEpochRequest, version: int, error: ApiError
 ) -> OffsetForLeaderEpochResponse:
@@ -365,24 +354,6 @@ def offset_for_leader_epoch_failed(
                 topic=topic.topic,
                 partitions=[
                     OffsetForLeaderEpochResponseEpochEndOffset(partition=each.partition, error_code=error.code)
-                    for each in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
-def delete_records_failed(request: DeleteRecordsRequest, version: int, error: ApiError) -> DeleteRecordsResponse:
-    """The error of every partition."""
-    return DeleteRecordsResponse(
-        topics=[
-            DeleteRecordsTopicResult(
-                name=topic.name,
-                partitions=[
-                    DeleteRecordsPartitionResult(
-                        partition_index=each.partition_index, low_watermark=-1, error_code=error.code
-                    )
                     for each in topic.partitions
                 ],
             )

@@ -1,9 +1,13 @@
-"""Failures, and a check, of APIs that both kinds of listener serve: Fetch (1), DescribeCluster (60).
+"""Failures that several APIs report alike; and of APIs that both kinds of listener serve, Fetch (1) and
+DescribeCluster (60), a failure and a check.
 
 Their handlers differ. What both listeners forward or take from envelopes is in `forwarded`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.requests.rows import message_of
@@ -13,9 +17,44 @@ from kalda.protocol.messages.fetch import (
     FetchResponse,
     FetchResponsePartitionData,
 )
-from kalda.protocol.messages.metadata import DescribeClusterRequest, DescribeClusterResponse, EndpointType
+from kalda.protocol.messages.metadata import EndpointType
+from kalda.protocol.notation import Response, Struct
 
 _LAST_FETCH_BY_NAME = 12
+
+
+def error_on_top(response: type[Response]) -> Callable[[Any, int, ApiError], Response]:
+    """How an API reports that the whole request failed whose response has one error, and perhaps a message to it."""
+    has_message = "error_message" in response.__annotations__
+
+    def failed(request: Any, version: int, error: ApiError) -> Response:
+        if has_message:
+            return response(error_code=error.code, error_message=message_of(error))
+        return response(error_code=error.code)
+
+    return failed
+
+
+def error_on_partitions(
+    response: type[Response], topic: type[Struct], partition: type[Struct], **values: Any
+) -> Callable[[Any, int, ApiError], Response]:
+    """How an API reports that the whole request failed whose response has an error a partition: topics have a `name`,
+    partitions a `partition_index`, and `values`."""
+
+    def failed(request: Any, version: int, error: ApiError) -> Response:
+        topics = [
+            topic(
+                name=each.name,
+                partitions=[
+                    partition(partition_index=one.partition_index, error_code=error.code, **values)
+                    for one in each.partitions
+                ],
+            )
+            for each in request.topics
+        ]
+        return response(topics=topics)
+
+    return failed
 
 
 def fetch_failed(request: FetchRequest, version: int, error: ApiError) -> FetchResponse:
@@ -48,8 +87,3 @@ def check_endpoint_type(wanted: int, served: EndpointType, version: int) -> None
             f"The request was sent to an endpoint of type {names[served]}, but we wanted an endpoint of type "
             f"{names[EndpointType(wanted)]}",
         )
-
-
-def describe_cluster_failed(request: DescribeClusterRequest, version: int, error: ApiError) -> DescribeClusterResponse:
-    """The error on top."""
-    return DescribeClusterResponse(error_code=error.code, error_message=message_of(error))

@@ -1,4 +1,8 @@
-"""GetTelemetrySubscriptions (71) and PushTelemetry (72), KIP-714.
+"""GetTelemetrySubscriptions (71) and PushTelemetry (72), KIP-714: metrics that clients push, and where they go.
+
+Clients learn from ApiVersions whether a broker receives metrics; Kafka announces both APIs where a receiver is
+configured, Kalda where a subscription or a plugin is. What is pushed goes to the topic `__client_metrics`, to the
+metrics listener, and to the operator's own classes. Each of these is bounded and contained.
 
 What is pushed is decompressed, decoded and turned into records by a job, with a bound on each step: the event loop
 copies the bytes, and no more. Where too many pushes wait to be decoded, the next ones are refused as if they came too
@@ -18,13 +22,24 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from kalda.base.background import Priority
+from kalda.base.configs.resources import ConfigResourceType
+from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError, CorruptRecord, ErrorCode
 from kalda.base.ids import Uuid, uuid_to_text
 from kalda.base.pending import Pending
 from kalda.base.printable import printable
-from kalda.base.scheduling import Jobs
+from kalda.base.scheduling import Jobs, Timer
+from kalda.broker.channels.auto_topics import AutoTopics
+from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.module import BrokerContext, Module
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.rows import Authorization, Row
+from kalda.metadata.delta import MetadataDelta
+from kalda.metadata.image import MetadataImage
+from kalda.metadata.publisher import Manifest
+from kalda.network.server.connection import Connection
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.messages.telemetry import (
     GetTelemetrySubscriptionsRequest,
@@ -32,6 +47,7 @@ from kalda.protocol.messages.telemetry import (
     PushTelemetryRequest,
     PushTelemetryResponse,
 )
+from kalda.replication.replica_manager import ReplicaManager
 from kalda.telemetry.client_instances import (
     ACCEPTED_CODECS,
     MAX_ATTRIBUTE_LENGTH,
@@ -41,8 +57,10 @@ from kalda.telemetry.client_instances import (
 )
 
 if TYPE_CHECKING:
+    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
+    from kalda.broker.metrics.client_metrics_topic import ClientMetricsTopic
     from kalda.telemetry.client_records import PointSource
-    from kalda.telemetry.client_series import SeriesPoint
+    from kalda.telemetry.client_series import ClientSeries, SeriesPoint
     from kalda.telemetry.otlp import DataPoint
 
 log = logging.getLogger("kalda.client_metrics")
@@ -138,10 +156,10 @@ class TelemetryHandlers:
             Row(
                 ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
                 self.get_subscriptions,
-                get_telemetry_subscriptions_failed,
+                error_on_top(GetTelemetrySubscriptionsResponse),
                 Authorization.ANYONE,
             ),
-            Row(ApiKey.PUSH_TELEMETRY, self.push, push_telemetry_failed, Authorization.ANYONE),
+            Row(ApiKey.PUSH_TELEMETRY, self.push, error_on_top(PushTelemetryResponse), Authorization.ANYONE),
         ]
 
     def get_subscriptions(
@@ -272,13 +290,189 @@ def _client_of(context: RequestContext) -> Client:
     )
 
 
-def get_telemetry_subscriptions_failed(
-    request: GetTelemetrySubscriptionsRequest, version: int, error: ApiError
-) -> GetTelemetrySubscriptionsResponse:
-    """The error alone."""
-    return GetTelemetrySubscriptionsResponse(error_code=error.code)
+_APIS: Final = frozenset((ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY))
+_GROUP: Final = "kafka.server:type=client-metrics"
+_EXPIRY_INTERVAL_MS: Final = 5_000
+_EVICTIONS_LOGGED_EVERY_MS: Final = 300_000
+_ADMIN_CLIENT_ID: Final = "__admin_client"
+"""By this client id brokers may write to internal topics."""
 
 
-def push_telemetry_failed(request: PushTelemetryRequest, version: int, error: ApiError) -> PushTelemetryResponse:
-    """The error alone."""
-    return PushTelemetryResponse(error_code=error.code)
+class ClientMetricsModule(Module):
+    """Rests on the replicas, to which it appends. A publisher: it applies the subscriptions of the metadata."""
+
+    name = "ClientMetrics"
+
+    def __init__(self, context: BrokerContext, replicas: ReplicaManager) -> None:
+        """Raises `ValueError` where a plugin cannot be loaded."""
+        config = context.config
+        self._context = context
+        self._replicas = replicas
+        self._clock = context.host.clock
+        self.instances = ClientInstances(context.host.new_uuid, config["telemetry.max.bytes"])
+        self.instances.on_removed = self._on_removed
+        self._handlers = TelemetryHandlers(
+            config.node_id,
+            self.instances,
+            config["telemetry.max.bytes"],
+            config["kalda.client.metrics.format"],
+            self,
+            context.jobs,
+            self._clock.mono_ms,
+            makes_series=bool(config["kalda.metrics.listener"]),
+            now_ns=context.host.busy_ns,
+            pause_thread=context.host.pause_thread,
+        )
+        self.channels = BrokerChannels(
+            "client-metrics",
+            config,
+            context.cache,
+            context.to_brokers,
+            client_id=_ADMIN_CLIENT_ID,
+        )
+        self._topic: ClientMetricsTopic | None = None
+        """Made with the first push."""
+        self.series: ClientSeries | None = None
+        """For the metrics listener; made with the first push, where there is a listener."""
+        self._plugins: list[PluginRunner] = _plugins(config)
+        self._timer: Timer | None = None
+        """For the expiry of instances."""
+        self._evicted = 0
+        """Instances that were evicted when a line about them was logged last."""
+        self._logged_ms = -_EVICTIONS_LOGGED_EVERY_MS
+        self._closed = False
+        gauges = {
+            "instance-count": lambda: len(self.instances),
+            "unknown-subscription-request-count": lambda: self.instances.unknown_subscriptions,
+            "throttle-count": lambda: self.instances.throttled,
+            "plugin-export-count": lambda: self._handlers.exported,
+            "plugin-error-count": lambda: (
+                self._handlers.unreadable + sum(each.failures + each.dropped for each in self._plugins)
+            ),
+        }
+        for name, read in gauges.items():
+            context.sensors.gauge(_GROUP, name, read=read)
+        context.sensors.gauge(_GROUP, "topic-record-count", read=lambda: self._topic.written if self._topic else 0)
+        context.sensors.gauge(_GROUP, "topic-dropped-count", read=lambda: self._topic.dropped if self._topic else 0)
+
+    def rows(self) -> list[Row]:
+        """Both APIs of telemetry."""
+        return self._handlers.rows()
+
+    def hidden_apis(self) -> frozenset[ApiKey]:
+        """The APIs that ApiVersions does not announce now: those of telemetry, where there is no subscription and no
+        plugin. A client that connects then pushes nothing over this connection, some clients nothing until they start
+        again."""
+        return frozenset() if self._plugins or self.instances.has_subscriptions else _APIS
+
+    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage, manifest: Manifest) -> None:
+        """Apply the subscriptions that have changed. A client gets its new one with its next request."""
+        if delta.configs is None:
+            return
+        for resource in delta.configs.changes:
+            if resource.type == ConfigResourceType.CLIENT_METRICS:
+                why = self.instances.set_subscription(resource.name, image.configs.of(resource))
+                if why is not None:
+                    log.warning(
+                        "client-metrics subscription %s cannot be read, and is not used: %s", resource.name, why
+                    )
+
+    def on_controller_change(self, leader_id: int | None, epoch: int) -> None:
+        """No effect."""
+
+    def start(self) -> None:
+        """Remove instances that are silent, or whose connections end, from now on."""
+        for listener in self._context.config.broker_listeners:
+            self._context.server.listeners[listener.listener].on_close.append(self._on_close)
+        self._arm()
+
+    async def close(self) -> None:
+        """Append what waits, and stop."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for plugin in self._plugins:
+            plugin.close()
+        if self._topic is not None:
+            self._topic.close()
+        await self.channels.close()
+
+    # -- the sink
+
+    def take(self, instance: ClientInstance, push: Decoded) -> None:
+        """Hand a decoded push to every sink."""
+        if self._closed:
+            return
+        try:
+            if self._topic is None:
+                self._topic = self._new_topic()
+            self._topic.put(push.records)
+            self._topic.dropped += len(push.points) - len(push.records)  # those that are too large
+            if push.series:
+                self._take_series(instance, push)
+            if self._plugins:
+                from kalda.broker.metrics.client_metrics_plugins import Push
+
+                for plugin in self._plugins:
+                    plugin.put(Push(push.source, push.is_terminating, push.points, push.payload))
+        except Exception:
+            log.exception("metrics of a client are lost")
+
+    def _take_series(self, instance: ClientInstance, push: Decoded) -> None:
+        if self.series is None:
+            from kalda.telemetry.client_series import ClientSeries
+
+            self.series = ClientSeries()
+        if instance.id in self.instances:
+            self.series.take(instance.id, instance.client, push.series)
+
+    def _new_topic(self) -> ClientMetricsTopic:
+        from kalda.broker.metrics.client_metrics_topic import PLAN, ClientMetricsTopic
+
+        context = self._context
+        topics = AutoTopics(context.channel, False, lambda name: PLAN, context.config["request.timeout.ms"])
+        return ClientMetricsTopic(
+            context.config.node_id,
+            self._replicas,
+            context.cache,
+            topics,
+            self.channels.send,
+            self._clock,
+            context.timers,
+        )
+
+    # -- instances
+
+    def _arm(self) -> None:
+        if not self._closed:
+            self._timer = self._context.timers.call_later_ms(_EXPIRY_INTERVAL_MS, self._expire)
+
+    def _expire(self) -> None:
+        expired = self.instances.expire(self._clock.mono_ms())
+        self._context.background.run(expired, Priority.MAINTENANCE).then(self._on_expired)
+
+    def _on_expired(self, _: None, error: ApiError | None) -> None:
+        if error is not None:
+            log.error("clients that push no metrics any more could not be removed", exc_info=error.__cause__ or error)
+        now_ms, evicted = self._clock.mono_ms(), self.instances.evicted - self._evicted
+        if evicted and now_ms - self._logged_ms >= _EVICTIONS_LOGGED_EVERY_MS:
+            self._evicted, self._logged_ms = self.instances.evicted, now_ms
+            log.warning("%d clients were removed because too many others push metrics", evicted)
+        self._arm()
+
+    def _on_close(self, connection: Connection) -> None:
+        self.instances.disconnected(connection.id)
+
+    def _on_removed(self, instance_id: Uuid) -> None:
+        if self.series is not None:
+            self.series.remove(instance_id)
+
+
+def _plugins(config: ServerConfig) -> list[PluginRunner]:
+    """The operator's classes. Raises `ValueError`."""
+    paths = config["kalda.client.metrics.plugins"]
+    if not paths:
+        return []
+    from kalda.broker.metrics.client_metrics_plugins import PluginRunner
+
+    return [PluginRunner(path) for path in paths]

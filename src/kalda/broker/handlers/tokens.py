@@ -13,6 +13,8 @@ from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.pending import Pending
 from kalda.broker.channels.forwarding import Forwarding
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.module import Module
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.controller.delegation_tokens import created
@@ -27,7 +29,6 @@ from kalda.protocol.messages.security import (
     DescribedDelegationTokenRenewer,
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
-    ExpireDelegationTokenRequest,
     ExpireDelegationTokenResponse,
     RenewDelegationTokenRequest,
     RenewDelegationTokenResponse,
@@ -39,7 +40,7 @@ _FIRST_WITH_REQUESTER = 3
 _STEP_TOKENS = 500
 
 
-class TokenHandlers:
+class TokenHandlers(Module):
     """A broker's handlers."""
 
     def __init__(
@@ -55,12 +56,24 @@ class TokenHandlers:
         at_controller, forward = Authorization.AT_CONTROLLER, self._forward
         return [
             Row(ApiKey.CREATE_DELEGATION_TOKEN, forward, create_token_failed, at_controller, forwarded=True),
-            Row(ApiKey.RENEW_DELEGATION_TOKEN, forward, renew_token_failed, at_controller, forwarded=True),
-            Row(ApiKey.EXPIRE_DELEGATION_TOKEN, forward, expire_token_failed, at_controller, forwarded=True),
+            Row(
+                ApiKey.RENEW_DELEGATION_TOKEN,
+                forward,
+                error_on_top(RenewDelegationTokenResponse),
+                at_controller,
+                forwarded=True,
+            ),
+            Row(
+                ApiKey.EXPIRE_DELEGATION_TOKEN,
+                forward,
+                error_on_top(ExpireDelegationTokenResponse),
+                at_controller,
+                forwarded=True,
+            ),
             Row(
                 ApiKey.DESCRIBE_DELEGATION_TOKEN,
                 self._describe,
-                describe_tokens_failed,
+                error_on_top(DescribeDelegationTokenResponse),
                 Authorization.PER_ITEM,
                 has_large_answer=True,
             ),
@@ -150,24 +163,3 @@ def create_token_failed(
 ) -> CreateDelegationTokenResponse:
     """The error on top, without an owner."""
     return created(ANONYMOUS, ANONYMOUS, error.code, version)
-
-
-def renew_token_failed(
-    request: RenewDelegationTokenRequest, version: int, error: ApiError
-) -> RenewDelegationTokenResponse:
-    """The error on top."""
-    return RenewDelegationTokenResponse(error_code=error.code)
-
-
-def expire_token_failed(
-    request: ExpireDelegationTokenRequest, version: int, error: ApiError
-) -> ExpireDelegationTokenResponse:
-    """The error on top."""
-    return ExpireDelegationTokenResponse(error_code=error.code)
-
-
-def describe_tokens_failed(
-    request: DescribeDelegationTokenRequest, version: int, error: ApiError
-) -> DescribeDelegationTokenResponse:
-    """The error on top."""
-    return DescribeDelegationTokenResponse(error_code=error.code)

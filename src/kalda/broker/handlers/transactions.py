@@ -1,7 +1,9 @@
-"""The APIs of the transaction coordinator: checked item by item, and passed on with the time.
+"""The transaction coordinator: transactional producers and the outcome of their transactions, in `__transaction_state`.
 
-InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), DescribeTransactions (65),
-ListTransactions (66).
+InitProducerId (22), for idempotent producers too; AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26),
+DescribeTransactions (65), ListTransactions (66): checked item by item, and passed to the coordinator with the time.
+Each transactional id belongs to one partition of the topic, and the leader of that partition coordinates it: the
+publisher calls the table of coordinators when this broker starts or stops to lead one.
 
 AddPartitionsToTxn has two callers. Up to version 3 it is a client's, for one transaction, and the client must be
 allowed to write to each topic. From version 4 on it is a broker's, for several transactions, each of which is extended
@@ -20,13 +22,23 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.patterns import MAX_PROGRAM, BadPattern, Pattern, re2_pattern
 from kalda.base.pending import Pending
 from kalda.base.topic_names import INTERNAL_TOPICS, OFFSETS_TOPIC
+from kalda.broker.channels.broker_channels import BrokerChannels
+from kalda.broker.channels.producer_ids import ProducerIds
+from kalda.broker.channels.transaction_markers import TransactionMarkers
+from kalda.broker.handlers.shared import error_on_top
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.broker.module import BrokerContext, Module
+from kalda.broker.replicas.coordinators import Coordinators, add_load_times
 from kalda.broker.requests.context import Encoded, RequestContext
 from kalda.broker.requests.rows import Authorization, Row
 from kalda.coordinator.answers import answer_after_all
-from kalda.coordinator.internal_topics import coordinator_partition
+from kalda.coordinator.internal_topics import GROUPS, TRANSACTIONS, coordinator_partition
+from kalda.coordinator.transactions.config import TransactionConfig
+from kalda.coordinator.transactions.markers import NO_LEADER
 from kalda.coordinator.transactions.metadata import VERSION_2, Partitions, TransactionMetadata
 from kalda.coordinator.transactions.states import STATE_BY_LABEL
 from kalda.coordinator.transactions.transaction_coordinator import TransactionCoordinator
+from kalda.metadata.features import TRANSACTION_VERSION
 from kalda.protocol.access import (
     DESCRIBE_TOPIC,
     DESCRIBE_TRANSACTIONAL_ID,
@@ -59,6 +71,7 @@ from kalda.protocol.messages.transactions import (
     ListTransactionsResponse,
     ListTransactionsResponseTransactionState,
 )
+from kalda.replication.markers import MarkerWriter
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -104,8 +117,13 @@ class TransactionHandlers:
         return [
             Row(ApiKey.INIT_PRODUCER_ID, timed(coordinator.init_producer_id), init_producer_id_failed, _may_init),
             Row(ApiKey.ADD_PARTITIONS_TO_TXN, timed(self._add_partitions), add_partitions_to_txn_failed, _may_add),
-            Row(ApiKey.ADD_OFFSETS_TO_TXN, timed(self._add_offsets), add_offsets_to_txn_failed, _may_add_offsets),
-            Row(ApiKey.END_TXN, timed(coordinator.end_txn), end_txn_failed, _may_end),
+            Row(
+                ApiKey.ADD_OFFSETS_TO_TXN,
+                timed(self._add_offsets),
+                error_on_top(AddOffsetsToTxnResponse),
+                _may_add_offsets,
+            ),
+            Row(ApiKey.END_TXN, timed(coordinator.end_txn), error_on_top(EndTxnResponse), _may_end),
             Row(
                 ApiKey.DESCRIBE_TRANSACTIONS,
                 timed(self._describe),
@@ -113,7 +131,13 @@ class TransactionHandlers:
                 per_item,
                 has_large_answer=True,
             ),
-            Row(ApiKey.LIST_TRANSACTIONS, self._list, list_transactions_failed, per_item, has_large_answer=True),
+            Row(
+                ApiKey.LIST_TRANSACTIONS,
+                self._list,
+                error_on_top(ListTransactionsResponse),
+                per_item,
+                has_large_answer=True,
+            ),
         ]
 
     def _timed(self, handle: Callable[[RequestContext, Q, int], R]) -> Callable[[RequestContext, Q], R]:
@@ -449,18 +473,6 @@ def add_partitions_to_txn_failed(
     return run_to_end(_add_response(version, [(transaction, error.code)]))
 
 
-def add_offsets_to_txn_failed(
-    request: AddOffsetsToTxnRequest, version: int, error: ApiError
-) -> AddOffsetsToTxnResponse:
-    """The error on top."""
-    return AddOffsetsToTxnResponse(error_code=error.code)
-
-
-def end_txn_failed(request: EndTxnRequest, version: int, error: ApiError) -> EndTxnResponse:
-    """The error on top."""
-    return EndTxnResponse(error_code=error.code)
-
-
 def describe_transactions_failed(
     request: DescribeTransactionsRequest, version: int, error: ApiError
 ) -> DescribeTransactionsResponse:
@@ -473,8 +485,65 @@ def describe_transactions_failed(
     )
 
 
-def list_transactions_failed(
-    request: ListTransactionsRequest, version: int, error: ApiError
-) -> ListTransactionsResponse:
-    """The error on top."""
-    return ListTransactionsResponse(error_code=error.code)
+_METRICS = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
+
+
+class TransactionsModule(Module):
+    """Rests on the table of coordinators, to which it adds its own; on what writes markers into the partitions of this
+    broker."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        coordinators: Coordinators,
+        writer: MarkerWriter,
+    ) -> None:
+        cache, clock = context.cache, context.host.clock
+        self.channels = BrokerChannels("markers", context.config, cache, context.to_brokers)
+        self._markers = TransactionMarkers(
+            context.config.node_id,
+            lambda topic, partition: leader_of(cache, topic, partition),
+            self.channels.send,
+            writer.write,
+            clock,
+            context.timers,
+        )
+        coordinator = TransactionCoordinator(
+            TransactionConfig.from_properties(context.config.values),
+            coordinators.log(TRANSACTIONS),
+            self._markers,
+            ProducerIds(context.config.node_id, context.broker_epoch, context.channel.send),
+            lambda: cache.image.features.level(TRANSACTION_VERSION),
+            lambda: coordinators.partition_count(TRANSACTIONS),
+            clock.wall_ms,
+        )
+        context.sensors.gauge(_METRICS, "UnknownDestinationQueueSize", read=lambda: self._markers.retries)
+        context.sensors.gauge(_METRICS, "LogAppendRetryQueueSize", read=lambda: coordinator.unwritten)
+        add_load_times(context.sensors, "kafka.server:type=transaction-coordinator-metrics", coordinator.runtime)
+        shell = coordinators.add(TRANSACTIONS, coordinator.runtime)
+        coordinator.rearm = shell.arm
+        self.handlers = TransactionHandlers(
+            coordinator,
+            clock,
+            lambda topic, partition: leader_of(cache, topic, partition) is not None,
+            lambda: coordinators.partition_count(GROUPS) or context.config[GROUPS.partitions_key],
+            shell.arm,
+        )
+
+    def rows(self) -> list[Row]:
+        """The APIs of the coordinator."""
+        return self.handlers.rows()
+
+    async def close(self) -> None:
+        """Send no more markers."""
+        self._markers.close()
+        await self.channels.close()
+
+
+def leader_of(cache: MetadataCache, topic: str, partition: int) -> int | None:
+    """The broker that leads a partition, `NO_LEADER` while none does, None where the partition does not exist."""
+    found = cache.topic(topic)
+    registration = None if found is None else found.partitions.get(partition)
+    if registration is None:
+        return None
+    return registration.leader if registration.has_leader else NO_LEADER

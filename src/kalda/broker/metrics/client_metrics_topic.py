@@ -16,8 +16,8 @@ from kalda.base.clock import Clock
 from kalda.base.errors import ApiError, ErrorCode, as_api_error
 from kalda.base.pending import Pending
 from kalda.base.scheduling import Timer, Timers
-from kalda.broker.modules.auto_topics import AutoTopics, TopicPlan
-from kalda.broker.modules.metadata_cache import MetadataCache
+from kalda.broker.channels.auto_topics import AutoTopics, TopicPlan
+from kalda.broker.metadata_cache import MetadataCache
 from kalda.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from kalda.protocol.notation import Request
 from kalda.records.builder import build_batch
@@ -78,11 +78,6 @@ class ClientMetricsTopic:
         """Records so far that were not written."""
         self._failures = 0
         """Each that is a power of two is logged."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """What the records that wait take."""
-        return self._size_bytes
 
     def put(self, records: list[tuple[bytes, bytes]]) -> None:
         """Append these keys and values soon."""

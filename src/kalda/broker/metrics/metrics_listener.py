@@ -1,10 +1,11 @@
-"""The listener of `kalda.metrics.listener`: what a node measures, and why its clients are throttled.
+"""The listener of `kalda.metrics.listener`: what a node measures, and why its clients wait.
 
 - `/metrics`: all sensors, as OpenMetrics text for Prometheus
 - `/metrics.json`: the same under Kafka's own names
 - `/client-metrics`: the newest values that clients have pushed (KIP-714), as OpenMetrics text
 - `/quotas`: who uses how much of which quota
 - `/explain/access?principal=P&operation=O&type=T&resource=R&host=H`: what allows or denies a request, and why
+- `/explain/rebalance?group=G`: who waits for whom in a group, and what caused its last rebalances
 - `/explain/throttle?user=U&client=ID`: whose quota applies to a client, and why, and what it has used
 """
 
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from kalda.base.clock import Clock
 from kalda.base.sensors import Sensors
-from kalda.network.http import HttpServer, Page
-from kalda.quota.explaining import explain, usage
+from kalda.network.server.http import HttpServer, Page
+from kalda.quota.explanation import explain, usage
 from kalda.quota.managers import QuotaManagers
 from kalda.telemetry.exposition import CONTENT_TYPE, as_json, jmx_text, openmetrics
 
@@ -44,10 +45,13 @@ class MetricsListener:
         clock: Clock,
         client_series: Callable[[], ClientSeries | None],
         names: str,
+        explain_rebalance: Callable[[str, int], dict[str, Any]] | None,
         authorizer: object | None = None,
     ) -> None:
         """`client_series()` is what clients have pushed, None where none has. `names`: `kalda.metrics.names`.
+        `explain_rebalance(group, now_ms)` answers for the group coordinator of this node; None where it has none.
         `authorizer`: None where everyone may do everything."""
+        self._explain_rebalance = explain_rebalance
         self._authorizer = authorizer
         self._node_id = node_id
         self._sensors = sensors
@@ -76,7 +80,7 @@ class MetricsListener:
         """The decision, or what is wrong with the question."""
         from kalda.base.errors import ApiError
         from kalda.protocol.messages.security import AclOperation, AclResourceType
-        from kalda.security.explaining import explain as explain_access
+        from kalda.security.explanation import explain as explain_access
         from kalda.security.standard_authorizer import StandardAuthorizer
 
         if not isinstance(self._authorizer, StandardAuthorizer):
@@ -107,6 +111,9 @@ class MetricsListener:
             return Page(_JSON, chain([head], _pieces(usage(self._managers, now_ms)), ["}"]))
         if path == "/explain/access":
             return Page(_JSON, [json.dumps({"node": self._node_id, **self._explain_access(query)})])
+        if path == "/explain/rebalance" and self._explain_rebalance is not None:
+            explained = self._explain_rebalance(query.get("group", ""), now_ms)
+            return Page(_JSON, [json.dumps({"node": self._node_id, **explained})])
         if path == "/explain/throttle":
             found = explain(self._managers, query.get("user", "ANONYMOUS"), query.get("client", ""), now_ms)
             return Page(_JSON, [json.dumps({"node": self._node_id, "now_ms": now_ms, **found})])

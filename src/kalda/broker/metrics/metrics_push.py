@@ -62,6 +62,12 @@ ENDPOINT: Final = "kalda.metrics.otlp.endpoint"
 _TIMEOUT_S: Final = 10
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Raises `ValueError` for another URL than one of HTTP."""
+    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+        raise ValueError(f"{ENDPOINT}={endpoint}: http://HOST:PORT/PATH is expected")
+
+
 class MetricsPush:
     """One node's."""
 
@@ -78,8 +84,7 @@ class MetricsPush:
         background: Background,
     ) -> None:
         """Raises `ValueError` for another URL than one of HTTP."""
-        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
-            raise ValueError(f"{ENDPOINT}={endpoint}: http://HOST:PORT/PATH is expected")
+        check_endpoint(endpoint)
         self._endpoint = endpoint
         self._interval_ms = interval_ms
         self._sensors = sensors
@@ -133,7 +138,7 @@ class MetricsPush:
         if points is None:
             self._posted(None, error)
         else:
-            self._jobs.run(lambda: _post(self._endpoint, encode(points, self._resource)), self._posted)
+            self._jobs.run(lambda: post_metrics(self._endpoint, encode(points, self._resource)), self._posted)
 
     def _posted(self, _: None, error: BaseException | None) -> None:
         if error is None:
@@ -148,8 +153,8 @@ class MetricsPush:
             self.start()
 
 
-def _post(endpoint: str, payload: bytes) -> None:
-    """Runs on a thread. Raises `OSError`."""
+def post_metrics(endpoint: str, payload: bytes) -> None:
+    """One message to a collector; blocks. Raises `OSError`."""
     from urllib.request import Request, urlopen
 
     headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}

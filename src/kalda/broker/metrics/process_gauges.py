@@ -1,11 +1,15 @@
-"""What is measured of a node's process: how idle its event loop is, its disks, its start. A shell.
+"""What is measured of a node's process: how idle its event loop is, its disks, its start, its memory and CPU. A shell.
 
 Kafka has pools of network threads and of request handlers, and dashboards show how idle these are. Here one event loop
 does the work of both, so both names have the same value.
+
+Memory, CPU time, descriptors and start have the names that Prometheus has given them for processes of all languages.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,7 +17,9 @@ from typing import Final
 
 from kalda.base.clock import Clock
 from kalda.base.durations import Durations, quantile_sensors
-from kalda.base.sensors import NO_TAGS, Measurable, SensorName, Sensors
+from kalda.base.sensors import NO_TAGS, Counter, Measurable, SensorName, Sensors, gauged
+
+PROCESS: Final = "process"
 
 _FLUSHES: Final = "kafka.log:type=LogFlushStats"
 _SERVERS: Final = {"broker": "KafkaServer", "controller": "ControllerServer"}
@@ -54,8 +60,46 @@ def add_process_gauges(
         for name in ("read", "write"):
             read = partial(_io_bytes_of, f"{name}_bytes")
             sensors.gauge(f"kafka.server:type={_SERVERS[role]}", f"linux-disk-{name}-bytes", read=read)
+    sensors.add_source(_process)
     if flushes is not None:
         sensors.add_source(lambda: _flush_times(flushes))
+
+
+class _CpuSeconds(Counter):
+    __slots__ = ()
+
+    def measure(self, now_ms: int) -> float:
+        """User and system time of all threads."""
+        return time.process_time()
+
+
+def _process() -> Iterator[tuple[SensorName, Measurable]]:
+    """Nothing of what the system does not say: all but the CPU time is of Linux."""
+    yield SensorName(PROCESS, "cpu_seconds"), _CpuSeconds()
+    for name, read in (
+        ("resident_memory_bytes", _resident_bytes),
+        ("start_time_seconds", _start_s),
+        ("open_fds", lambda: len(os.listdir("/proc/self/fd"))),
+        ("max_fds", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ):
+        try:
+            yield SensorName(PROCESS, name), gauged(read())
+        except (OSError, ValueError):
+            continue
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _start_s() -> float:
+    """Seconds since 1970."""
+    with open("/proc/self/stat", encoding="ascii") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    with open("/proc/uptime", encoding="ascii") as file:
+        up_s = float(file.read().split()[0])
+    return time.time() - up_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _flush_times(flushes: Durations) -> Iterator[tuple[SensorName, Measurable]]:

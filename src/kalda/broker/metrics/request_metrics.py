@@ -29,7 +29,7 @@ from kalda.base.pending import Pending
 from kalda.base.sensors import Counter, Measurable, SensorName, gauged
 from kalda.broker.requests.context import RequestContext
 from kalda.broker.requests.pipeline import RequestPipeline
-from kalda.network.connection import Answer, Connection
+from kalda.network.server.connection import Answer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.encoder import ErrorCounts
 

@@ -1,6 +1,13 @@
 """The process of a node: start and stop, listeners, security, configuration, clocks, threads and files.
 
-- `node`: one process: start, stop, listeners, identity
+- `node`: one process: start and stop
+- `running_node`: the parts of a node that has started, and the order of its start
+- `node_parts`: what every part is made with: identity, clocks, threads, locks, quotas, authorizer, security
+- `closing`: the order in which parts are closed
+- `publishers`: who is told of each image of the metadata, in which order
+- `listeners`: the bound listeners of a node
+- `broker_side`: with the broker role: the logs, its registration, its services
+- `controller_side`: with the controller role: what its listeners answer, its registration
 - `gate`: requests that arrive before the node can answer them
 - `node_security`: TLS and SASL of a node: its listeners, its connections to other nodes, changed key stores
 - `listener_security`: what a listener with TLS or SASL does with its connections

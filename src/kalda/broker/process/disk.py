@@ -65,7 +65,7 @@ class _Descriptor:
 
 class RealFile:
     """A handle on a file descriptor, with positional reads and writes. What they raise names the file, as what is
-    raised at its opening does: the kernel knows the descriptor only."""
+    raised at its opening does: the kernel has the descriptor only."""
 
     __slots__ = ("_descriptor", "_fd", "_nowait")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kalda.base.errors import as_api_error
 from kalda.base.pending import Pending
-from kalda.network.connection import Answer, Connection
+from kalda.network.server.connection import Answer, Connection
 
 log = logging.getLogger("kalda.node")
 

@@ -1,7 +1,7 @@
 """What a listener does with its connections: TLS, the SASL login, the principal. One of PLAINTEXT has it where its
 principals are made by an own class.
 
-`ListenerSecurity` implements `kalda.network.server.Security` for one listener. While a connection logs in, its frames
+`ListenerSecurity` is the `Security` (`kalda.network.server`) of one listener. While a connection logs in, its frames
 go to its `PeerSession`; once it is authenticated, they go to the listener's own handler, and a request costs nothing
 more than on a listener without SASL. A session with a limited life is the exception: the time is compared with its end
 on each request (KIP-368). SaslHandshake on an authenticated connection begins a re-authentication.
@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError
 from kalda.base.pending import Pending
-from kalda.network.connection import NO_QUOTA_USE, Buffer, Connection, FrameHandler
-from kalda.network.connection import Answer as NetworkAnswer
-from kalda.network.limits import MIN_REQUEST_BYTES
-from kalda.network.server import Listener
+from kalda.network.server.connection import Answer as NetworkAnswer
+from kalda.network.server.connection import Buffer, Connection, FrameHandler
+from kalda.network.server.limits import MIN_REQUEST_BYTES
+from kalda.network.server.server import Listener
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.framing import decode_request_header
-from kalda.security.distinguished_names import BadCertificate, identity_of
 from kalda.security.mechanisms import LoginOutcome, Question, ServerMechanism
+from kalda.security.principal_names import BadCertificate, identity_of
 from kalda.security.principals import AuthenticationContext, PrincipalBuilder
 from kalda.security.server_login import (
     Authenticated,
@@ -269,7 +269,6 @@ class PeerSession:
             listener.counts.renewals += 1
         self.authenticated, self._login = done, None
         connection.principal = done.principal
-        connection.quota_use = NO_QUOTA_USE  # requests before the login were charged to another principal
         connection.token_authenticated = done.outcome.is_by_token
         limits = listener.limits
         handler = listener.handler

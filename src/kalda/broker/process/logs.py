@@ -14,6 +14,8 @@ from types import TracebackType
 
 from kalda.base.printable import printable, printable_json
 
+_WATCHDOG = "kalda.watchdog"
+_MAX_FILE_BYTES = 16 * 1024 * 1024
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -53,10 +55,34 @@ def set_up(level: str, as_json: bool) -> None:
     """Send all of Kalda's log lines to standard output, and those of the audit log, which has Kafka's name."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    for root in (logging.getLogger("kalda"), logging.getLogger("kafka.authorizer.logger")):
+    for root in _roots():
         root.handlers[:] = [handler]
         root.setLevel(level)
         root.propagate = False
+
+
+def _not_of_watchdog(record: logging.LogRecord) -> bool:
+    return record.name != _WATCHDOG
+
+
+def write_to(path: str, as_json: bool) -> None:
+    """Write lines of INFO and above to a file too, and those of the watchdog to it alone: on the machine of a developer
+    other programs delay the node all the time. The file is bounded: what is older is in `path.1`, and dropped after
+    that. Raises `OSError`."""
+    from logging.handlers import RotatingFileHandler
+
+    file = RotatingFileHandler(path, maxBytes=_MAX_FILE_BYTES, backupCount=1, encoding="utf-8")
+    file.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    for root in _roots():
+        for handler in root.handlers:
+            handler.setLevel(root.level)
+            handler.addFilter(_not_of_watchdog)
+        root.handlers.append(file)
+        root.setLevel(logging.INFO)
+
+
+def _roots() -> tuple[logging.Logger, ...]:
+    return logging.getLogger("kalda"), logging.getLogger("kafka.authorizer.logger")
 
 
 def started_ms_ago() -> int:

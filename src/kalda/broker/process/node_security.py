@@ -31,20 +31,19 @@ from kalda.base.scheduling import Timer, Timers
 from kalda.broker.process.listener_security import ListenerSecurity, SaslSettings
 from kalda.broker.process.sasl_answers import ListenerAnswers, ScramSecrets, TokenValidator
 from kalda.broker.process.shell import Host, JobPool
-from kalda.metadata.image import MetadataImage
-from kalda.network.client_security import ClientSecurity
-from kalda.network.jaas_file import find_entry, server_sections
-from kalda.network.kerberos import GssapiServer, Kerberos, default_realm
+from kalda.metadata.image import EMPTY, MetadataImage
+from kalda.network.client.security import ClientSecurity
+from kalda.network.login.jaas_file import find_entry, server_sections
+from kalda.network.login.kerberos import GssapiServer, Kerberos, default_realm
 from kalda.network.python_classes import make
-from kalda.network.tls_contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
-from kalda.security.distinguished_names import Identity, identity_of
+from kalda.network.tls.contexts import TlsFailed, client_context, handshake_failure, read_stores, server_context
 from kalda.security.jaas import JaasEntry, parse_jaas
 from kalda.security.jwt import ClaimRules
 from kalda.security.kerberos_names import KerberosNames
 from kalda.security.keystores import der_of
 from kalda.security.mechanisms import PlainServer, ServerMechanism, plain_users
 from kalda.security.oauthbearer import OAuthBearerServer
-from kalda.security.principal_mapping import PrincipalMapping
+from kalda.security.principal_names import Identity, PrincipalMapping, identity_of
 from kalda.security.principals import DefaultPrincipalBuilder, PrincipalBuilder
 from kalda.security.scram import NONCE_BYTES, ScramServer
 from kalda.security.tls_settings import TlsSettings
@@ -88,16 +87,16 @@ class _Tls:
 class NodeSecurity:
     """Everything of a node that is not PLAINTEXT, and the principals of own classes."""
 
-    def __init__(
-        self, config: ServerConfig, host: Host, timers: Timers, jobs: JobPool, image: Callable[[], MetadataImage]
-    ) -> None:
+    def __init__(self, config: ServerConfig, host: Host, timers: Timers, jobs: JobPool) -> None:
         """`jobs` is a pool of its own: files that configs name may be on a device that does not answer, and callback
-        handlers may wait; whoever made it closes it. `image()` is the newest metadata image."""
+        handlers may wait; whoever made it closes it."""
+        self.image: Callable[[], MetadataImage] = lambda: EMPTY
+        """The newest metadata image, with users and tokens; the start sets it when the loader is made."""
         self._config = config
         self._host = host
         self._timers = timers
         self.jobs = jobs
-        self._scram = ScramSecrets(image, config["delegation.token.secret.key"])
+        self._scram = ScramSecrets(lambda: self.image(), config["delegation.token.secret.key"])
         self._listeners: dict[str, ListenerSecurity] = {}
         self._clients: dict[str, ClientSecurity] = {}
         """By the listener of other nodes that they connect to."""
@@ -229,8 +228,8 @@ class NodeSecurity:
         )
 
     def _tokens(self, config: ServerConfig, listener: str, entry: JaasEntry | None, signed: bool) -> TokenValidator:
-        from kalda.network.oauth import UnsecuredTokens, signed_tokens
-        from kalda.network.token_checks import BROKER, DEFAULT, VALIDATOR
+        from kalda.network.login.token_checks import BROKER, DEFAULT, VALIDATOR
+        from kalda.network.login.token_validation import UnsecuredTokens, signed_tokens
 
         options = {} if entry is None else entry.options
         value = partial(config.for_listener, listener)

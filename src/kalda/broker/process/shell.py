@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kalda.base.background import Background
 from kalda.base.clock import LoopClock
@@ -32,6 +32,10 @@ from kalda.base.scheduling import Jobs, Timer
 from kalda.broker.process.disk import RealDisk
 from kalda.broker.process.watchdog import Watchdog
 from kalda.broker.system_clock import SystemClock
+from kalda.network.client.client import Reach
+
+if TYPE_CHECKING:
+    from kalda.network.client.security import ClientSecurity
 
 T = TypeVar("T")
 Finish = Callable[[Any, BaseException | None], None]
@@ -51,6 +55,7 @@ class LoopTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: LoopClock) -> None:
         self._loop = loop
+        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
         self._clock = clock
         self._time = LoopTime()
         self._turning: asyncio.TimerHandle | None = None
@@ -224,9 +229,13 @@ class Host:
         """Where connections to that address of another node are made to."""
         return host, port
 
+    def reach(self, security: ClientSecurity | None, *, probes: bool) -> Reach:
+        """How clients of other nodes connect to them; with `probes` they may find out that no process listens there."""
+        return Reach(self.rng.random, self.route, self.is_refused if probes else None, security)
+
     async def is_refused(self, host: str, port: int) -> bool:
         """Whether `host` refuses connections to `port`, as it does where no process listens. Bounded in time."""
-        from kalda.network.probe import is_refused
+        from kalda.network.client.addresses import is_refused
 
         return await is_refused(host, port)
 

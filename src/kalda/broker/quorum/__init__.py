@@ -5,5 +5,4 @@
 - `raft_times`: latencies and rates of the metadata log
 - `raft_listeners`: delivery of the metadata log to the loader and the controller, in passes
 - `controller_catch_up`: a controller that is far behind is made from the loader's image
-- `prober`: probes of brokers that may be dead
 """

@@ -8,24 +8,26 @@ an observer of the quorum: it follows the same log and runs the same loader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from kalda.base.background import Background
 from kalda.base.configs.server import ServerConfig
 from kalda.base.errors import ApiError
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timer, Timers
+from kalda.base.scheduling import Timer
 from kalda.broker.process.disk import absolute_dir
-from kalda.broker.process.shell import Host
+from kalda.broker.process.node_parts import NodeParts
 from kalda.broker.quorum.controller_catch_up import ControllerCatchUp
-from kalda.broker.quorum.raft_driver import RaftDriver, SendRpc
+from kalda.broker.quorum.raft_channel import RaftChannel
+from kalda.broker.quorum.raft_driver import RaftDriver
 from kalda.broker.quorum.raft_listeners import Registration
+from kalda.broker.requests.api_versions import Features
 from kalda.metadata.bootstrap import METADATA_DIR, read_bootstrap
-from kalda.metadata.features import supported_ranges
+from kalda.metadata.features import KRAFT_VERSION, VersionRange
 from kalda.metadata.image import MetadataImage
 from kalda.metadata.loader import MetadataLoader
 from kalda.metadata.snapshot_generator import SnapshotGenerator
@@ -39,11 +41,11 @@ from kalda.raft.voters import VoterSet
 
 if TYPE_CHECKING:
     from kalda.broker.policies import Policies
-    from kalda.broker.quorum.prober import Prober
+    from kalda.controller.probes import Probe
     from kalda.controller.quorum_controller import QuorumController
-    from kalda.controller.suspects import Probe
 
 log = logging.getLogger("kalda.quorum")
+
 
 _RECORDS_PER_PAUSE = 256
 _PAUSE_MS = 2
@@ -130,37 +132,25 @@ class _KraftVersion:
 class QuorumSide:
     """The metadata log of one node, its loader and its controller."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        host: Host,
-        *,
-        cluster_id: str,
-        directory_id: Uuid,
-        incarnation_id: Uuid,
-        controller_endpoints: tuple[VoterEndpoint, ...],
-        timers: Timers,
-        jobs: Jobs,
-        background: Background,
-        send: SendRpc,
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        """Opens the metadata log. Raises `OSError`; `ValueError` where the log cannot be read."""
+    def __init__(self, parts: NodeParts, controller_endpoints: tuple[VoterEndpoint, ...], channel: RaftChannel) -> None:
+        """Opens the metadata log. `controller_endpoints`: this node's own. Raises `OSError`; `ValueError` where the log
+        cannot be read."""
+        config, host = parts.config, parts.host
         self._config = config
+        self._controller_endpoints = controller_endpoints
         self._clock = clock = host.clock
-        self._timers = timers
-        self._background = background
+        self._timers = parts.timers
+        self._background = parts.background
+        self._parts = parts
         self._timer: Timer | None = None
         """Set for the controller's next deadline."""
         self._due_ms = 0
         """That deadline."""
         self._host = host
-        self._background = background
         self._is_writing_snapshot = False
         """At most one snapshot is being written."""
         self.snapshot_written_ms = host.clock.mono_ms()
         """When this node has written its last snapshot; before the first, when it was started."""
-        self._on_fatal = on_fatal
         self._loader_registration: Registration | None = None
         """None until `start`."""
         self._catch_up: ControllerCatchUp | None = None
@@ -170,27 +160,29 @@ class QuorumSide:
             host.disk, f"{metadata_dir}/{METADATA_DIR}", _log_config(config), now_ms=clock.wall_ms()
         )
         self.raft = RaftDriver(
-            _raft_config(config, cluster_id, directory_id, controller_endpoints),
+            _raft_config(config, parts.cluster_id, parts.directory_id, controller_endpoints),
             self.metadata_log,
             VoterSet.static(config.controller_listener_names[0], config.voters),
             clock=clock,
-            timers=timers,
-            jobs=jobs,
-            background=background,
-            send=send,
+            timers=parts.timers,
+            jobs=parts.jobs,
+            background=parts.background,
+            send=channel.send,
             random_below=host.rng.randrange,
-            on_fatal=on_fatal,
+            on_fatal=self._on_fatal,
         )
         self.loader = MetadataLoader(config.node_id, lambda: self.raft.leader_high_watermark or None)
         self.on_loaded: Callable[[], None] = _nothing
         """Called after the loader has received batches, a snapshot or a leader."""
         self.controller: QuorumController | None = None
-        """None without the controller role; so is `_prober`."""
+        """None without the controller role."""
         self._policies: Policies | None = None
-        self._prober: Prober | None = None
+        self._probe = channel.probe
+        self._is_probing = True
+        """Until `stop_probing`."""
         if config.is_controller:
-            self.controller = self._make_controller(metadata_dir, cluster_id, incarnation_id)
-        self._snapshots = SnapshotGenerator(
+            self.controller = self._make_controller(metadata_dir)
+        self.snapshots = SnapshotGenerator(
             config.node_id,
             self._write_snapshot,
             clock.mono_ms,
@@ -198,11 +190,11 @@ class QuorumSide:
             max_interval_ms=config["metadata.log.max.snapshot.interval.ms"],
         )
 
-    def _make_controller(self, metadata_dir: str, cluster_id: str, incarnation_id: Uuid) -> QuorumController:
-        from kalda.broker.quorum.prober import Prober
+    def _make_controller(self, metadata_dir: str) -> QuorumController:
+        from kalda.controller.config import ControllerConfig, ControllerHost
         from kalda.controller.config_schema import NodeConfigSchema
         from kalda.controller.delegation_tokens import TokenConfig
-        from kalda.controller.quorum_controller import ControllerConfig, QuorumController
+        from kalda.controller.quorum_controller import QuorumController
         from kalda.network.named_files import refusal
 
         config = self._config
@@ -210,13 +202,12 @@ class QuorumSide:
             from kalda.broker.policies import Policies
 
             self._policies = Policies(config.properties)
-        self._prober = Prober(self._host.is_refused, self._on_probed)
         balances = config["auto.leader.rebalance.enable"]
         interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
         return QuorumController(
             ControllerConfig(
                 node_id=config.node_id,
-                cluster_id=cluster_id,
+                cluster_id=self._parts.cluster_id,
                 default_replication_factor=config["default.replication.factor"],
                 num_partitions=config["num.partitions"],
                 broker_session_timeout_ms=config["broker.session.timeout.ms"],
@@ -224,14 +215,14 @@ class QuorumSide:
                 metadata_max_idle_interval_ms=config["metadata.max.idle.interval.ms"] or None,
                 unclean_leader_election_interval_ms=config["unclean.leader.election.interval.ms"],
                 delete_topic_enable=config["delete.topic.enable"],
-                incarnation_id=incarnation_id,
+                incarnation_id=self._parts.incarnation_id,
                 tokens=TokenConfig(
                     config["delegation.token.secret.key"],
                     config["delegation.token.max.lifetime.ms"],
                     config["delegation.token.expiry.time.ms"],
                     config["delegation.token.expiry.check.interval.ms"],
                 ),
-                supported_features=supported_ranges(unstable=config["unstable.feature.versions.enable"]),
+                supported_features=self._parts.supported,
                 inter_broker_listener_name=config.inter_broker_listener_name,
                 dead_process_detection_enable=config["kalda.dead.process.detection.enable"],
                 performance_sample_period_ms=config["controller.performance.sample.period.ms"],
@@ -239,19 +230,24 @@ class QuorumSide:
             ),
             self.raft,
             NodeConfigSchema(config.properties, refusal),
-            bootstrap=read_bootstrap(self._host.disk, metadata_dir).records,
-            new_id=self._host.new_uuid,
-            rng=self._host.rng,
-            background=self._background,
-            elapsed_ms=self._clock.mono_ms,
-            on_fatal=self._on_fatal,
-            on_poll=self.arm,
-            wall_ms=self._clock.wall_ms,
-            kraft_version=_KraftVersion(self.raft),
-            voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
-            create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,
-            alter_config_policy=self._policies.check_configs if self._policies is not None else None,
+            ControllerHost(
+                new_id=self._host.new_uuid,
+                rng=self._host.rng,
+                background=self._background,
+                elapsed_ms=self._clock.mono_ms,
+                on_fatal=self._on_fatal,
+                on_poll=self.arm,
+                wall_ms=self._clock.wall_ms,
+                kraft_version=_KraftVersion(self.raft),
+                voters=lambda: [node_id for node_id, _ in self.raft.node_endpoints],
+                create_topic_policy=self._policies.check_new_topic if self._policies is not None else None,
+                alter_config_policy=self._policies.check_configs if self._policies is not None else None,
+            ),
+            read_bootstrap(self._host.disk, metadata_dir).records,
         )
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._parts.on_fatal(f"the metadata quorum failed: {error!r}")
 
     def start(self) -> None:
         """Take part in the quorum, and follow the log."""
@@ -267,7 +263,6 @@ class QuorumSide:
                 on_fatal=self._on_fatal,
             )
         self._loader_registration = listeners.register(SnapshotAdapter(self.loader, self._loaded))
-        self.loader.install_publishers([self._snapshots])
         self.raft.start()
 
     def _loaded(self) -> None:
@@ -289,10 +284,15 @@ class QuorumSide:
         return None
 
     def leader_address(self) -> tuple[str, int] | None:
-        """The address of the active controller; None while there is none."""
+        """The address of the active controller; None while there is none.
+
+        This node's own is that of its properties: a lone voter whose ports were changed is in the voter set with the
+        former ones."""
         leader_id = self.raft.leader_and_epoch().leader_id
         if leader_id is None:
             return None
+        if leader_id == self._config.node_id and self._controller_endpoints:
+            return self._controller_endpoints[0].host, self._controller_endpoints[0].port
         for node_id, endpoints in self.raft.node_endpoints:
             if node_id == leader_id and endpoints:
                 return endpoints[0].host, endpoints[0].port
@@ -301,12 +301,25 @@ class QuorumSide:
             return endpoint.host, endpoint.port
         return None
 
+    def features(self, supported: Mapping[str, VersionRange]) -> Features:
+        """What ApiVersions announces, with these ranges."""
+        image = self.loader.image
+        finalized = dict(image.features.all_levels)
+        if kraft_version := self.raft.kraft_version:
+            # The quorum finalizes kraft.version itself, in a control record; no image holds it.
+            finalized[KRAFT_VERSION] = kraft_version
+        return Features(
+            {name: (levels.min, levels.max) for name, levels in supported.items()},
+            finalized,
+            image.offset,
+        )
+
     # -- time
 
     def arm(self) -> None:
         """Poll the controller, and set the timer for its next deadline. The controller raises nothing here: an event
         that fails ends its leadership, and the next claim arms the timer again."""
-        if self.controller is None or self._prober is None:
+        if self.controller is None:
             return
         now_ms = self._clock.mono_ms()
         probes = self.controller.probes_due(now_ms)
@@ -316,7 +329,7 @@ class QuorumSide:
             self._due_ms = max(now_ms + 1, deadline_ms)
             self._timer = self._timers.call_later_ms(self._due_ms - now_ms, self._on_due)
         for probe in probes:
-            self._prober.start(probe)
+            self._probe(probe.addresses).then(partial(self._on_probed, probe))
 
     def _on_due(self) -> None:
         assert self.controller is not None
@@ -328,15 +341,15 @@ class QuorumSide:
             self._timer.cancel()
             self._timer = None
 
-    def _on_probed(self, probe: Probe, refused: bool) -> None:
-        assert self.controller is not None
-        self.controller.on_probed(probe, refused)
-        self.arm()
+    def _on_probed(self, probe: Probe, refused: bool | None, error: ApiError | None) -> None:
+        """A probe that failed proves nothing."""
+        if self.controller is not None and self._is_probing:
+            self.controller.on_probed(probe, bool(refused))
+            self.arm()
 
     def stop_probing(self) -> None:
-        """Probe no broker any more: this node stops."""
-        if self._prober is not None:
-            self._prober.close()
+        """Probe no broker any more: this node stops, so a refused connection may be its own doing."""
+        self._is_probing = False
 
     # -- snapshots
 
@@ -377,7 +390,7 @@ class QuorumSide:
             or self._is_writing_snapshot
             or self.loader.catching_up
             or not provenance.is_batch_aligned
-            or self._snapshots.disabled_reason is not None
+            or self.snapshots.disabled_reason is not None
             or sum(len(topic.partitions) for topic in image.topics.by_id.values()) > _MAX_PARTITIONS_AT_STOP
         ):
             done: Pending[bool] = Pending()
@@ -395,9 +408,9 @@ class QuorumSide:
 
     def close(self, clean: bool = True) -> None:
         """Close the files; with `clean` false leave them as they are."""
-        self.stop_probing()
         if self._catch_up is not None:
             self._catch_up.close()
+        self.stop_probing()
         self._disarm()
         if self._policies is not None:
             self._policies.close()

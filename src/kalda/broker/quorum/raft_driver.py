@@ -40,6 +40,7 @@ from kalda.base.reentrancy import Reentrancy
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.quorum.raft_listeners import LeaderAndEpoch, RaftListeners
 from kalda.broker.quorum.raft_times import RaftTimes
+from kalda.protocol.calls import ConnectionRefused
 from kalda.protocol.messages.quorum import DescribeQuorumRequest
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.record_framing import VersionedRecord
@@ -64,14 +65,7 @@ CLEAN_INTERVAL_MS = 60_000
 P = ParamSpec("P")
 SendRpc = Callable[[Destination, Request, int], Pending[Any]]
 """Send a request with a timeout in ms. The response, or an `ApiError` where there is none: `ConnectionRefused` where no
-process listens at that address. Raises `ApiError` where the request cannot be sent at all."""
-
-
-class ConnectionRefused(ApiError):
-    """No process listens at the address of a replica."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
+process listens at that address. Raises nothing."""
 
 
 class _EncodedBatch(NamedTuple):
@@ -136,7 +130,7 @@ class RaftDriver:
         """Set between `prepare_append` and `schedule_append`; one that was never scheduled is replaced by the next."""
         self._reentrancy = Reentrancy(self._work)
         self._has_scheduled_work = False
-        """Whether a timer will run the work, for the effects of an append."""
+        """Whether the next turn of the event loop will run the work, for the effects of an append."""
         self._is_failed = False
         """Nothing is carried out any more: after a fatal error, or `close`."""
         self._timer: Timer | None = None
@@ -321,7 +315,7 @@ class RaftDriver:
             raise
         if not self._has_scheduled_work:
             self._has_scheduled_work = True
-            self._timers.call_later_ms(0, self._contained(self._run_scheduled_work))
+            self._timers.call_soon(self._contained(self._run_scheduled_work))
 
     def _run_scheduled_work(self) -> None:
         self._has_scheduled_work = False
@@ -536,13 +530,7 @@ class RaftDriver:
             else:
                 self._step(ev.CallFailed(correlation, isinstance(error, ConnectionRefused)))
 
-        try:
-            pending = self._send(destination, wire.request_of(call), timeout_ms)
-        except ApiError as error:
-            failure = error
-            self._timers.call_later_ms(0, self._contained(lambda: on_response(None, failure)))
-            return
-        pending.then(self._contained(on_response))
+        self._send(destination, wire.request_of(call), timeout_ms).then(self._contained(on_response))
 
     def _reply_event(self, correlation: int, call: rpc.Call, response: Any) -> ev.Event:
         """What the machine receives for a response; a failed call where the response makes no sense."""

@@ -24,7 +24,7 @@ from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.process.disk import absolute_dir
 from kalda.broker.process.shell import Host
 from kalda.storage.compaction.cleaner import CleanerConfig, LogCleaner
-from kalda.storage.compaction.cleaning import SLICE_BYTES, Cleaning
+from kalda.storage.compaction.cleaning_run import SLICE_BYTES, Cleaning
 from kalda.storage.config import LogConfig, LogManagerConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager

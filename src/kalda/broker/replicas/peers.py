@@ -7,11 +7,10 @@ Carries out what the replication floor decides: `BrokerPeers` sends proposed ISR
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kalda.base.clock import Clock
 from kalda.base.configs.server import ServerConfig
@@ -19,8 +18,9 @@ from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.broker.channels.controller_channel import ControllerChannel
-from kalda.broker.modules.metadata_cache import MetadataCache
-from kalda.network.client import RpcClient
+from kalda.broker.metadata_cache import MetadataCache
+from kalda.network.client.client import Reach, RpcClient, RpcPolicy
+from kalda.protocol.calls import ConnectionRefused
 from kalda.protocol.notation import Request
 from kalda.replication.alter_partition import AlterPartitionQueue
 from kalda.replication.followers import IsrOutcome, IsrProposal
@@ -31,9 +31,6 @@ from kalda.replication.throttle import ReplicaThrottle
 from kalda.storage.log.log import Log
 from kalda.storage.log.snapshot_jobs import open_logs
 from kalda.storage.log.truncation import start_truncations
-
-if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
 
 log = logging.getLogger("kalda.peers")
 
@@ -116,29 +113,26 @@ class ReplicaFetcherManager:
         broker_epoch: Callable[[], int],
         clock: Clock,
         jobs: Jobs,
-        random: Callable[[], float],
+        reach: Reach,
         on_fatal: Callable[[str], None],
-        is_refused: Callable[[str, int], Awaitable[bool]] | None = None,
         throttle: ReplicaThrottle | None = None,
-        route: Callable[[str, int], tuple[str, int]] | None = None,
-        security: ClientSecurity | None = None,
     ) -> None:
         """`on_fatal` is called with the reason where the task of a fetcher fails: its partitions would not be fetched
-        any more, and nothing else would notice. `is_refused(host, port)` probes an address; None: no leader
-        is probed, so none is marked missing. `route` is that of the `Host`; None: addresses are used as
-        they are. `security` is that of connections to brokers; None for plain text."""
-        self._security = security
+        any more, and nothing else would notice."""
         self._on_fatal = on_fatal
-        self._route = route if route is not None else lambda host, port: (host, port)
-        self._is_refused = is_refused
-        self._broker_id = config.node_id
+        self._reach = reach
+        self._policy = RpcPolicy(
+            client_id=f"broker-{config.node_id}-fetcher",
+            timeout_ms=config["replica.socket.timeout.ms"],
+            connect_timeout_ms=config["socket.connection.setup.timeout.ms"],
+            backoff_ms=_CONNECT_BACKOFF_MS,
+            backoff_max_ms=_CONNECT_BACKOFF_MS,
+            probes=True,
+        )
         self._listener = config.inter_broker_listener_name
-        self._timeout_ms: int = config["replica.socket.timeout.ms"]
-        self._connect_timeout_ms: int = config["socket.connection.setup.timeout.ms"]
         self._cache = cache
         self._clock = clock
         self._jobs = jobs
-        self._random = random
         self._tasks: set[asyncio.Task[None]] = set()
         """One for each fetcher, from its first partition until `close`."""
         self._fetchers = ReplicaFetchers(
@@ -206,17 +200,14 @@ class ReplicaFetcherManager:
                     await _wait_for(leader.wake, fetcher.deadline_ms(now_ms), now_ms)
                     continue
                 try:
-                    response = await leader.request(request, self._timeout_ms)
+                    response = await leader.request(request)
                 except ApiError as error:
                     if leader.was_interrupted:
                         fetcher.on_interrupted()
                     else:
-                        if error.code is ErrorCode.NETWORK_EXCEPTION:
-                            await self._probe(fetcher.leader_id)
+                        if isinstance(error, ConnectionRefused):
+                            self._mark_missing(fetcher.leader_id)
                         fetcher.on_failure(error, self._clock.mono_ms())
-                except ValueError as error:
-                    # The version that the leader supports cannot carry a field of the request.
-                    fetcher.on_failure(ApiError(ErrorCode.UNSUPPORTED_VERSION, str(error)), self._clock.mono_ms())
                 else:
                     if cold := fetcher.cold_logs(response):
                         await self._open(cold)
@@ -230,33 +221,21 @@ class ReplicaFetcherManager:
         open_logs(self._jobs, logs).then(lambda _, error: opened.set())
         await opened.wait()
 
-    async def _probe(self, broker_id: int) -> None:
-        """The connection to the leader broke. If its address refuses connections, mark it missing in the metadata
-        cache, so that clients are not sent there any more."""
+    def _mark_missing(self, broker_id: int) -> None:
+        """No process listens at the leader's address: clients are not sent there any more."""
         broker = self._cache.image.cluster.brokers.get(broker_id)
-        if self._is_refused is None or broker is None or broker.fenced or self._cache.is_missing(broker_id):
-            return
-        with contextlib.suppress(ApiError):
-            if await self._is_refused(*self._address_of(broker_id)):
-                self._cache.mark_missing(broker_id, broker.epoch)
+        if broker is not None and not broker.fenced:
+            self._cache.mark_missing(broker_id, broker.epoch)
 
     def _address_of(self, broker_id: int) -> tuple[str, int]:
         broker = self._cache.image.cluster.brokers.get(broker_id)
         endpoint = None if broker is None else broker.listeners.get(self._listener)
         if endpoint is None:
             raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} has no known listener {self._listener}")
-        return self._route(endpoint.host, endpoint.port)
+        return endpoint.host, endpoint.port
 
     def _client(self, address: tuple[str, int]) -> RpcClient:
-        return RpcClient(
-            *address,
-            rng=self._random,
-            client_id=f"broker-{self._broker_id}-fetcher",
-            connect_timeout_ms=self._connect_timeout_ms,
-            backoff_ms=_CONNECT_BACKOFF_MS,
-            backoff_max_ms=_CONNECT_BACKOFF_MS,
-            security=self._security,
-        )
+        return RpcClient(*address, self._policy, self._reach)
 
     async def close(self) -> None:
         """Cancel all fetchers."""
@@ -298,9 +277,8 @@ class _LeaderConnection:
         fetcher.wake = self.wake.set
         fetcher.on_added = self._interrupt_soon
 
-    async def request(self, request: Request, timeout_ms: int) -> Any:
-        """Return the leader's response. Raises `ApiError`, and sets `was_interrupted`; raises `ValueError` where the
-        leader's version cannot carry the request."""
+    async def request(self, request: Request) -> Any:
+        """Return the leader's response. Raises `ApiError`, and sets `was_interrupted`."""
         self.was_interrupted = False
         address = self._address_of(self._leader_id)
         if self._client is None or address != self._address:
@@ -309,7 +287,7 @@ class _LeaderConnection:
         self._last_request += 1
         self._is_waiting = True
         try:
-            return await self._client.request(request, timeout_ms=timeout_ms)
+            return await self._client.request(request)
         finally:
             self._is_waiting = False
 

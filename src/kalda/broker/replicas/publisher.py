@@ -28,25 +28,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple, Never, Protocol, TypeVar
+from typing import NamedTuple, Never, TypeVar
 
-from kalda.base.background import Background, Steps, run_to_end
+from kalda.base.background import Steps, run_to_end
 from kalda.base.configs.resources import ConfigResourceType
 from kalda.base.disk import NoHandleLeft
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import DIRECTORY_LOST, DIRECTORY_UNASSIGNED, TopicPartition, Uuid, uuid_to_text
 from kalda.base.pending import Pending
-from kalda.base.scheduling import Jobs, Timer, Timers
-from kalda.broker.replicas.opening import OpeningPartitions
-from kalda.broker.replicas.publishing_faults import PublishingFaults
+from kalda.base.scheduling import Timer
+from kalda.broker.module import BrokerContext, Module
+from kalda.broker.replicas.coordinators import Coordinators
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import EMPTY, MetadataImage
 from kalda.metadata.partition import PartitionRegistration
 from kalda.metadata.topics import LocalChanges, LocalPartition
 from kalda.replication.partition import Partition
 from kalda.replication.replica_manager import ReplicaManager
-from kalda.storage.config import LogConfig
-from kalda.storage.dirs.log_manager import LogManager, NewLog
+from kalda.storage.dirs.log_manager import NewLog
 from kalda.storage.job import Job
 from kalda.storage.log.log import Log
 
@@ -55,22 +54,6 @@ R = TypeVar("R")
 
 _LOGS_A_JOB = 32
 _OPEN_AGAIN_MS = 10_000
-
-
-class Coordinators(Protocol):
-    """What is called with the partitions that this broker begins or ceases to lead, of every topic."""
-
-    def on_elected(self, partition: Partition) -> None:
-        """This broker leads the partition from now on, in a new epoch."""
-        ...
-
-    def on_resigned(self, topic_partition: TopicPartition) -> None:
-        """This broker follows the partition, or has no replica of it any more."""
-        ...
-
-    def on_topics_deleted(self, topics: Mapping[str, Uuid]) -> None:
-        """Topics were deleted, by name and id."""
-        ...
 
 
 class Step(NamedTuple):
@@ -90,41 +73,36 @@ class Update(NamedTuple):
     steps: Iterator[Step]
 
 
-class BrokerPublisher:
-    """Applies the image's changes to one broker."""
+class BrokerPublisher(Module):
+    """Applies the image's changes to one broker.
+
+    Rests on the replicas; on the coordinators, to which it hands their partitions; on the directory assignments, to
+    which it reports where logs are.
+    """
 
     name = "BrokerMetadataPublisher"
 
     def __init__(
         self,
-        broker_id: int,
+        context: BrokerContext,
         replicas: ReplicaManager,
-        logs: LogManager,
-        log_config: Callable[[str, MetadataImage], LogConfig],
         coordinators: Coordinators,
         on_placed: Callable[[Uuid, int, Uuid], None],
-        timers: Timers,
-        jobs: Jobs,
-        background: Background,
-        opening: OpeningPartitions,
-        faults: PublishingFaults,
-        on_fatal: Callable[[str], None],
     ) -> None:
-        """`log_config(topic, image)` is a topic's effective config; `on_placed(topic_id, partition, directory)` is
-        called for a log in another directory than the metadata has; `on_fatal` with the reason why the rest of an
-        update cannot be applied."""
-        self._broker_id = broker_id
+        """`on_placed(topic_id, partition, directory)` is called for a log in another directory than the metadata
+        has."""
+        self._broker_id = context.config.node_id
         self._replicas = replicas
-        self._logs = logs
-        self._log_config = log_config
+        self._logs = context.logs
+        self._log_config = context.dynamic_configs.log_config
         self._coordinators = coordinators
         self._on_placed = on_placed
-        self._timers = timers
-        self._jobs = jobs
-        self._background = background
-        self._opening = opening
-        self._faults = faults
-        self._on_fatal = on_fatal
+        self._timers = context.timers
+        self._jobs = context.jobs
+        self._background = context.background
+        self._opening = context.opening
+        self._faults = context.faults
+        self._on_fatal = context.on_fatal
         self._updates: deque[Update] = deque()
         """Those not applied whole, in order."""
         self._applied_offset = -1

@@ -9,7 +9,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.sensors import Measurable, SensorName, Sensors
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.quota.managers import Windows
 from kalda.quota.replication_quotas import ReplicationQuota, throttled_partitions
 

@@ -9,6 +9,5 @@
 - `request_faults`: log lines about unforeseen exceptions of handlers
 - `quotas`: a node's client quotas, fed by the metadata
 - `charging`: the stage of the pipeline that charges answers to quotas
-- `charging_at_once`: the same for Produce and Fetch that wait for nothing
-- `throttling`: which quotas a request counts against, by how much
+- `throttling`: what the requests of one kind of listener are charged to, and its metrics
 """

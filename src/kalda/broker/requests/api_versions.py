@@ -1,9 +1,12 @@
 """ApiVersions (18): what a listener serves, and the node's features. Announced is what has a row, except the APIs of
-telemetry while nothing would receive what clients push: they are served all the same, as in Kafka."""
+telemetry while nothing would receive what clients push, which are served all the same, as in Kafka; and those of
+consumer groups (KIP-848) while the feature `group.version` is off."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Mapping
+from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.broker.requests.context import RequestContext
@@ -17,8 +20,11 @@ from kalda.protocol.messages.metadata import (
     SupportedFeatureKey,
 )
 
+log = logging.getLogger("kalda.requests")
+_LOGGED_CHARACTERS = 100
 _FIRST_WITH_SOFTWARE = 3
 _FIRST_WITH_MINIMUM_ZERO = 4
+_FIRST_WITH_NODE = 5
 
 
 class Features:
@@ -32,6 +38,13 @@ class Features:
         self.epoch = epoch
 
 
+class NodeIdentity(NamedTuple):
+    """Which node this is, of which cluster."""
+
+    cluster_id: str
+    node_id: int
+
+
 class ApiVersionsHandlers:
     """ApiVersions on one kind of listener."""
 
@@ -40,9 +53,11 @@ class ApiVersionsHandlers:
         served: Mapping[ApiKey, range],
         features: Callable[[], Features],
         hidden: Callable[[], Container[ApiKey]],
+        node: NodeIdentity | None,
     ) -> None:
         """`served` are the versions of each API that the listener serves, `hidden()` those that it does not announce
-        now."""
+        now. `node`: whom clients mean that name a cluster and a node; None where that is not checked."""
+        self._node = node
         self._served = served
         self._hidden = hidden
         self._features = features
@@ -52,7 +67,9 @@ class ApiVersionsHandlers:
         return Row(ApiKey.API_VERSIONS, self.api_versions, api_versions_failed, Authorization.ANYONE)
 
     def api_versions(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-        """APIs, versions and features. From version 3 on the request names the client's software (KIP-511)."""
+        """APIs, versions and features. From version 3 on the request names the client's software (KIP-511). From
+        version 5 on it may name the cluster and the node that the client meant to reach; another one answers
+        REBOOTSTRAP_REQUIRED (KIP-1242)."""
         if context.api_version >= _FIRST_WITH_SOFTWARE:
             connection = context.connection
             name, version = request.client_software_name, request.client_software_version
@@ -60,6 +77,18 @@ class ApiVersionsHandlers:
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
             connection.client_software_name = name
             connection.client_software_version = version
+        if context.api_version >= _FIRST_WITH_NODE and request.cluster_id is not None and self._node is not None:
+            meant = NodeIdentity(request.cluster_id, request.node_id)
+            if meant != self._node:
+                log.debug(
+                    "client %r was led to the wrong node: it means node %d of cluster %r, this is node %d of %s",
+                    context.header.client_id,
+                    meant.node_id,
+                    meant.cluster_id[:_LOGGED_CHARACTERS],
+                    self._node.node_id,
+                    self._node.cluster_id,
+                )
+                return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
         features = self._features()
         # Older clients refuse a feature whose minimum is 0 (KAFKA-17011).
         lowest = 0 if context.api_version >= _FIRST_WITH_MINIMUM_ZERO else 1

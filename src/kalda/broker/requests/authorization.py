@@ -24,7 +24,7 @@ from kalda.base.configs.server import ServerConfig
 from kalda.base.scheduling import Jobs, Timer, Timers
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.network.python_classes import module_from_source
 from kalda.security.custom_authorizer import AuthorizerClass, CustomAuthorizer
 from kalda.security.standard_authorizer import StandardAuthorizer, parse_super_users

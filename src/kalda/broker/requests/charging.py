@@ -1,22 +1,26 @@
 """The charge stage of the request pipeline: an answer that is known is charged to the quotas of its client.
 
 A route has this stage only while a quota is in use that counts its requests; without quotas a request costs nothing.
-The throttle decides for how long the client pauses. The answer still leaves at once, with that time where its version
-has the field, and the connection is muted at the same moment (KIP-219). An answer that is made at once is encoded
-before it is charged, because a Fetch is charged by its size and any request by the time that it takes. Where the client
-has to pause it is encoded again, of a row with `throttled` the response of that, which has no records. A response that
-has waited or taken steps is charged before it is encoded, in steps, but a Fetch.
+A Produce counts by the size of its frame, a Fetch by that of its response, every request by the time for which it holds
+the event loop. The longest pause counts. The answer still leaves at once, with that time where its version has the
+field, and the connection is muted at the same moment (KIP-219). It is charged before it is encoded, but a Fetch: where
+its client has to pause, it is encoded again, without records. As in Kafka:
 
-While the time of requests is a quota, the time for which a request holds the event loop is measured: from its decoding
-to its encoded answer, without the time for which it waits. A `RequestTimer` measures the requests that are answered at
-once, a `Stopwatch` each of the others.
+- a Produce with acks=0 is charged by its size only, and its connection is muted without an answer;
+- a consumer's Fetch may return at most what its quota allows in all windows but one: a larger response would be
+  throttled for sure, again and again. A Fetch that is throttled is answered without records, so its size is taken back;
+- a follower's Fetch and requests between nodes are exempt: their time is measured, but counts for no quota;
+- a request out of an envelope is charged for the partitions that it changes, by the controller. Its time counts at the
+  broker that holds the connection;
+- the time of encoding does not count, since the response says how long the pause is. That of decoding does; the time
+  for which a request waits does not.
 
 Not obvious:
 
 - The charge stage writes `throttle_time_ms` into the response, so a handler never returns an object that several
   requests share.
 - While mutations of the controller are charged, such a request holds its connection alone (`answer_alone`): the pause
-  is known when the controller has answered. `Charge.encode_again` must not count errors twice.
+  is known when the controller has answered.
 """
 
 from __future__ import annotations
@@ -25,17 +29,18 @@ from collections.abc import Callable, Generator
 from struct import pack_into, unpack_from
 from typing import Any, TypeVar, cast
 
-from kalda.broker.requests.charging_at_once import Handler, charged_fetch, charged_produce, charged_time
 from kalda.broker.requests.context import Encoded, RequestContext
-from kalda.broker.requests.rows import QuotaClass, Row, Throttle
-from kalda.broker.stopwatch import Decode, RequestTimer, Stopwatch
-from kalda.network.connection import Buffer
+from kalda.broker.requests.rows import QuotaClass, Row
+from kalda.broker.requests.throttling import ClientThrottle, is_follower, mutation_pause_ms
+from kalda.network.server.connection import Buffer
 from kalda.protocol.apis import API, response_class
+from kalda.protocol.messages.fetch import FetchRequest
 from kalda.protocol.notation import Request, Response
 from kalda.protocol.schema import is_flexible, wire_struct
-from kalda.quota.client_quotas import NANOS_TO_PERCENT
+from kalda.quota.client_quotas import NANOS_TO_PERCENT, ClientQuotas
 
 T = TypeVar("T")
+Handler = Callable[[RequestContext, Any], Any]
 _FIELD_BYTES = 4
 _HEADER = 4
 """The length of a response's header: its correlation id."""
@@ -48,65 +53,58 @@ class Charge:
     """The charge stage of one version of one API."""
 
     __slots__ = (
+        "_added_bytes",
+        "_bytes",
         "_encode",
-        "_encode_again",
         "_has_throttle_time",
-        "_header_bytes",
-        "_quota_of_bytes",
-        "_quota_of_time",
-        "_response",
+        "_is_exempt",
+        "_is_fetch",
+        "_is_produce",
+        "_now_ms",
+        "_row",
         "_throttle",
         "_throttle_time_at",
-        "_timer",
-        "_waits_alone",
-        "decode",
-        "row",
+        "_throttled",
+        "_time",
+        "now_ns",
     )
 
     def __init__(
-        self,
-        throttle: Throttle,
-        row: Row,
-        version: int,
-        encode: Callable[[int, Response], list[Buffer]],
-        encode_again: Callable[[int, Response], list[Buffer]],
-        decode: Decode,
+        self, throttle: ClientThrottle, row: Row, version: int, encode: Callable[[int, Response], list[Buffer]]
     ) -> None:
-        """`encode` encodes a response, `encode_again` one in place of a response that was encoded already. `decode`
-        decodes a request."""
+        """`encode` encodes a response, given its correlation id."""
         self._throttle = throttle
+        self._row = row
+        self._now_ms = throttle.now_ms
+        managers = throttle.managers
+        self._time = managers.request
+        self.now_ns = throttle.now_ns if managers.request.is_enabled else None
+        """The clock of the time that requests are charged; None where they are not."""
+        self._is_exempt = row.quota is QuotaClass.EXEMPT
+        self._is_produce = row.quota is QuotaClass.PRODUCE
+        self._is_fetch = row.quota is QuotaClass.FETCH
+        quotas = managers.fetch if self._is_fetch else managers.produce
+        self._bytes = quotas if quotas.is_enabled and (self._is_fetch or self._is_produce) else None
+        """The quota of bytes that counts the requests; None where none does."""
+        self._throttled = row.throttled
         self._encode = encode
-        self._encode_again = encode_again
-        self.row = row
-        self._waits_alone = row.quota is QuotaClass.CONTROLLER_MUTATION or (
-            row.forwarded and row.quota is not QuotaClass.EXEMPT
-        )
-        """Whether the next request of the connection is served after the answer, which the controller makes."""
-        self._timer: RequestTimer | None = None
-        """None where requests are not timed."""
-        if throttle.measures_time:
-            self._timer = RequestTimer(decode, throttle.now_ns, throttle.now_ms, NANOS_TO_PERCENT)
-        self.decode: Decode = decode if self._timer is None else self._timer.decode
-        """Decodes a request of this route, whose time begins."""
-        self._quota_of_bytes = throttle.quota_of_bytes(row.quota)
-        """The only quota that requests count against; None where there are others."""
-        self._quota_of_time = None if self._waits_alone else throttle.quota_of_time(row.quota)
-        """As `_quota_of_bytes`. None, too, for requests that wait for the controller."""
-        self._response = response = response_class(row.key)
+        response = response_class(row.key)
         layout = wire_struct(response, version, is_flexible(response, version))
         self._has_throttle_time = any(each.name == _THROTTLE_TIME for each in layout.fields + layout.tagged)
-        self._header_bytes = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
+        header_bytes = _TAGGED_HEADER if API[row.key].response_header_version(version) else _HEADER
+        self._added_bytes = _HEADER - header_bytes
+        """What a Fetch is charged more than the size of its answer."""
         self._throttle_time_at = -1
         """Where an encoded answer has its throttle time; -1 where it is not the first field."""
         if layout.fields and layout.fields[0].name == _THROTTLE_TIME:
-            self._throttle_time_at = self._header_bytes
+            self._throttle_time_at = header_bytes
 
     # -- before the answer is known
 
     def handler(self, handler: Handler) -> Handler:
         """`handler` with what the throttle does before it."""
-        throttle, quota = self._throttle, self.row.quota
-        if self._waits_alone:
+        throttle, quota = self._throttle, self._row.quota
+        if quota is QuotaClass.CONTROLLER_MUTATION or (self._row.forwarded and quota is not QuotaClass.EXEMPT):
             # The pause is known when the controller has answered. The next request waits for it, as in Kafka, where a
             # connection has one request at a time; all that were sent at once would escape the pause otherwise.
             counts_partitions = quota is QuotaClass.CONTROLLER_MUTATION
@@ -119,66 +117,42 @@ class Charge:
                 return handler(context, request)
 
             return handle
-        if quota is QuotaClass.FETCH:
+        quotas, now_ms = self._bytes, self._now_ms
+        if quotas is None or not self._is_fetch:
+            return handler
 
-            def fetch(context: RequestContext, request: Request) -> Any:
-                throttle.limit_fetch(context, request)
-                return handler(context, request)
+        def fetch(context: RequestContext, request: FetchRequest) -> Any:
+            if not is_follower(request):
+                # With more its client would be throttled for sure, again and again.
+                most_bytes = quotas.sensors_of(context.principal, context.client_id, now_ms()).most_at_once
+                if most_bytes < request.max_bytes:
+                    request.max_bytes = most_bytes
+                    request.min_bytes = min(request.min_bytes, most_bytes)
+            return handler(context, request)
 
-            return fetch
-        return handler
-
-    @property
-    def returned_at_once(self) -> type | None:
-        """What `handler_at_once` returns of a charged response: itself, or the buffers that it was encoded into. None
-        where there is no `handler_at_once`."""
-        if self._quota_of_time is not None:
-            return list
-        if self._quota_of_bytes is None:
-            return None
-        return self._response if self.row.throttled is None else list
-
-    def handler_at_once(self, handler: Handler) -> Handler:
-        """`handler` with what the throttle does before it; a response that waits for nothing is charged already when it
-        is returned, and must not be passed to `answer`."""
-        now_ms = self._throttle.now_ms
-        if (quotas := self._quota_of_time) is not None:
-            assert self._timer is not None, "the time of requests is a quota"
-            timer, encode, again = self._timer, self._encode, self._encode_again
-            return charged_time(handler, quotas, timer, now_ms, self._paused, encode, again, self._response)
-        if (quotas := self._quota_of_bytes) is None:
-            return self.handler(handler)
-        if self.row.quota is QuotaClass.PRODUCE:
-            return charged_produce(handler, quotas, now_ms, self._paused)
-        return charged_fetch(
-            handler, quotas, now_ms, self._paused, self._encode, self._encode_again, self._header_bytes - _HEADER
-        )
+        return fetch
 
     def pause_time(self, context: RequestContext) -> None:
         """The request waits from now on."""
-        if self._timer is not None:
-            _stopwatch_of(context, self._timer).stop()
+        if self.now_ns is not None:
+            context.busy_ns += self.now_ns()
 
     def resume_time(self, context: RequestContext) -> None:
         """The request is being handled again."""
-        if self._timer is not None:
-            _stopwatch_of(context, self._timer).start()
+        if self.now_ns is not None:
+            context.busy_ns -= self.now_ns()
 
     def timed_steps(self, context: RequestContext, steps: Generator[None, None, T]) -> Generator[None, None, T]:
-        """`steps`, with the stopwatch stopped between them."""
-        if self._timer is None:
-            return (yield from steps)
-        watch = _stopwatch_of(context, self._timer)
+        """`steps`; between them the request waits."""
         try:
             while True:
-                watch.start()
                 try:
                     next(steps)
                 except StopIteration as finished:
                     return cast(T, finished.value)
-                finally:
-                    watch.stop()
+                self.pause_time(context)
                 yield
+                self.resume_time(context)
         finally:
             steps.close()
 
@@ -188,31 +162,33 @@ class Charge:
         self, context: RequestContext, request: Request, reply: Response | Encoded | None
     ) -> list[Buffer] | None:
         """Charge an answer, and encode it."""
-        if reply is None:
-            self._decide(context, request, None, 0, 0)
-            return None
         if isinstance(reply, Encoded):
             return self._with_pause(context, request, reply)
+        if reply is None:
+            self._pause_ms(context, request)
+            return None
+        return self.encoded(context, request, reply)
+
+    def encoded(self, context: RequestContext, request: Request, response: Response) -> list[Buffer]:
+        """Charge a response, and encode it."""
         correlation_id = context.header.correlation_id
-        buffers = self._encode(correlation_id, reply)
-        pause_ms = self._decide(context, request, reply, sum(map(len, buffers)), 0)
-        if pause_ms:
-            buffers = self._encode_again(correlation_id, self._throttled(request, reply, pause_ms))
+        if self._throttled is None:
+            if pause_ms := self._pause_ms(context, request):
+                self._set_throttle_time(response, pause_ms)
+            return self._encode(correlation_id, response)
+        buffers = self._encode(correlation_id, response)
+        size_bytes = self._added_bytes
+        for each in buffers:
+            size_bytes += len(each)
+        if pause_ms := self._pause_ms(context, request, size_bytes):
+            response = self._throttled(request, response)
+            self._set_throttle_time(response, pause_ms)
+            buffers = self._encode(correlation_id, response)
         return buffers
 
-    def charge(
-        self,
-        context: RequestContext,
-        request: Request,
-        reply: Response | Encoded | None,
-        response: Response | None = None,
-    ) -> None:
-        """Charge an answer before it is encoded, which takes steps. `response`, where it is given in place of `reply`,
-        gets the pause."""
-        if response is None and isinstance(reply, Response):
-            response = reply
-        pause_ms = self._decide(context, request, reply, 0, 0)
-        if pause_ms and response is not None:
+    def charge(self, context: RequestContext, request: Request, response: Response) -> None:
+        """Charge a response that is encoded afterwards; its size does not count."""
+        if pause_ms := self._pause_ms(context, request):
             self._set_throttle_time(response, pause_ms)
 
     def _with_pause(self, context: RequestContext, request: Request, reply: Encoded) -> list[Buffer]:
@@ -221,51 +197,50 @@ class Charge:
         first = buffers[0] if buffers else b""
         in_reach = 0 <= at <= len(first) - _FIELD_BYTES
         known_ms = unpack_from(">i", first, at)[0] if in_reach else 0
-        pause_ms = self._decide(context, request, reply, 0, known_ms)
+        pause_ms = self._pause_ms(context, request, known_ms=known_ms)
         if not in_reach or pause_ms == known_ms:
             return buffers
         changed = bytearray(first)  # the buffer may be shared by many answers
         pack_into(">i", changed, at, pause_ms)
         return [changed, *buffers[1:]]
 
-    def _decide(
-        self, context: RequestContext, request: Request, reply: Response | Encoded | None, size: int, known_ms: int
-    ) -> int:
-        """Charge the client, and mute its connection. Returns the pause; `known_ms` is one that it has already."""
-        busy_ns = 0 if self._timer is None else _stopwatch_of(context, self._timer).read()
-        pause_ms = self._throttle.charge(context, self.row.quota, request, reply, size, busy_ns)
-        pause_ms = max(pause_ms, known_ms)
-        if pause_ms > 0:
-            self._mute(context, pause_ms)
+    def _pause_ms(self, context: RequestContext, request: Any, size_bytes: int = 0, known_ms: int = 0) -> int:
+        """Charge the client, and mute its connection for the longest pause that its quotas demand, which is returned.
+        `size_bytes` is that of the answer to a Fetch as Kafka counts it, its body and four bytes: with a pause nothing
+        of it is sent or counted. `known_ms` is a pause that the client has already."""
+        if context.forwarded_by is not None:
+            # The broker that forwarded the request charges the rest, and mutes its client.
+            return max(known_ms, mutation_pause_ms(context, self._now_ms()))
+        now_ms, pause_ms, own_ms = self._now_ms(), 0, 0
+        principal, client_id = context.principal, context.client_id
+        is_of_follower = self._is_fetch and is_follower(request)
+        if self.now_ns is not None:
+            percent = (context.busy_ns + self.now_ns()) * NANOS_TO_PERCENT
+            if self._is_exempt or is_of_follower or (self._is_produce and request.acks == 0):
+                self._time.exempt.record(percent, now_ms)
+            else:
+                pause_ms = self._time.record(principal, client_id, percent, now_ms)
+        own: ClientQuotas = self._time
+        if self._bytes is not None and not is_of_follower:
+            own = self._bytes
+            if self._is_produce:
+                size_bytes = len(context.frame)
+            own_ms = own.record(principal, client_id, size_bytes, now_ms)
+            if self._is_fetch and (own_ms or pause_ms):
+                own.record_unthrottled(principal, client_id, -size_bytes, now_ms)
+        elif context.charge is not None:
+            own, own_ms = self._throttle.managers.mutations, mutation_pause_ms(context, now_ms)
+        if own_ms or pause_ms:
+            if own_ms <= pause_ms:
+                own, own_ms = self._time, pause_ms
+            own.note_throttle(principal, client_id, own_ms, now_ms)
+        elif not known_ms:
+            return 0
+        pause_ms = max(own_ms, known_ms)
+        context.connection.mute(pause_ms)
+        self._throttle.note_pause(self._row.key, pause_ms)
         return pause_ms
 
-    def _mute(self, context: RequestContext, pause_ms: int) -> None:
-        """Mute the connection; the broker that forwarded a request mutes that of the client."""
-        if context.forwarded_by is None:
-            context.connection.mute(pause_ms)
-            self._throttle.note_pause(self.row.key, pause_ms)
-
-    def _paused(self, context: RequestContext, request: Request, reply: Response, pause_ms: int) -> Response:
-        """Mute the client; what it gets in place of the response."""
-        self._mute(context, pause_ms)
-        return self._throttled(request, reply, pause_ms)
-
-    def _throttled(self, request: Request, reply: Response, pause_ms: int) -> Response:
-        """What a client that pauses gets in place of the response."""
-        if self.row.throttled is not None:
-            reply = self.row.throttled(request, reply)
-        self._set_throttle_time(reply, pause_ms)
-        return reply
-
-    def _set_throttle_time(self, reply: Response, pause_ms: int) -> None:
+    def _set_throttle_time(self, response: Response, pause_ms: int) -> None:
         if self._has_throttle_time:
-            cast(Any, reply).throttle_time_ms = pause_ms
-
-
-def _stopwatch_of(context: RequestContext, timer: RequestTimer) -> Stopwatch:
-    """The stopwatch of a request. It is made on the stack that has decoded the request, before the next one begins."""
-    try:
-        return context.stopwatch
-    except AttributeError:
-        watch = context.stopwatch = timer.stopwatch()
-        return watch
+            cast(Any, response).throttle_time_ms = pause_ms

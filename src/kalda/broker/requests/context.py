@@ -12,8 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kalda.base.background import Steps
 from kalda.base.pending import Pending
-from kalda.broker.stopwatch import Stopwatch
-from kalda.network.connection import Buffer, Connection
+from kalda.network.server.connection import Buffer, Connection
 from kalda.protocol.apis import API
 from kalda.protocol.caller import ANONYMOUS, Authorizer, Caller
 from kalda.protocol.framing import RequestHeader
@@ -30,10 +29,11 @@ class RequestContext(Caller):
     `forwarded_by` is that broker's principal.
     """
 
-    __slots__ = ("connection", "forwarded_token", "frame", "header", "stopwatch")
+    __slots__ = ("busy_ns", "connection", "forwarded_token", "frame", "header")
 
-    stopwatch: Stopwatch
-    """Exists only where the time of requests is charged, and the answer is not made at once."""
+    busy_ns: int
+    """For how long the request has held the event loop; less the time of its clock while it holds it. Exists only where
+    the time of requests is charged."""
     forwarded_token: bool
     """Whether the client of an envelope has authenticated with a delegation token. Exists only in such a context."""
 

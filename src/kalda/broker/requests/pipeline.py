@@ -14,13 +14,9 @@ broker that holds the client's connection charges it. Only the partitions that i
 
 Not obvious:
 
-- The pipeline compares the class of each reply with its route's `returned_at_once`. On a charged route this may be a
-  class that no reply has, so routes without a charge pay nothing for the check.
 - `pipeline.errors` is set before the first route is made. A page of metrics is listed in pieces, of which some are
   empty.
 - A `Pending` that a handler returns is answered by a call in the background, not on the stack that settles it.
-- A response that has waited or taken steps is charged before it is encoded, which takes steps too; a Fetch, which is
-  charged by its size, is encoded first.
 - A row with `Authorization.UNCHECKED` is refused as a whole where there is an authorizer.
 """
 
@@ -36,12 +32,13 @@ from kalda.base.background import Background, Steps
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest, as_api_error
 from kalda.base.pending import Pending
 from kalda.base.sensors import Counter
-from kalda.broker.requests.api_versions import ApiVersionsHandlers, Features, unsupported_api_versions
+from kalda.broker.requests.api_versions import ApiVersionsHandlers, Features, NodeIdentity, unsupported_api_versions
 from kalda.broker.requests.charging import Charge
 from kalda.broker.requests.context import Encoded, Reply, RequestContext
 from kalda.broker.requests.request_faults import RequestFaults
-from kalda.broker.requests.rows import Authorization, Row, Throttle
-from kalda.network.connection import Answer, Buffer, Connection
+from kalda.broker.requests.rows import Authorization, Row
+from kalda.broker.requests.throttling import ClientThrottle
+from kalda.network.server.connection import Answer, Buffer, Connection
 from kalda.protocol.apis import API, ApiKey, request_class, response_class
 from kalda.protocol.caller import Authorizer, Caller
 from kalda.protocol.codec import decoder
@@ -66,51 +63,54 @@ Handler = Callable[[RequestContext, Any], Reply[Any]]
 Check = Callable[[Caller, Any], ApiError | None]
 
 
-class Served:
-    """What answers of one version of one API need besides the call of the handler."""
+class Route:
+    """How requests of one version of one API are answered."""
 
-    __slots__ = ("charge", "decode", "encode", "errors", "is_charged", "name", "requests", "returned_at_once", "row")
+    __slots__ = (
+        "charge",
+        "decode",
+        "encode",
+        "errors",
+        "handler",
+        "max_elements",
+        "name",
+        "now_ns",
+        "requests",
+        "response",
+        "row",
+    )
 
     def __init__(
-        self, row: Row, version: int, throttle: Throttle | None, requests: Counter, errors: ErrorCounts | None
+        self, row: Row, version: int, throttle: ClientThrottle | None, requests: Counter, errors: ErrorCounts | None
     ) -> None:
         """`requests` counts those of this version, over all routes that it has had, `errors` the error codes of their
         responses but NONE; None where nothing reads it."""
-        self.requests = requests
-        response = response_class(row.key)
         self.row = row
         self.name = API[row.key].name
-        encode = response_encoder(response, version)
+        self.max_elements = row.max_elements
+        self.requests = requests
         self.errors = errors
-        self.encode = encode if errors is None else counting_response_encoder(response, version, errors)
-        """A response's frame, given its correlation id."""
-        decode = decoder(request_class(row.key), version)
-        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode, encode, decode)
-        """The charge stage; None where the route has none."""
-        self.decode = decode if self.charge is None else self.charge.decode
+        self.decode = decoder(request_class(row.key), version)
         """A request and the position behind it, given its frame."""
-        self.is_charged = self.charge is not None
-        self.returned_at_once: type = response
-        """The class of the replies of the handler that are only encoded: the response, where nothing is charged."""
-        if self.charge is not None:
-            self.returned_at_once = self.charge.returned_at_once or _Charged
+        self.response = response = response_class(row.key)
+        self.encode = (
+            response_encoder(response, version)
+            if errors is None
+            else counting_response_encoder(response, version, errors)
+        )
+        """A response's frame, given its correlation id."""
+        self.charge = None if throttle is None else Charge(throttle, row, version, self.encode)
+        """The charge stage; None where the route has none."""
+        self.now_ns = None if self.charge is None else self.charge.now_ns
+        self.handler: Handler = row.handler if self.charge is None else self.charge.handler(row.handler)
+        """The row's handler, behind its checks."""
 
     def is_encoded_whole(self, context: RequestContext) -> bool:
         """Whether responses that have waited are encoded in one go, not in steps: those that are charged by their size,
         and those of the data path, which are hardly longer than their requests."""
-        if self.row.throttled is not None and self.is_charged:
+        if self.row.throttled is not None and self.charge is not None:
             return True
         return self.row.key in _DATA_PATH and len(context.frame) <= _SHORT_REQUEST
-
-
-Route = tuple[Handler, Callable[..., tuple[Any, int]], int, type, Callable[..., list[Buffer]], Served]
-"""How requests of one version of one API are answered: the row's handler behind its authorization, the decoder,
-`Row.max_elements`, `returned_at_once` of `Served`, and the encoder of those replies. A plain tuple: a subclass of it is
-unpacked more slowly."""
-
-
-class _Charged(Response):
-    """The class in `Served.returned_at_once` of routes all of whose replies are charged afterwards."""
 
 
 class RequestPipeline:
@@ -124,11 +124,13 @@ class RequestPipeline:
         *,
         unstable_versions: bool = False,
         authorizer: Authorizer | None = None,
-        throttle: Throttle | None = None,
+        throttle: ClientThrottle | None = None,
         hidden: Callable[[], Container[ApiKey]] = tuple,
+        node: NodeIdentity | None = None,
     ) -> None:
         """Without an authorizer every caller may do everything; without a throttle nothing is charged. `hidden()` are
-        the APIs that ApiVersions does not announce now."""
+        the APIs that ApiVersions does not announce now. `node`: what ApiVersions compares with the node that a client
+        means, on listeners where that is checked."""
         self.handling: RequestContext | None = None
         """The last request that was passed to `on_frame`, for the watchdog, which clears it."""
         self._faults = RequestFaults()
@@ -147,7 +149,7 @@ class RequestPipeline:
         self.requests: dict[tuple[int, int], Counter] = {}
         """Requests so far, by API key and version."""
         assert ApiKey.API_VERSIONS not in self._rows, "the pipeline has its own row of ApiVersions"
-        own = ApiVersionsHandlers(self._versions, features, hidden).row()
+        own = ApiVersionsHandlers(self._versions, features, hidden, node).row()
         self._rows[own.key] = own
         self._versions[own.key] = range(API[own.key].lowest, API[own.key].highest + 1)
 
@@ -166,22 +168,25 @@ class RequestPipeline:
             if made is None:
                 return encode_response(header.correlation_id, unsupported_api_versions(), 0)
             route = made
-        handler, decode, max_elements, at_once, encode, served = route
-        served.requests.value += 1
+        route.requests.value += 1
+        if route.now_ns is not None:
+            context.busy_ns = -route.now_ns()
         try:
-            request, _ = decode(frame, header.body_at, max_elements, 1)
+            request, _ = route.decode(frame, header.body_at, route.max_elements, 1)
         except TooManyElements as error:
             raise TooManyElements(
-                f"{served.name} v{header.api_version} of client {header.client_id!r} has more than the {max_elements} "
-                f"elements that a request may have; {error.message}"
+                f"{route.name} v{header.api_version} of client {header.client_id!r} has more than the "
+                f"{route.max_elements} elements that a request may have; {error.message}"
             ) from None
         try:
-            reply = handler(context, request)
-            if type(reply) is at_once:
-                return encode(header.correlation_id, reply)
+            reply = route.handler(context, request)
+            if type(reply) is route.response:
+                if route.charge is None:
+                    return route.encode(header.correlation_id, reply)
+                return route.charge.encoded(context, request, reply)
         except Exception as error:
-            reply = self._failed(served, context, request, as_api_error(error))
-        return self._reply(served, context, request, reply)
+            reply = self._failed(route, context, request, as_api_error(error))
+        return self._reply(route, context, request, reply)
 
     def renew_routes(self) -> None:
         """Decide anew which routes are charged, with the next request of each: other quotas are in use."""
@@ -209,11 +214,8 @@ class RequestPipeline:
         requests = self.requests.setdefault((row.key, version), Counter())
         charged = throttle is not None and throttle.applies_to(row.quota)
         errors = None if self.errors is None else self.errors.setdefault(row.key, ErrorCounts(int))
-        found = Served(row, version, throttle if charged else None, requests, errors)
-        handler = row.handler if found.charge is None else found.charge.handler_at_once(row.handler)
-        handler, limit = self._behind_checks(row, handler), row.max_elements
-        encode = _encoded_already if found.returned_at_once is list else found.encode
-        route = self._routes[header[:2]] = (handler, found.decode, limit, found.returned_at_once, encode, found)
+        route = self._routes[header[:2]] = Route(row, version, throttle if charged else None, requests, errors)
+        route.handler = self._behind_checks(row, route.handler)
         return route
 
     def _behind_checks(self, row: Row, handler: Handler) -> Handler:
@@ -231,43 +233,43 @@ class RequestPipeline:
     # -- replies
 
     def _reply(
-        self, served: Served, context: RequestContext, request: Request, reply: Any, *, has_waited: bool = False
+        self, route: Route, context: RequestContext, request: Request, reply: Any, *, has_waited: bool = False
     ) -> Answer:
         """The answer of a reply, whatever it is. `has_waited`: the request has waited for something, or taken steps."""
         if isinstance(reply, Pending):
-            return self._later(served, context, request, reply)
+            return self._later(route, context, request, reply)
         if isinstance(reply, GeneratorType):
-            return self._in_steps(served, context, request, reply)
-        if has_waited and isinstance(reply, Response) and not served.is_encoded_whole(context):
-            return self._first_step(self._encoded(served, context, request, reply), context)
-        if isinstance(reply, Encoded) and reply.errors and served.errors is not None:
+            return self._in_steps(route, context, request, reply)
+        if has_waited and isinstance(reply, Response) and not route.is_encoded_whole(context):
+            return self._first_step(self._encoded(route, context, request, reply), context)
+        if isinstance(reply, Encoded) and reply.errors and route.errors is not None:
             for code, count in reply.errors.items():
-                served.errors[code] += count
+                route.errors[code] += count
         try:
-            if served.charge is not None:
-                return served.charge.answer(context, request, reply)
+            if route.charge is not None:
+                return route.charge.answer(context, request, reply)
             if reply is None:
                 return None
             if isinstance(reply, Encoded):
                 return reply.buffers
-            return served.encode(context.header.correlation_id, reply)
+            return route.encode(context.header.correlation_id, reply)
         except Exception as error:
-            return self._after_fault(served, context, request, error)
+            return self._after_fault(route, context, request, error)
 
     def _encoded(
-        self, served: Served, context: RequestContext, request: Request, response: Response
+        self, route: Route, context: RequestContext, request: Request, response: Response
     ) -> Steps[list[Buffer]]:
         """Charge a response, and encode it in steps: it may be much longer than its request."""
         try:
-            if served.charge is not None:
-                served.charge.charge(context, request, response)
+            if route.charge is not None:
+                route.charge.charge(context, request, response)
             return (
                 yield from encode_response_in_steps(
-                    context.header.correlation_id, response, context.api_version, served.errors
+                    context.header.correlation_id, response, context.api_version, route.errors
                 )
             )
         except Exception as fault:
-            return self._after_fault(served, context, request, fault)
+            return self._after_fault(route, context, request, fault)
 
     def _first_step(self, steps: Steps[list[Buffer]], context: RequestContext) -> list[Buffer] | Pending[list[Buffer]]:
         """Do the first step here: most responses are encoded in one. The rest is done in the background."""
@@ -279,12 +281,12 @@ class RequestPipeline:
         return self._background.run(steps, owner=context)
 
     def _later(
-        self, served: Served, context: RequestContext, request: Request, reply: Pending[Any]
+        self, route: Route, context: RequestContext, request: Request, reply: Pending[Any]
     ) -> Pending[list[Buffer]]:
         answer: Pending[list[Buffer]] = Pending()
         is_abandoned = False
-        if served.charge is not None:
-            served.charge.pause_time(context)
+        if route.charge is not None:
+            route.charge.pause_time(context)
 
         def abandon() -> None:
             nonlocal is_abandoned
@@ -295,11 +297,11 @@ class RequestPipeline:
             if is_abandoned:
                 return
             try:
-                if served.charge is not None:
-                    served.charge.resume_time(context)
+                if route.charge is not None:
+                    route.charge.resume_time(context)
                 if error is not None:
-                    value = self._failed(served, context, request, error)
-                known = self._reply(served, context, request, value, has_waited=True)
+                    value = self._failed(route, context, request, error)
+                known = self._reply(route, context, request, value, has_waited=True)
             except Exception as failure:  # this runs on the stack that settled the reply, which must not be harmed
                 answer.fail(as_api_error(failure))
                 return
@@ -317,39 +319,39 @@ class RequestPipeline:
         reply.then(settle_in_time)
         return answer
 
-    def _in_steps(self, served: Served, context: RequestContext, request: Request, steps: Steps[Any]) -> Answer:
+    def _in_steps(self, route: Route, context: RequestContext, request: Request, steps: Steps[Any]) -> Answer:
         """The first step is done here, so that a small request is answered without another turn of the loop."""
-        if served.charge is not None:
-            steps = served.charge.timed_steps(context, steps)
+        if route.charge is not None:
+            steps = route.charge.timed_steps(context, steps)
         try:
             next(steps)
         except StopIteration as finished:
-            return self._reply(served, context, request, finished.value)
+            return self._reply(route, context, request, finished.value)
         except Exception as error:
             return self._reply(
-                served, context, request, self._failed(served, context, request, as_api_error(error)), has_waited=True
+                route, context, request, self._failed(route, context, request, as_api_error(error)), has_waited=True
             )
-        run = partial(self._background.run, self._made(served, context, request, steps), owner=context)
+        run = partial(self._background.run, self._made(route, context, request, steps), owner=context)
         connection = context.connection
         if context.forwarded_by is not None:
             return run()
         # The answer may be large: a peer that reads nothing must not have many of them made.
         connection.answer_alone()
-        return connection.begin_answer(run) if served.row.has_large_answer else run()
+        return connection.begin_answer(run) if route.row.has_large_answer else run()
 
     def _made(
-        self, served: Served, context: RequestContext, request: Request, steps: Steps[Any]
+        self, route: Route, context: RequestContext, request: Request, steps: Steps[Any]
     ) -> Steps[list[Buffer] | Pending[list[Buffer]]]:
         """The answer of a request whose first step is done: its other steps, and those of encoding the response."""
         try:
             reply = yield from steps
         except Exception as error:
-            reply = self._failed(served, context, request, as_api_error(error))
-        if isinstance(reply, Response) and not served.is_encoded_whole(context):
-            return (yield from self._encoded(served, context, request, reply))
-        return self._reply(served, context, request, reply) or []
+            reply = self._failed(route, context, request, as_api_error(error))
+        if isinstance(reply, Response) and not route.is_encoded_whole(context):
+            return (yield from self._encoded(route, context, request, reply))
+        return self._reply(route, context, request, reply) or []
 
-    def _failed(self, served: Served, context: RequestContext, request: Request, error: ApiError) -> Response | None:
+    def _failed(self, route: Route, context: RequestContext, request: Request, error: ApiError) -> Response | None:
         """The response for a request that failed as a whole. None where its client expects no response: the connection
         is closed, which is the only way to report the failure. Raises what the peer has to learn otherwise."""
         if isinstance(error, InvalidRequest):
@@ -358,23 +360,18 @@ class RequestPipeline:
             # For the broker that sent the envelope, which tries another controller; its client could do nothing.
             raise error
         if error.code is ErrorCode.UNKNOWN_SERVER_ERROR and error.__cause__ is not None:
-            self._faults.report(served.name, context.connection, error)
+            self._faults.report(route.name, context.connection, error)
         else:
-            log.debug("%s of %s failed: %s", served.name, context.connection, error)
-        response = served.row.failed(request, context.api_version, error)
+            log.debug("%s of %s failed: %s", route.name, context.connection, error)
+        response = route.row.failed(request, context.api_version, error)
         if response is None:
             context.connection.close()
         return response
 
-    def _after_fault(self, served: Served, context: RequestContext, request: Request, fault: Exception) -> list[Buffer]:
+    def _after_fault(self, route: Route, context: RequestContext, request: Request, fault: Exception) -> list[Buffer]:
         """The answer to a request whose response could not be made or encoded."""
-        response = self._failed(served, context, request, as_api_error(fault))
-        return [] if response is None else served.encode(context.header.correlation_id, response)
-
-
-def _encoded_already(correlation_id: int, buffers: list[Buffer]) -> list[Buffer]:
-    """The encoder of replies that are encoded when they are charged."""
-    return buffers
+        response = self._failed(route, context, request, as_api_error(fault))
+        return [] if response is None else route.encode(context.header.correlation_id, response)
 
 
 def _unauthorized(context: RequestContext, request: Any) -> Reply[Any]:

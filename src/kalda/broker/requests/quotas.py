@@ -10,7 +10,7 @@ that fails, the former one stays, and the reason is logged.
 Not obvious:
 
 - A route has its charge stage only while a quota that is in use counts it: whatever changes that calls
-  `renew_routes`. A route's `handler_at_once` has charged: `Charge.answer` would charge again.
+  `renew_routes`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kalda.broker.requests.pipeline import RequestPipeline
 from kalda.broker.requests.throttling import ClientThrottle
 from kalda.metadata.delta import MetadataDelta
 from kalda.metadata.image import MetadataImage
-from kalda.metadata.manifest import Manifest
+from kalda.metadata.publisher import Manifest
 from kalda.network.python_classes import module_from_source
 from kalda.quota.callback import ClientQuotaCallback
 from kalda.quota.entities import Entity

@@ -2,8 +2,7 @@
 
 Rows are declared beside the handlers. What the pipeline can decide without the handler is a field of the row: whether
 the caller may send such a request at all (`authorize`), which quota pays for it (`quota`), and how its response reports
-that the whole request failed (`failed`). `Authorizer` and `Throttle` are the interfaces of the floors that decide about
-the first two.
+that the whole request failed (`failed`).
 
 Not obvious:
 
@@ -19,14 +18,13 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.broker.requests.context import Encoded, Reply, RequestContext
+from kalda.broker.requests.context import Reply, RequestContext
 from kalda.broker.requests.item_checks import Stage
 from kalda.protocol.access import Need
 from kalda.protocol.apis import API, ApiKey, Listener
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.security import AclOperation
 from kalda.protocol.notation import Request, Response
-from kalda.quota.client_quotas import ClientQuotas
 
 
 class Authorization(Enum):
@@ -56,64 +54,6 @@ class QuotaClass(Enum):
     """`controller_mutation_rate`: partitions created and deleted (KIP-599)"""
     EXEMPT = auto()
     """None: requests between nodes are never charged, nor is their connection muted."""
-
-
-class Throttle(Protocol):
-    """Charges requests to the quotas of their clients."""
-
-    @property
-    def measures_time(self) -> bool:
-        """Whether the time of requests is a quota of any client."""
-        ...
-
-    def applies_to(self, quota: QuotaClass) -> bool:
-        """Whether requests of this class are charged now. Where that changes, `RequestPipeline.renew_routes` has to be
-        called."""
-        ...
-
-    def now_ns(self) -> int:
-        """The clock by which the time of requests is measured."""
-        ...
-
-    def limit_fetch(self, context: RequestContext, request: Request) -> None:
-        """Reduce the bytes of a Fetch to what its client may get without a pause."""
-        ...
-
-    def charge(
-        self,
-        context: RequestContext,
-        quota: QuotaClass,
-        request: Request,
-        response: Response | Encoded | None,
-        size_bytes: int,
-        busy_ns: int,
-    ) -> int:
-        """Account for a request whose answer is known; None where it has no answer. `size_bytes` is that of the encoded
-        answer, 0 where it is encoded in steps. `busy_ns` is for how long the request has held the event loop, 0 where
-        time is not measured. Returns for how many milliseconds the client has to pause; 0 within its quotas. With a
-        pause, a row with `throttled` sends nothing of the answer: the throttle has not counted its bytes."""
-        ...
-
-    def quota_of_bytes(self, quota: QuotaClass) -> ClientQuotas | None:
-        """The quota of bytes that requests of this class count against, where it is the only one."""
-        ...
-
-    def quota_of_time(self, quota: QuotaClass) -> ClientQuotas | None:
-        """The quota of time, where it is the only one that requests of this class count against."""
-        ...
-
-    def now_ms(self) -> int:
-        """The clock of the quotas."""
-        ...
-
-    def note_pause(self, api_key: int, pause_ms: int) -> None:
-        """A client that has sent a request of this API is muted for so long."""
-        ...
-
-    def mutations_of(self, context: RequestContext) -> Callable[[Caller, int], None]:
-        """What accounts for partitions that a request creates or deletes, called with their number. It raises
-        `ApiError` THROTTLING_QUOTA_EXCEEDED where the quota of the client has no room for them."""
-        ...
 
 
 MAX_ELEMENTS = 20_000

@@ -5,5 +5,9 @@
 - `failures`: one line on stderr and an exit code
 - `output`, `times`: tables, JSON and progress; times and durations
 - `metrics_pages`: pages of metrics that nodes serve
-- `completion`: completion in shells
+- `completing`, `completion`: what completes options, keys and names; the script for a shell
+- `quiet_spark`: the stderr of Spark without its banner and the tracebacks of closed pipes
+- `nouns`, `habits`: the classes of all commands, and what users of other tools type
+- `server_options`: the options of `kalda server`, for help and completion
+- `version`: `kalda version`
 """

@@ -17,7 +17,7 @@ from kalda.clientcore.administration import Outcomes, Plan
 from kalda.clientcore.connections.cluster_values import Topic, parse_bootstrap
 
 if TYPE_CHECKING:
-    from kalda.client.admin.configs import Resource
+    from kalda.client.admin.configs import ConfigResource
 
 T = TypeVar("T")
 _CONNECT_MS = 5_000
@@ -84,7 +84,7 @@ class CommandAdmin(Admin):
         """All partitions of a topic. Raises `ApiError` where the topic does not exist."""
         return [TopicPartition(name, partition.partition) for partition in self.topic(name).partitions]
 
-    def set_configs(self, resource: Resource, values: Mapping[str, str], timeout_ms: int | None = None) -> None:
+    def set_configs(self, resource: ConfigResource, values: Mapping[str, str], timeout_ms: int | None = None) -> None:
         """Set these configs and no others. Raises `ApiError`."""
         from kalda.base.configs.resources import ConfigOperation
         from kalda.client.admin.configs import Alteration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import IO, Any, NoReturn
 
@@ -48,11 +49,28 @@ def end_by_closed_pipe() -> NoReturn:
     raise AssertionError("SIGPIPE ends the process")
 
 
+_UNKNOWN_KEY = re.compile(r"Unknown (?:topic|group) config name: (\S+)")
+"""As brokers of Kalda and of Apache Kafka answer."""
+
+
+def _meant_key(message: str) -> str:
+    """What an unknown config in a broker's message was perhaps meant to be."""
+    found = _UNKNOWN_KEY.search(message)
+    if found is None:
+        return ""
+    from kalda.base.configs.group import GROUP
+    from kalda.base.configs.topic import TOPIC
+
+    near = (TOPIC if "topic config" in message else GROUP).near(found[1])
+    return f"; did you mean {near}?" if near else ""
+
+
 def failure_of(error: ApiError) -> Failure:
     """The failure for an error of the client."""
     from kalda.clientcore.connections.errors import Unreachable
 
     message = error.message or error.code.name
+    message += _meant_key(message)
     if isinstance(error, Unreachable):
         return CannotReach(f"{message}. --bootstrap-server or KALDA_BOOTSTRAP_SERVER sets the address.")
     return Failure(f"{message} [{error.code.name}]")

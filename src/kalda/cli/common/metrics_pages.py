@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -30,13 +31,13 @@ class MetricsAddress(NamedTuple):
 def addresses(admin: CommandAdmin, node_id: int | None = None) -> list[MetricsAddress]:
     """The metrics listeners of all brokers, or of one. Raises `Failure` where there is none, and `ApiError`."""
     from kalda.base.configs.resources import ConfigResourceType
-    from kalda.client.admin.configs import Resource
+    from kalda.client.admin.configs import ConfigResource
 
     found = []
     for node in admin.describe_cluster().nodes:
         if node_id is not None and node.node_id != node_id:
             continue
-        resource = Resource(ConfigResourceType.BROKER, str(node.node_id))
+        resource = ConfigResource(ConfigResourceType.BROKER, str(node.node_id))
         configs = admin.describe_configs([resource]).value(resource)
         text = configs[LISTENER].value if LISTENER in configs else None
         if text:
@@ -63,6 +64,19 @@ def read(address: MetricsAddress, path: str, **query: str) -> Any:
         raise Failure(
             f"broker {address.node_id} serves metrics on {address.host}:{address.port}, which does not answer: {error}"
         ) from error
+    finally:
+        connection.close()
+
+
+def clock_of(address: MetricsAddress) -> float | None:
+    """The broker's time of day, in whole seconds since 1970; None where it does not say. Raises `OSError`."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/")
+        date = connection.getresponse().getheader("Date")
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except (http.client.HTTPException, ValueError):
+        return None
     finally:
         connection.close()
 

@@ -10,14 +10,19 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Lock, Thread
 from typing import Final
 
 import click
 
 from kalda.base.printable import printable, printable_json
+from kalda.cli.common.failures import Failure
 
 _PROGRESS_S: Final = 0.2
+_LINE_S: Final = 5.0
+_REPORT: Final = "kalda.report"
 NOTHING: Final = "-"
 _LONGEST_NAME: Final = 400
 _WIDEST: Final = 1 << 20
@@ -95,31 +100,102 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
     Console(width=max(natural, Console().width)).print(table)
 
 
+report_option = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, given: ctx.meta.update({_REPORT: []}) if given else None,
+    help="Print JSON, for programs: a list of objects with `message`.",
+)
+"""For commands that print sentences: with `say`, instead of `click.echo`."""
+
+
+def say(message: str, **fields: object) -> None:
+    """Print a sentence; with --json, add it with the fields to the document that `print_report` prints."""
+    report = click.get_current_context().meta.get(_REPORT)
+    if report is None:
+        click.echo(message)
+    else:
+        report.append({"message": message, **fields})
+
+
+def print_report(ctx: click.Context) -> None:
+    """Print what was said, where the command line has --json and `report_option`."""
+    report = ctx.meta.pop(_REPORT, None)
+    if report is not None:
+        print_json(report)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 record`, `2 records`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def confirm(question: str, is_agreed: bool) -> None:
+    """Ask before something is deleted, unless --yes is given. Raises `Failure` where there is no terminal to ask at."""
+    if is_agreed:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"nothing was done: there is no terminal for the question `{question}`; --yes answers it")
+    click.confirm(question, abort=True, err=True)
+
+
 class ProgressLine:
-    """A line on stderr that is overwritten by each update; nothing where stderr is no terminal."""
+    """A line on stderr about work that takes long: on a terminal it is overwritten by each update, elsewhere a new one
+    is printed every `_LINE_S`, so that a log shows that the work goes on."""
 
     def __init__(self, describe: Callable[[float], str]) -> None:
         """`describe(seconds)` returns the line."""
         self._describe = describe
         self._started = time.monotonic()
         self._shown = self._started
-        self._visible = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty()
+        self._pause_s = _PROGRESS_S if self._is_terminal else _LINE_S
         self._width = 0
+        self._lock = Lock()
+        """Held while a line is printed: `ticking` has a thread of its own."""
 
     @property
     def seconds(self) -> float:
         return max(time.monotonic() - self._started, 1e-6)
 
     def step(self) -> None:
-        """Update the line, but not more often than each `_PROGRESS_S`."""
-        if self._visible and time.monotonic() - self._shown >= _PROGRESS_S:
+        """Update the line, but not more often than each `_PROGRESS_S`, or each `_LINE_S` without a terminal."""
+        if time.monotonic() - self._shown < self._pause_s:
+            return
+        with self._lock:
             self._shown = time.monotonic()
-            line = self._describe(self.seconds)
+            line = printable(self._describe(self.seconds))
+            if not self._is_terminal:
+                click.echo(line, err=True)
+                return
             click.echo("\r" + line.ljust(self._width), err=True, nl=False)
             self._width = len(line)
 
     def clear(self) -> None:
         """Erase the line."""
-        if self._width:
-            click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
-            self._width = 0
+        with self._lock:
+            if self._width:
+                click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
+                self._width = 0
+
+    @contextmanager
+    def ticking(self) -> Iterator[ProgressLine]:
+        """Update the line by itself meanwhile, for work that does not call `step`; erase it at the end."""
+        ended = Event()
+
+        def tick() -> None:
+            while not ended.wait(_PROGRESS_S):
+                self.step()
+
+        thread = Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            ended.set()
+            thread.join()
+            self.clear()

@@ -1,11 +1,5 @@
-"""Where commands get the configuration of their clients: a profile, a properties file, single keys.
-
-A profile is a table of `~/.config/kalda/profiles.toml` (`KALDA_PROFILES` names another file):
-
-    [production]
-    bootstrap.servers = "broker-1:9092,broker-2:9092"
-    security.protocol = "SSL"
-    ssl.truststore.location = "/etc/kafka/ca.pem"
+"""Where commands get the configuration of their clients: a profile (`client/transport/profiles.py`), a properties file,
+single keys.
 
 What comes later in this list wins: the profile (`--profile`, or `KALDA_PROFILE`), `--command-config FILE`,
 `-X KEY=VALUE`, and for the address `--bootstrap-server`. A key that no client has is an error; in a file, which other
@@ -14,73 +8,29 @@ programs may share, it is a warning, as with Kafka's tools.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
 from kalda.base.printable import printable
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import KaldaCommand
 
-PROFILES_VARIABLE = "KALDA_PROFILES"
 _OF_PROGRAMS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
 """Keys that say what a program writes and reads. Commands have bytes, and options of their own."""
-
-
-def profiles_path() -> Path:
-    """The file with the profiles, which may not exist."""
-    given = os.environ.get(PROFILES_VARIABLE)
-    if given:
-        return Path(given)
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home) / "kalda" / "profiles.toml"
-
-
-def read_profiles() -> dict[str, dict[str, str]]:
-    """Keys and values of each profile, by its name. Raises `Failure`."""
-    import tomllib
-
-    path = profiles_path()
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"{path} is not TOML: {error}") from error
-    stray = [name for name, table in tables.items() if not isinstance(table, dict)]
-    if stray:
-        raise Failure(f"{path}: {stray[0]} is outside of any profile; write [NAME] above it")
-    return {name: dict(_flat(table, "", path)) for name, table in tables.items()}
-
-
-def _flat(table: Mapping[str, object], prefix: str, path: Path) -> list[tuple[str, str]]:
-    """TOML reads `a.b = 1` as a table within a table."""
-    found = []
-    for name, value in table.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}.", path)
-        elif isinstance(value, bool):
-            found.append((prefix + name, str(value).lower()))
-        elif isinstance(value, str | int | float):
-            found.append((prefix + name, str(value)))
-        elif isinstance(value, list) and all(isinstance(each, str) for each in value):
-            found.append((prefix + name, ",".join(value)))
-        else:
-            raise Failure(f"{path}: the value of {prefix}{name} is neither text, number, boolean nor a list of texts")
-    return found
 
 
 def client_config(profile: str | None, path: str | None, pairs: Mapping[str, str]) -> dict[str, object]:
     """The keys of all three sources. Raises `Failure`, and `click.UsageError` for a key that no client has."""
     config: dict[str, object] = {}
     if profile is not None:
-        profiles = read_profiles()
-        if profile not in profiles:
-            known = ", ".join(sorted(profiles)) or "it has none"
-            raise Failure(f"--profile {profile}: there is no such profile in {profiles_path()}: {known}")
-        config |= profiles[profile]
+        from kalda.base.configs.definition import InvalidConfig
+        from kalda.client.transport.profiles import read_profile
+
+        try:
+            config |= read_profile(profile)
+        except InvalidConfig as error:
+            raise Failure(f"--profile {profile}: {error.message}") from error
     _check_names({**config, **pairs})
     if path is not None:
         config |= _of_file(path)
@@ -99,7 +49,7 @@ def _of_file(path: str) -> dict[str, object]:
         raise Failure(f"--command-config {error}") from error
     except InvalidConfig as error:
         raise Failure(f"--command-config {path}: {error.message}") from error
-    known = _names() - _OF_PROGRAMS
+    known = client_keys() - _OF_PROGRAMS
     unused = [name for name in found if name not in known | _OF_PROGRAMS]
     if unused:
         names = ", ".join(map(printable, unused))
@@ -107,7 +57,7 @@ def _of_file(path: str) -> dict[str, object]:
     return {name: value for name, value in found.items() if name in known}
 
 
-def _names() -> set[str]:
+def client_keys() -> set[str]:
     """The keys of all kinds of clients."""
     from kalda.base.configs.admin import ADMIN
     from kalda.base.configs.consumer import CONSUMER
@@ -119,14 +69,14 @@ def _names() -> set[str]:
 def _check_names(config: Mapping[str, object]) -> None:
     from difflib import get_close_matches
 
-    known = _names() if config else set()
+    known = client_keys() if config else set()
     for name in config:
         if name not in known:
             (near,) = get_close_matches(name, known, 1, 0.0)
             raise click.UsageError(f"no client has the configuration {name}; the nearest is {near}")
 
 
-@click.command()
+@click.command(cls=KaldaCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def profiles(as_json: bool) -> None:
     """List the profiles of clusters, with their addresses; --profile NAME, or KALDA_PROFILE, chooses one.
@@ -136,9 +86,14 @@ def profiles(as_json: bool) -> None:
       kalda profiles
       kalda topics list --profile production
     """
+    from kalda.base.configs.definition import InvalidConfig
     from kalda.cli.common.output import print_json, print_table
+    from kalda.client.transport.profiles import profiles_path, read_profiles
 
-    found = read_profiles()
+    try:
+        found = read_profiles()
+    except InvalidConfig as error:
+        raise Failure(error.message) from error
     rows = [
         (name, keys.get("bootstrap.servers"), keys.get("security.protocol", "PLAINTEXT"))
         for name, keys in sorted(found.items())

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import click
 
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.cli.common.completing import (
+    BOOTSTRAP_VARIABLE,
+    DEFAULT_BOOTSTRAP,
+    complete_client_key,
+    complete_profile,
+)
+
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
 
 P = ParamSpec("P")
 
-DEFAULT_BOOTSTRAP = "localhost:9092"
-BOOTSTRAP_VARIABLE = "KALDA_BOOTSTRAP_SERVER"
 MAX_INT16, MAX_INT32, MAX_INT64 = 2**15 - 1, 2**31 - 1, 2**63 - 1
 """The largest values of the numeric fields of requests."""
 
+_NAMES_S = 3.0
+"""How long the names of topics may take, for a better message."""
+
 _bootstrap_option = click.option(
+    "-b",
     "--bootstrap-server",
     metavar="HOST:PORT,...",
     envvar=BOOTSTRAP_VARIABLE,
@@ -27,7 +38,12 @@ _bootstrap_option = click.option(
 )
 _config_options = (
     click.option(
-        "--profile", metavar="NAME", envvar="KALDA_PROFILE", show_envvar=True, help="A cluster of `kalda profiles`."
+        "--profile",
+        metavar="NAME",
+        envvar="KALDA_PROFILE",
+        show_envvar=True,
+        shell_complete=complete_profile,
+        help="A cluster of `kalda profiles`.",
     ),
     click.option(
         "--command-config",
@@ -35,7 +51,14 @@ _config_options = (
         type=click.Path(exists=True, dir_okay=False),
         help="A properties file with keys of clients, such as security.protocol.",
     ),
-    click.option("-X", "client_keys", metavar="KEY=VALUE", multiple=True, help="One key of the clients."),
+    click.option(
+        "-X",
+        "client_keys",
+        metavar="KEY=VALUE",
+        multiple=True,
+        shell_complete=complete_client_key,
+        help="One key of the clients.",
+    ),
 )
 _timeout_option = click.option(
     "--request-timeout-ms",
@@ -52,7 +75,7 @@ def with_cluster(command: Callable[Concatenate[CommandAdmin, P], None]) -> Calla
     """Add the options for the cluster's address and the timeout, and pass a `CommandAdmin` to the command."""
 
     @_bootstrap_option
-    @_with_config
+    @with_config
     @_timeout_option
     @wraps(command)
     def run(
@@ -63,12 +86,35 @@ def with_cluster(command: Callable[Concatenate[CommandAdmin, P], None]) -> Calla
         **options: P.kwargs,
     ) -> None:
         with connect(bootstrap_server, request_timeout_ms, config=config) as admin:
-            command(admin, *args, **options)
+            try:
+                command(admin, *args, **options)
+            except ApiError as error:
+                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+                raise _with_near_topic(error, admin) from error
 
     return run
 
 
-def _with_config(command: Callable[..., None]) -> Callable[..., None]:
+_UNKNOWN_TOPIC = re.compile(r"\btopic (\S+?)(?::| does not exist)")
+
+
+def _with_near_topic(error: ApiError, admin: CommandAdmin) -> ApiError:
+    """The error, with the topic that its topic was perhaps meant to be."""
+    from difflib import get_close_matches
+
+    named = _UNKNOWN_TOPIC.search(error.message)
+    if named is None:
+        return error
+    try:
+        names = list(admin.list_topics(internal=True, timeout=_NAMES_S))
+    except ApiError:
+        return error
+    near = get_close_matches(named[1], names, 1)
+    return ApiError(error.code, f"{error.message}. Did you mean {near[0]}?") if near else error
+
+
+def with_config(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of the clients' configuration, and pass it as `config`."""
 
     @wraps(command)
@@ -94,7 +140,7 @@ def with_cluster_or_controllers(command: Callable[Concatenate[CommandAdmin, P], 
         metavar="HOST:PORT,...",
         help="Controllers to connect to instead of brokers, by the address of their controller listener.",
     )
-    @_with_config
+    @with_config
     @_timeout_option
     @wraps(command)
     def run(

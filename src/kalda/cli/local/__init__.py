@@ -10,5 +10,6 @@ controllers that were named are used. These files do not depend on the command l
 - `stopping`: stop one node after the other, and the last ones of a quorum together
 - `overview`: the state of each node
 - `single_node`: the node that `kalda server` makes without a file
+- `ports`: a node moved to other ports, and which process has a port
 - `log_lines`: the nodes' log files, merged and followed
 """

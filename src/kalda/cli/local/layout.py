@@ -29,6 +29,7 @@ from kalda.storage.checkpoints import replace_file
 FILE = "cluster.json"
 MAX_NODES = 512
 _REPLICAS = 3
+_METRICS = "kalda.metrics.listener"
 _VOTERS = 3
 _FORMAT_VERSION = 1
 _MAX_FILE_BYTES = 1 << 20
@@ -172,7 +173,16 @@ class ClusterLayout:
             "share.coordinator.state.topic.min.isr": max(1, replicas - 1),
             **self.overrides,
         }
+        if _METRICS in self.overrides:
+            properties[_METRICS] = self._own_metrics_listener(place)
         return {name: str(value) for name, value in properties.items()}
+
+    def _own_metrics_listener(self, place: NodePlace) -> str:
+        """All nodes have an override alike, but cannot listen at one port: the first has it, the next the next one."""
+        host, colon, port = self.overrides[_METRICS].rpartition(":")
+        if not port.isascii() or not port.isdigit() or int(port) == 0:
+            return self.overrides[_METRICS]  # malformed, which the node names, or any free one
+        return f"{host}{colon}{int(port) + self.nodes.index(place)}"
 
     def config(self, place: NodePlace) -> ServerConfig:
         """Raises `InvalidConfig`."""

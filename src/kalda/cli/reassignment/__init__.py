@@ -4,5 +4,5 @@
 - `planner`: an even placement of replicas that moves as few as possible; pure
 - `execution`: checking and starting a plan, removing its throttles
 - `progress`: reassignments in progress and the bytes that remain
-- `bar`: waiting for the end, with a progress bar
+- `bar`: waiting for the end, with a line of what is copied
 """

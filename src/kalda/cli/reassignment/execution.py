@@ -11,7 +11,7 @@ from kalda.base.ids import TopicPartition
 from kalda.cli.common.command_admin import CommandAdmin
 from kalda.cli.reassignment.documents import ANY, DocumentError, ReplicaTarget
 from kalda.cli.reassignment.progress import partitions_of
-from kalda.client.admin.configs import Alteration, Resource
+from kalda.client.admin.configs import Alteration, ConfigResource
 from kalda.client.admin.nodes import supported_apis
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.protocol.apis import ApiKey
@@ -164,23 +164,23 @@ def throttle(
     brokers = sorted({node_id for move in moves.values() for node_id in (*move.sources, *move.targets)} & set(alive))
     if rate is not None:
         for topic, values in throttled_replicas(moves).items():
-            admin.set_configs(Resource(ConfigResourceType.TOPIC, topic), values)
+            admin.set_configs(ConfigResource(ConfigResourceType.TOPIC, topic), values)
     rates = {} if rate is None else {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
     if log_dir_rate is not None:
         rates[LOG_DIR_RATE] = str(log_dir_rate)
     if not rates:
         return []
 
-    def limit(broker: Resource) -> None:
+    def limit(broker: ConfigResource) -> None:
         admin.set_configs(broker, rates, _BROKER_MS)
 
     return [node_id for node_id in brokers if not _answers(limit, node_id)]
 
 
-def _answers(alter: Callable[[Resource], None], node_id: int) -> bool:
+def _answers(alter: Callable[[ConfigResource], None], node_id: int) -> bool:
     """Call `alter` with the broker's resource; False where the broker cannot be reached."""
     try:
-        alter(Resource(ConfigResourceType.BROKER, str(node_id)))
+        alter(ConfigResource(ConfigResourceType.BROKER, str(node_id)))
     except ApiError as error:
         if error.code not in _UNREACHABLE:
             raise
@@ -214,13 +214,13 @@ def clear(admin: CommandAdmin, topics: Iterable[str], brokers: Iterable[int]) ->
     ]
     for topic in sorted(set(topics)):
         try:
-            _delete(admin, Resource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
+            _delete(admin, ConfigResource(ConfigResourceType.TOPIC, topic), (LEADER_REPLICAS, FOLLOWER_REPLICAS))
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
     return silent
 
 
-def _delete(admin: CommandAdmin, resource: Resource, names: Iterable[str], timeout_ms: int | None = None) -> None:
+def _delete(admin: CommandAdmin, resource: ConfigResource, names: Iterable[str], timeout_ms: int | None = None) -> None:
     changes = [Alteration(name, ConfigOperation.DELETE) for name in names]
     admin.alter_configs({resource: changes}, timeout=None if timeout_ms is None else timeout_ms / 1000).check()

@@ -1,4 +1,4 @@
-"""`kalda consume`: print records of topics or of some partitions, with or without a consumer group."""
+"""`kalda consume`: print records of topics or of some partitions, alone, in a consumer group or in a share group."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
-from kalda.cli.common.completion import complete_group, complete_topic
+from kalda.cli.common.completing import complete_group, complete_topic
 from kalda.cli.common.failures import Failure
+from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import is_stdout_closed
 from kalda.cli.common.session import unescape, with_cluster
 from kalda.cli.records.formats import DECODED_AS, Decoders, Filters, RecordLayout, RecordWriter, decoder_of, layout_of
@@ -36,7 +38,7 @@ _NEW_TOPICS_S = 3.0
 _NEW_TOPICS_TIMEOUT_MS = 2_000
 
 
-@click.command()
+@click.command(cls=KaldaCommand)
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
 @click.option(
     "--from", "start", metavar="WHERE", default="latest", show_default=True,
@@ -55,6 +57,10 @@ _NEW_TOPICS_TIMEOUT_MS = 2_000
 @click.option(
     "-g", "--group", "group_id", metavar="NAME", shell_complete=complete_group, help="Read as a member of this group."
 )
+@click.option(
+    "--share", "share_group", metavar="NAME", shell_complete=complete_group,
+    help="Read as a member of this share group: printed records are accepted, others released.",
+)  # fmt: skip
 @click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--timeout-ms", type=click.IntRange(min=1), metavar="MS", help="Stop when no record came for MS.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end that the partitions have at the start.")
@@ -95,6 +101,7 @@ def consume(
     last: int | None,
     partitions: tuple[int, ...],
     group_id: str | None,
+    share_group: str | None,
     max_messages: int | None,
     timeout_ms: int | None,
     exit_at_end: bool,
@@ -114,7 +121,7 @@ def consume(
     and are created later are read too, without --group from their beginning, and not with --exit-at-end.
 
     Stops with Ctrl-C, or by --max-messages, --timeout-ms, --until or --exit-at-end. With --group, the offsets of
-    printed records are committed.
+    printed records are committed. With --share, the group decides where it begins (share.auto.offset.reset).
 
     \b
     Examples:
@@ -123,6 +130,7 @@ def consume(
       kalda consume orders --last 5 -f '%p@%o %k %s\\n'
       kalda consume '^orders-.*' --from beginning -e --header-filter trace=^7
       kalda consume orders payments --group billing --from beginning
+      kalda consume jobs --share workers
     """
     writer = RecordWriter(
         RecordLayout.JSON if as_json else layout_of(layout),
@@ -133,19 +141,15 @@ def consume(
         ),
         filters=_filters(key_filter, value_filter, header_filters),
     )
-    if last is not None:
-        start, exit_at_end = f"-{last}", True
-    if exit_at_end:
-        if until is not None:
-            raise click.UsageError("--until and --exit-at-end exclude each other")
-        until = "latest"
-    now_ms = time.time_ns() // 1_000_000
-    begin = parse_place("--from", start, now_ms)
-    end = None if until is None else parse_place("--until", until, now_ms)
+    begin, end = _range(start, until, last, exit_at_end=exit_at_end)
+    if share_group is not None:
+        _check_for_share_group(topics, has_other_group=group_id is not None)
     reading = _Reading(writer, max_messages, timeout_ms)
     settings: dict[str, object] = {} if isolation_level is None else {"isolation.level": isolation_level}
     with _ending_normally():
-        if group_id is None:
+        if share_group is not None:
+            _consume_in_share_group(reading, admin, topics, share_group)
+        elif group_id is None:
             chosen = _partitions(admin, topics, partitions)
             later = _LaterTopics(admin, topics, partitions)
             _consume_alone(reading, admin, settings, chosen, begin, end, later)
@@ -156,6 +160,18 @@ def consume(
                 )
             _consume_in_group(reading, admin, settings, topics, group_id, begin)
     click.echo(f"Processed a total of {writer.count} messages", err=True)
+
+
+def _range(start: str, until: str | None, last: int | None, *, exit_at_end: bool) -> tuple[ReadPlace, ReadPlace | None]:
+    """Where reading begins and ends; None without an end. Raises `click.UsageError`."""
+    if last is not None:
+        start, exit_at_end = f"-{last}", True
+    if exit_at_end:
+        if until is not None:
+            raise click.UsageError("--until and --exit-at-end exclude each other")
+        until = "latest"
+    now_ms = time.time_ns() // 1_000_000
+    return parse_place("--from", start, now_ms), None if until is None else parse_place("--until", until, now_ms)
 
 
 def _filters(key: str | None, value: str | None, headers: tuple[str, ...]) -> Filters | None:
@@ -226,13 +242,21 @@ class _Reading:
         if self._timeout_s is not None:
             self._idle_until_s = time.monotonic() + self._timeout_s
 
-    def show(self, records: list[Record]) -> None:
-        """Print the records, up to `max_messages` in all."""
+    @property
+    def most_records(self) -> int:
+        """How many may be printed still; `_POLL_RECORDS` at most."""
+        if self._max_messages is None:
+            return _POLL_RECORDS
+        return min(_POLL_RECORDS, self._max_messages - self._writer.count)
+
+    def show(self, records: list[Record]) -> int:
+        """Print the records, up to `max_messages` in all. How many were printed or left out by filters."""
         limit = None if self._max_messages is None else self._max_messages - self._writer.count
         done = self._writer.write(records, limit)
         for record in records[:done]:
             self.consumed[TopicPartition(record.topic, record.partition)] = record.offset + 1
         self.restart_timeout()
+        return done
 
 
 def _consumer(admin: CommandAdmin, settings: dict[str, object]) -> Consumer:
@@ -436,3 +460,67 @@ def _commit(reading: _Reading, consumer: Consumer) -> None:
             f"again [{error.code.name}]",
             err=True,
         )
+
+
+# -- in a share group
+
+
+_NOT_SHARED = {
+    "start": "--from: the group decides where it begins, by its configuration share.auto.offset.reset (kalda configs)",
+    "isolation_level": "--isolation-level: the group decides it, by its configuration share.isolation.level",
+    "partitions": "--partition: the members of a share group read all partitions",
+    "until": "--until: a share group has no end",
+    "last": "--last: the group decides where it begins",
+    "exit_at_end": "--exit-at-end: a share group has no end; --timeout-ms stops when no record came for a while",
+}
+"""Options that a share group has no use for, and why."""
+
+
+def _check_for_share_group(topics: tuple[str, ...], *, has_other_group: bool) -> None:
+    """Raises `click.UsageError`."""
+    if has_other_group:
+        raise click.UsageError("--group and --share exclude each other")
+    context = click.get_current_context()
+    for name, why in _NOT_SHARED.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{why}; not with --share")
+    for topic in topics:
+        if topic.startswith("^"):
+            raise click.UsageError(f"{topic}: with --share, give names of topics")
+
+
+def _consume_in_share_group(reading: _Reading, admin: CommandAdmin, topics: tuple[str, ...], group_id: str) -> None:
+    """Records are acknowledged when they were printed; those of a poll that were not are released."""
+    from kalda.base.configs.definition import InvalidConfig
+    from kalda.base.configs.share_consumer import SHARE_CONSUMER
+    from kalda.base.share_states import AcknowledgeType
+    from kalda.client.consumer.share_consumer import ShareConsumer
+    from kalda.client.transport.config_files import keys_of
+
+    for topic in topics:
+        admin.topic(topic)
+    settings: dict[str, object] = {"default.api.timeout.ms": admin.timeout_ms}
+    settings |= keys_of(SHARE_CONSUMER, admin.config)
+    settings |= {"group.id": group_id, "share.acknowledgement.mode": "explicit"}
+    try:
+        consumer = ShareConsumer({"allow.auto.create.topics": False, **settings})
+    except InvalidConfig as invalid:
+        raise click.UsageError(str(invalid)) from invalid
+    with consumer:
+        consumer.subscribe(topics)
+        reading.restart_timeout()
+        try:
+            while not reading.is_over:
+                records = consumer.poll(_POLL_S, reading.most_records)
+                if records:
+                    done = reading.show(records)
+                    for number, record in enumerate(records):
+                        kind = AcknowledgeType.ACCEPT if number < done else AcknowledgeType.RELEASE
+                        consumer.acknowledge(record, kind)
+        finally:
+            for partition, error in consumer.commit_sync().items():
+                if error is not None:
+                    click.echo(
+                        f"kalda: {partition}: records were not acknowledged, and will be delivered again: {error}",
+                        err=True,
+                    )

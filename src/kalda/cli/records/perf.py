@@ -6,37 +6,46 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import Failure
-from kalda.cli.common.output import print_json
+from kalda.cli.common.nouns import Noun
+from kalda.cli.common.output import ProgressLine, counted, print_json
 from kalda.cli.common.session import json_option, with_cluster
 
 if TYPE_CHECKING:
     from kalda.cli.common.command_admin import CommandAdmin
     from kalda.client.consumer.consumer import Consumer
+    from kalda.client.producer.producer import Producer
     from kalda.clientcore.producing.producer_batch import RecordMetadata
 
 _WINDOW_S = 5.0
 _MAX_RECORD_BYTES = 100_000_000
 _POLL_RECORDS = 10_000
-_CHECK_EVERY = 64
-"""After how many records the throughput is compared with the one that was requested."""
+_SAMPLED_EVERY = 64
+_BATCH_BYTES = 16_384
+"""The default of batch.size."""
+_RECORD_OVERHEAD = 10
+_SLOW_PER_S = 20_000
+"""Records a second up to which every one is measured."""
+_PAIRS = 20
+"""Of a part of the records sent with measurements, and the same by `send` alone."""
 _MB = 1024 * 1024
 _E2E_TIMEOUT_S = 60.0
 
 
-@click.group()
+@click.group(cls=Noun)
 def perf() -> None:
     """Measure producers and consumers on a cluster."""
 
 
 class _Latencies:
-    """Of records, in ms, since the beginning and since the last window."""
+    """Of sampled records, in ms, since the beginning and since the last window."""
 
     def __init__(self) -> None:
         self.all_ms: list[float] = []
@@ -62,6 +71,48 @@ class _Latencies:
         return delivered
 
 
+def sampled_every(record_size: int, throughput: float) -> int:
+    """Of how many records one has its latency measured. A measurement costs more than a `send`: measured for each, it
+    would be most of what is measured. Every batch has one at least, so that no failed one is missed."""
+    if 0 < throughput <= _SLOW_PER_S:
+        return 1
+    return max(1, min(_SAMPLED_EVERY, _BATCH_BYTES // 2 // (record_size + _RECORD_OVERHEAD)))
+
+
+class _Sending:
+    """A run of `kalda perf produce`."""
+
+    def __init__(self, producer: Producer, topic: str, value: bytes, throughput: float) -> None:
+        self.latencies = _Latencies()
+        self.sent = 0
+        self._producer, self._topic, self._value = producer, topic, value
+        self._throughput = throughput
+        self._every = sampled_every(len(value), throughput)
+        self._began_s = time.perf_counter()
+
+    def run(self, count: int, after_each: Callable[[float], None]) -> None:
+        """Send `count` records. `after_each` is called with the time after each measured record. Raises the error of a
+        record that was not written."""
+        send, topic, value = self._producer.send, self._topic, self._value
+        until = self.sent + count
+        while self.sent < until:
+            chunk = min(self._every, until - self.sent)
+            send(topic, value, on_delivery=self.latencies.callback())
+            for _ in range(chunk - 1):
+                send(topic, value)
+            self.sent += chunk
+            now_s = time.perf_counter()
+            if self._throughput > 0 and now_s - self._began_s < self.sent / self._throughput:
+                time.sleep(self.sent / self._throughput - (now_s - self._began_s))
+            after_each(now_s)
+            self.check()
+
+    def check(self) -> None:
+        """Raises the error of a record that was not written."""
+        if self.latencies.error is not None:
+            raise self.latencies.error
+
+
 def percentile(ordered: Sequence[float], share: float) -> int:
     """As Kafka's tools: the value at that share of the sorted values, in whole ms."""
     return int(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0
@@ -71,24 +122,24 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def window_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
+def window_line(records: int, latencies_ms: Sequence[float], size: int, seconds: float) -> str:
     """A line of kafka-producer-perf-test while it runs."""
-    rate = len(latencies_ms) / seconds
+    rate = records / seconds
     return (
-        f"{len(latencies_ms)} records sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
+        f"{counted(records, 'record')} sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
         f"{_mean(latencies_ms):.1f} ms avg latency, {max(latencies_ms, default=0.0):.1f} ms max latency."
     )
 
 
-def total_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
+def total_line(records: int, latencies_ms: Sequence[float], size: int, seconds: float) -> str:
     """The last line of kafka-producer-perf-test."""
-    ordered, rate = sorted(latencies_ms), len(latencies_ms) / seconds
+    ordered, rate = sorted(latencies_ms), records / seconds
     tails = ", ".join(
         f"{percentile(ordered, share)} ms {name}"
         for share, name in ((0.5, "50th"), (0.95, "95th"), (0.99, "99th"), (0.999, "99.9th"))
     )
     return (
-        f"{len(ordered)} records sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
+        f"{counted(records, 'record')} sent, {rate:.1f} records/sec ({rate * size / _MB:.2f} MB/sec), "
         f"{_mean(ordered):.2f} ms avg latency, {ordered[-1] if ordered else 0.0:.2f} ms max latency, {tails}."
     )
 
@@ -101,12 +152,24 @@ def total_line(latencies_ms: Sequence[float], size: int, seconds: float) -> str:
     "--throughput", type=float, default=-1.0, show_default=True, metavar="N",
     help="At most N records a second; -1: as many as possible.",
 )  # fmt: skip
+@click.option(
+    "--compare", is_flag=True,
+    help="Send as many records again by a loop of `send` alone, in turns with these, and print the ratio of the rates.",
+)  # fmt: skip
 @json_option
 @with_cluster
 def produce_command(
-    admin: CommandAdmin, topic: str, num_records: int, record_size: int, throughput: float, as_json: bool
+    admin: CommandAdmin,
+    topic: str,
+    num_records: int,
+    record_size: int,
+    throughput: float,
+    compare: bool,
+    as_json: bool,
 ) -> None:
     """Send records of random bytes to TOPIC. Keys of the producer are given by -X.
+
+    The latency is that of a sample: of one record in 64, or more of large ones, and of all with --throughput.
 
     \b
     Examples:
@@ -117,43 +180,99 @@ def produce_command(
     from kalda.client.producer.producer import Producer
     from kalda.client.transport.config_files import keys_of
 
+    if compare and throughput > 0:
+        raise click.UsageError("--compare measures the highest rate: leave out --throughput")
     admin.topic(topic)
-    value = os.urandom(record_size)
-    latencies = _Latencies()
     with Producer(keys_of(PRODUCER, admin.config)) as producer:
-        began_s = window_s = time.perf_counter()
-        for sent in range(1, num_records + 1):
-            producer.send(topic, value, on_delivery=latencies.callback())
-            if sent % _CHECK_EVERY and throughput <= 0:
-                continue
-            now_s = time.perf_counter()
-            if throughput > 0 and now_s - began_s < sent / throughput:
-                time.sleep(sent / throughput - (now_s - began_s))
-            if now_s - window_s >= _WINDOW_S:
-                if not as_json:
-                    click.echo(window_line(latencies.window(), record_size, now_s - window_s))
-                window_s = now_s
-            if latencies.error is not None:
-                raise latencies.error
-        producer.flush()
-        seconds = time.perf_counter() - began_s
-    if latencies.error is not None:
-        raise latencies.error
+        sending = _Sending(producer, topic, os.urandom(record_size), throughput)
+        windows = _Windows(sending, record_size, is_shown=not as_json)
+        compared = _compare(sending, producer, topic, record_size, num_records) if compare else None
+        if compared is None:
+            sending.run(num_records, windows.step)
+            producer.flush()
+        seconds = windows.seconds if compared is None else compared.measured_s
+    sending.check()
+    latencies_ms = sending.latencies.all_ms
     if as_json:
-        ordered = sorted(latencies.all_ms)
+        ordered = sorted(latencies_ms)
         print_json(
             {
-                "records": len(ordered),
+                "records": num_records,
                 "seconds": seconds,
-                "records_per_s": len(ordered) / seconds,
-                "mb_per_s": len(ordered) * record_size / _MB / seconds,
+                "records_per_s": num_records / seconds,
+                "mb_per_s": num_records * record_size / _MB / seconds,
                 "avg_ms": _mean(ordered),
                 "max_ms": ordered[-1],
                 **{f"p{name}_ms": percentile(ordered, share) for name, share in _SHARES},
+                **({} if compared is None else compared._asdict()),
             }
         )
-    else:
-        click.echo(total_line(latencies.all_ms, record_size, seconds))
+        return
+    click.echo(total_line(num_records, latencies_ms, record_size, seconds))
+    if compared is not None:
+        click.echo(compared.line(num_records))
+
+
+class _Windows:
+    """The lines of a run, one every `_WINDOW_S`."""
+
+    def __init__(self, sending: _Sending, size: int, *, is_shown: bool) -> None:
+        self._sending, self._size, self._is_shown = sending, size, is_shown
+        self._began_s = self._window_s = time.perf_counter()
+        self._window_sent = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def step(self, now_s: float) -> None:
+        if now_s - self._window_s < _WINDOW_S:
+            return
+        if self._is_shown:
+            latencies_ms = self._sending.latencies.window()
+            records = self._sending.sent - self._window_sent
+            click.echo(window_line(records, latencies_ms, self._size, now_s - self._window_s))
+        self._window_s, self._window_sent = now_s, self._sending.sent
+
+
+class Comparison(NamedTuple):
+    """The same records sent by this command, and by a loop of `send` alone. CPU is that of the process, in seconds.
+    The ratio of the rates is the median of pairs of parts, sent one after the other: what else the machine does in some
+    of them does not move it."""
+
+    measured_s: float
+    measured_cpu_s: float
+    bare_s: float
+    bare_cpu_s: float
+    ratio: float
+
+    def line(self, records: int) -> str:
+        """The ratios, with the CPU time of a record in both."""
+        return (
+            f"a loop of send alone: {records / self.bare_s:.1f} records/sec. This command: "
+            f"{self.ratio:.2f} of that rate, {self.measured_cpu_s / records * 1e6:.2f} us of CPU a "
+            f"record where the loop takes {self.bare_cpu_s / records * 1e6:.2f} us"
+        )
+
+
+def _compare(sending: _Sending, producer: Producer, topic: str, size: int, count: int) -> Comparison:
+    """Both in turns, in parts, so that what else the machine does slows both."""
+    value = os.urandom(size)
+    spent: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for pair in range(_PAIRS):
+        part = count * (pair + 1) // _PAIRS - count * pair // _PAIRS
+        for is_measured in (True, False) if pair % 2 == 0 else (False, True):  # neither has the better turn always
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
+            if is_measured:
+                sending.run(part, lambda _: None)
+            else:
+                for _ in range(part):
+                    producer.send(topic, value)
+            producer.flush()
+            spent[is_measured].append((time.perf_counter() - began_s, time.process_time() - began_cpu_s))
+    ratio = median(bare[0] / measured[0] for measured, bare in zip(spent[True], spent[False], strict=True))
+    sums = [sum(column) for side in (True, False) for column in zip(*spent[side], strict=True)]
+    return Comparison(sums[0], sums[1], sums[2], sums[3], ratio)
 
 
 _SHARES = (("50", 0.5), ("95", 0.95), ("99", 0.99), ("99.9", 0.999))
@@ -241,7 +360,9 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount
     last_s = ended_s = began_s
     assigned_s: float | None = None
     records = size_bytes = 0
+    line = ProgressLine(lambda seconds: f"{records:,} of {count:,} records, {records / seconds:,.0f} records/sec")
     while records < count:
+        line.step()
         polled = consumer.poll(0.1, min(_POLL_RECORDS, count - records))
         now_s = time.perf_counter()
         if assigned_s is None and consumer.assignment():
@@ -252,6 +373,7 @@ def _consume(consumer: Consumer, count: int, timeout_s: float) -> ConsumedAmount
             last_s = ended_s = now_s
         elif now_s - last_s >= timeout_s:
             break
+    line.clear()
     joining_s = 0.0 if assigned_s is None or not consumer.subscription() else assigned_s - began_s
     return ConsumedAmount(started_s, started_s + ended_s - began_s, size_bytes, records, joining_s)
 

@@ -52,7 +52,7 @@ def parse_place(option: str, text: str, now_ms: int) -> ReadPlace:
     """The place that an option names. Raises `click.UsageError`."""
     if len(text) > _LONGEST:
         raise click.UsageError(f"{option} has {len(text)} characters: no offset and no time is that long")
-    if text in ("beginning", "earliest"):
+    if text in ("beginning", "earliest", "start"):
         return ReadPlace(PlaceKind.BEGINNING)
     if text in ("latest", "end"):
         return ReadPlace(PlaceKind.END)

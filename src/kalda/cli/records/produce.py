@@ -14,8 +14,9 @@ import click
 
 from kalda.base.errors import ApiError
 from kalda.base.properties import decode_text
-from kalda.cli.common.completion import complete_topic
+from kalda.cli.common.completing import complete_topic
 from kalda.cli.common.failures import Failure, failure_of
+from kalda.cli.common.nouns import KaldaCommand
 from kalda.cli.common.output import ProgressLine, print_json
 from kalda.cli.common.session import json_option, unescape, with_cluster
 from kalda.cli.common.times import parse_time_ms
@@ -51,7 +52,7 @@ def _printable(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-@click.command()
+@click.command(cls=KaldaCommand)
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False))
 @click.option(
@@ -390,9 +391,12 @@ class _Report:
         return "1 record is" if self._records == 1 else f"{self._records:,} records are"
 
     def line(self, seconds: float) -> str:
+        noun = "record" if self._records == 1 else "records"
+        rate = f"{self._records / seconds:,.0f}"
+        rate += " record/s" if rate == "1" else " records/s"
         return (
-            f"{self._records:,} records ({self.read_bytes:,} bytes of keys and values) to {self._topic} in "
-            f"{seconds:.2f} s, {self._records / seconds:,.0f} records/s, {self.read_bytes / seconds / 1e6:,.2f} MB/s"
+            f"{self._records:,} {noun} ({self.read_bytes:,} bytes of keys and values) to {self._topic} in "
+            f"{seconds:.2f} s, {rate}, {self.read_bytes / seconds / 1e6:,.2f} MB/s"
         )
 
     def as_json(self) -> dict[str, object]:

@@ -18,9 +18,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from kalda.base.configs.admin import ADMIN, admin_config
+from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
 from kalda.client.admin.admin_driven import AdminCalls, AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
@@ -29,6 +30,11 @@ from kalda.client.transport.config_files import read_config
 from kalda.client.transport.io_thread import IoThread
 from kalda.clientcore.administration import Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kalda.client.keywords import AdminKeywords
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,7 +57,11 @@ class Admin(AdminCalls):
     _first_contact_ms: int | None = None
     """For how long calls wait for the first connection of all; None: as long as for anything else."""
 
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        **keywords: Unpack[AdminKeywords],
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
         self._config = settings = admin_config(read_config(ADMIN, config), keywords)
@@ -85,7 +95,7 @@ class Admin(AdminCalls):
 
     def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
         """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
         `enable.metrics.push` is false."""
         from kalda.client.transport.instance_ids import wait_for_id
 
@@ -104,7 +114,7 @@ class Admin(AdminCalls):
 
     def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
         if self._pid != os.getpid():
-            raise RuntimeError("the admin client belongs to the parent process: make one after the fork")
+            raise WrongState("the admin client belongs to the parent process: make one after the fork")
         operation = Operation(what, monotonic_ms() + self._operations.total_ms(timeout))
         done = threading.Event()
         operation.on_done = lambda _operation: done.set()
@@ -131,6 +141,7 @@ class Admin(AdminCalls):
     list_config_resources = blocking(Operations.list_config_resources)
     describe_cluster = blocking(Operations.describe_cluster)
     unregister_broker = blocking(Operations.unregister_broker)
+    unregister_controller = blocking(Operations.unregister_controller)
     describe_log_dirs = blocking(Operations.describe_log_dirs)
     alter_replica_log_dirs = blocking(Operations.alter_replica_log_dirs)
     describe_quorum = blocking(Operations.describe_quorum)
@@ -144,6 +155,9 @@ class Admin(AdminCalls):
     list_group_offsets = blocking(Operations.list_group_offsets)
     alter_group_offsets = blocking(Operations.alter_group_offsets)
     delete_group_offsets = blocking(Operations.delete_group_offsets)
+    list_share_group_offsets = blocking(Operations.list_share_group_offsets)
+    alter_share_group_offsets = blocking(Operations.alter_share_group_offsets)
+    delete_share_group_offsets = blocking(Operations.delete_share_group_offsets)
     remove_members = blocking(Operations.remove_members)
     list_transactions = blocking(Operations.list_transactions)
     describe_transactions = blocking(Operations.describe_transactions)

@@ -11,7 +11,7 @@ from typing import Any
 from kalda import __version__
 from kalda.base.configs.admin import AdminConfig
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.transport.driven import Driven
+from kalda.client.transport.driven import Driven, OfOneProcess
 from kalda.clientcore.administration import AdminCore, Plan
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, metric_config
@@ -46,6 +46,7 @@ class AdminDriven(Driven):
                 max_age_ms=config.metadata_max_age_ms,
                 may_rebootstrap=config.may_rebootstrap,
                 rebootstrap_trigger_ms=config.rebootstrap_trigger_ms,
+                checks_cluster=config.checks_cluster,
                 allow_auto_topic_creation=False,
             ),
             Connections(
@@ -134,7 +135,7 @@ class AdminDriven(Driven):
             operation.fail(closed)
 
 
-class AdminCalls:
+class AdminCalls(OfOneProcess):
     """What both admin clients can do without waiting."""
 
     _driven: AdminDriven

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from kalda.base.configs.admin import ADMIN, admin_config
+from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
 from kalda.client.admin.admin_driven import AdminCalls, AdminDriven
 from kalda.client.admin.operations import Operations, present, what_of
@@ -18,6 +19,11 @@ from kalda.client.transport.config_files import read_config
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.administration import Plan
 from kalda.clientcore.consuming.consumer_errors import Operation
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kalda.client.keywords import AdminKeywords
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,7 +47,11 @@ class Admin(AdminCalls):
 
     _host: ClientHost = REAL_HOST
 
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        **keywords: Unpack[AdminKeywords],
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. Connections are made in the loop of the first call."""
         self._config = admin_config(read_config(ADMIN, config), keywords)
@@ -68,7 +78,7 @@ class Admin(AdminCalls):
 
     async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
         """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
         `enable.metrics.push` is false."""
         from kalda.client.transport.instance_ids import await_id
 
@@ -86,7 +96,7 @@ class Admin(AdminCalls):
             sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
             self._io = self._host.new_io(loop, self._driven, security, *sizes)
         elif loop is not self._loop:
-            raise RuntimeError("the admin client belongs to another event loop: make one in each loop")
+            raise WrongState("the admin client belongs to another event loop: make one in each loop")
         return self._io
 
     async def _call(self, what: str, plan: Plan[T], timeout: float | None) -> T:
@@ -117,6 +127,7 @@ class Admin(AdminCalls):
     list_config_resources = of_asyncio(Operations.list_config_resources)
     describe_cluster = of_asyncio(Operations.describe_cluster)
     unregister_broker = of_asyncio(Operations.unregister_broker)
+    unregister_controller = of_asyncio(Operations.unregister_controller)
     describe_log_dirs = of_asyncio(Operations.describe_log_dirs)
     alter_replica_log_dirs = of_asyncio(Operations.alter_replica_log_dirs)
     describe_quorum = of_asyncio(Operations.describe_quorum)
@@ -130,6 +141,9 @@ class Admin(AdminCalls):
     list_group_offsets = of_asyncio(Operations.list_group_offsets)
     alter_group_offsets = of_asyncio(Operations.alter_group_offsets)
     delete_group_offsets = of_asyncio(Operations.delete_group_offsets)
+    list_share_group_offsets = of_asyncio(Operations.list_share_group_offsets)
+    alter_share_group_offsets = of_asyncio(Operations.alter_share_group_offsets)
+    delete_share_group_offsets = of_asyncio(Operations.delete_share_group_offsets)
     remove_members = of_asyncio(Operations.remove_members)
     list_transactions = of_asyncio(Operations.list_transactions)
     describe_transactions = of_asyncio(Operations.describe_transactions)

@@ -43,7 +43,7 @@ class ConfigEntry(NamedTuple):
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
-class Resource(NamedTuple):
+class ConfigResource(NamedTuple):
     """A broker's name is its id; the empty name is the default of all brokers."""
 
     type: ConfigResourceType
@@ -74,17 +74,17 @@ _TOPICS_A_REQUEST = 100
 """A response lists every config of each topic: some 4 KB."""
 
 
-def _resource_target(resource: Resource) -> Target:
+def _resource_target(resource: ConfigResource) -> Target:
     broker_id = resource.broker_id
     return ANY if broker_id is None else Target(TargetKind.BROKER, broker_id)
 
 
 def describe_configs(
-    resources: Collection[Resource], *, documentation: bool
-) -> Plan[Outcomes[Resource, dict[str, ConfigEntry]]]:
+    resources: Collection[ConfigResource], *, documentation: bool
+) -> Plan[Outcomes[ConfigResource, dict[str, ConfigEntry]]]:
     """DescribeConfigs."""
 
-    def build(group: list[Resource]) -> DescribeConfigsRequest:
+    def build(group: list[ConfigResource]) -> DescribeConfigsRequest:
         return DescribeConfigsRequest(
             resources=[
                 DescribeConfigsResource(resource_type=r.type, resource_name=r.name, configuration_keys=None)
@@ -94,9 +94,11 @@ def describe_configs(
             include_documentation=documentation,
         )
 
-    def read(answer: Any, _: list[Resource]) -> Iterator[tuple[Resource, dict[str, ConfigEntry] | ApiError]]:
+    def read(
+        answer: Any, _: list[ConfigResource]
+    ) -> Iterator[tuple[ConfigResource, dict[str, ConfigEntry] | ApiError]]:
         for each in answer.results:
-            resource = Resource(ConfigResourceType(each.resource_type), each.resource_name)
+            resource = ConfigResource(ConfigResourceType(each.resource_type), each.resource_name)
             if each.error_code:
                 yield resource, refused(each.error_code, str(resource), each.error_message)
             else:
@@ -119,11 +121,11 @@ def entry_of(config: DescribeConfigsResourceResult) -> ConfigEntry:
 
 
 def alter_configs(
-    alterations: Mapping[Resource, Collection[Alteration]], *, validate_only: bool
-) -> Plan[Outcomes[Resource, None]]:
+    alterations: Mapping[ConfigResource, Collection[Alteration]], *, validate_only: bool
+) -> Plan[Outcomes[ConfigResource, None]]:
     """IncrementalAlterConfigs."""
 
-    def build(group: list[Resource]) -> IncrementalAlterConfigsRequest:
+    def build(group: list[ConfigResource]) -> IncrementalAlterConfigsRequest:
         return IncrementalAlterConfigsRequest(
             resources=[
                 IncrementalAlterConfigsRequestAlterConfigsResource(
@@ -141,9 +143,9 @@ def alter_configs(
             validate_only=validate_only,
         )
 
-    def read(answer: Any, _: list[Resource]) -> Iterator[tuple[Resource, ApiError | None]]:
+    def read(answer: Any, _: list[ConfigResource]) -> Iterator[tuple[ConfigResource, ApiError | None]]:
         for each in answer.responses:
-            resource = Resource(ConfigResourceType(each.resource_type), each.resource_name)
+            resource = ConfigResource(ConfigResourceType(each.resource_type), each.resource_name)
             error = refused(each.error_code, str(resource), each.error_message) if each.error_code else None
             yield resource, error
 
@@ -177,7 +179,7 @@ def topic_overrides(topics: Sequence[str]) -> Plan[dict[str, dict[str, str | Non
 
 def list_config_resources(
     types: Collection[ConfigResourceType], what: str = "the config resources"
-) -> Plan[list[Resource]]:
+) -> Plan[list[ConfigResource]]:
     """ListConfigResources."""
     answer = yield from single(Ask(ANY, ListConfigResourcesRequest(resource_types=list(types))), error_of(what))
-    return sorted(Resource(ConfigResourceType(r.resource_type), r.resource_name) for r in answer.config_resources)
+    return sorted(ConfigResource(ConfigResourceType(r.resource_type), r.resource_name) for r in answer.config_resources)

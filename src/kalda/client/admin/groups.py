@@ -1,17 +1,21 @@
 """Groups and their offsets.
 
-Each type of group has an API: DescribeGroups describes classic groups, ConsumerGroupDescribe those of KIP-848. A group
-without members exists as long as it has offsets.
+Each type of group has an API: DescribeGroups describes classic groups, ConsumerGroupDescribe those of KIP-848,
+StreamsGroupDescribe those of KIP-1071 (`streams_groups`), and ShareGroupDescribe share groups, of which `share_groups`
+has the offsets. A group without members exists as long as it has offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from kalda.assignors.consumer_protocol import read_assignment
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.client.admin.group_values import Group, ListedGroup, Member, group_target
+from kalda.client.admin.share_groups import read_share_groups
+from kalda.client.admin.streams_groups import read_streams_groups
 from kalda.clientcore.administration import (
     PAUSE,
     Ask,
@@ -35,7 +39,10 @@ from kalda.clientcore.consuming.commits import (
     read_committed,
 )
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
-from kalda.protocol.messages.consumer_groups import ConsumerGroupDescribeRequest
+from kalda.protocol.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponseAssignment,
+)
 from kalda.protocol.messages.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -48,40 +55,11 @@ from kalda.protocol.messages.offsets import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
+from kalda.protocol.messages.share import ShareGroupDescribeRequest
+from kalda.protocol.messages.streams import StreamsGroupDescribeRequest
+from kalda.protocol.notation import Request
 
-
-class ListedGroup(NamedTuple):
-    """Type and state are empty where the broker's version of ListGroups does not have them."""
-
-    group_id: str
-    type: str
-    protocol_type: str
-    state: str
-    coordinator: int
-
-
-class Member(NamedTuple):
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    partitions: tuple[TopicPartition, ...]
-
-
-class Group(NamedTuple):
-    group_id: str
-    type: str
-    state: str
-    assignor: str
-    coordinator: int
-    members: tuple[Member, ...]
-
-
-_NO_MODERN_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
-
-
-def _group(group_id: str) -> Target:
-    return Target(TargetKind.GROUP, group_id)
+_NO_SUCH_GROUP = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
 
 
 def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict[str, ListedGroup]]:
@@ -111,18 +89,17 @@ def list_groups(*, states: Collection[str], types: Collection[str]) -> Plan[dict
 
 
 def describe_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, Group]]:
-    """ConsumerGroupDescribe, and DescribeGroups for those that are classic groups."""
-    modern = yield from per_item(
-        group_ids, _group, lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern
-    )
-    classic = [group_id for group_id, error in modern.errors.items() if error.code in _NO_MODERN_GROUP]
-    if classic:
-        modern.update(
-            (yield from per_item(classic, _group, lambda ids: DescribeGroupsRequest(groups=ids), _read_classic))
-        )
-    for group_id, group in modern.succeeded.items():
-        modern[group_id] = group._replace(coordinator=(yield from coordinator_of(_group(group_id))))
-    return modern
+    """ConsumerGroupDescribe, then the APIs of the other types for those that are no consumer groups."""
+    found: Outcomes[str, Group] = Outcomes()
+    left = list(group_ids) if not isinstance(group_ids, str) else group_ids
+    for build, read in _DESCRIPTIONS:
+        found.update((yield from per_item(left, group_target, build, read)))
+        left = [group_id for group_id, error in found.errors.items() if error.code in _NO_SUCH_GROUP]
+        if not left:
+            break
+    for group_id, group in found.succeeded.items():
+        found[group_id] = group._replace(coordinator=(yield from coordinator_of(group_target(group_id))))
+    return found
 
 
 def _read_modern(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
@@ -136,15 +113,38 @@ def _read_modern(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | Ap
                 member.instance_id,
                 member.client_id,
                 member.client_host,
-                tuple(
-                    TopicPartition(topic.topic_name, index)
-                    for topic in member.assignment.topic_partitions
-                    for index in sorted(topic.partitions)
-                ),
+                _partitions(member.assignment),
+                member.member_epoch,
+                _partitions(member.target_assignment),
+                _UPGRADED.get(member.member_type),
             )
             for member in group.members
         )
-        yield group.group_id, Group(group.group_id, "consumer", group.group_state, group.assignor_name, -1, members)
+        yield (
+            group.group_id,
+            Group(
+                group.group_id,
+                "consumer",
+                group.group_state,
+                group.assignor_name,
+                -1,
+                members,
+                group.group_epoch,
+                group.assignment_epoch,
+            ),
+        )
+
+
+_UPGRADED = {0: False, 1: True}
+"""By the member type of ConsumerGroupDescribe."""
+
+
+def _partitions(assignment: ConsumerGroupDescribeResponseAssignment) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic.topic_name, index)
+        for topic in assignment.topic_partitions
+        for index in sorted(topic.partitions)
+    )
 
 
 def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | ApiError]]:
@@ -169,6 +169,15 @@ def _read_classic(answer: Any, _ids: list[str]) -> Iterator[tuple[str, Group | A
         yield group.group_id, Group(group.group_id, "classic", group.group_state, group.protocol_data, -1, members)
 
 
+_DESCRIPTIONS: tuple[tuple[Callable[[list[str]], Request], Callable[..., Any]], ...] = (
+    (lambda ids: ConsumerGroupDescribeRequest(group_ids=ids), _read_modern),
+    (lambda ids: ShareGroupDescribeRequest(group_ids=ids), read_share_groups),
+    (lambda ids: StreamsGroupDescribeRequest(group_ids=ids), read_streams_groups),
+    (lambda ids: DescribeGroupsRequest(groups=ids), _read_classic),
+)
+"""The APIs, in the order in which groups are looked for; the last one's error is the answer for one that is nowhere."""
+
+
 def delete_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, None]]:
     """DeleteGroups."""
 
@@ -177,7 +186,7 @@ def delete_groups(group_ids: Collection[str]) -> Plan[Outcomes[str, None]]:
             error = refused(each.error_code, f"group {each.group_id!r}") if each.error_code else None
             yield each.group_id, error
 
-    return per_item(group_ids, _group, lambda ids: DeleteGroupsRequest(groups_names=ids), read)
+    return per_item(group_ids, group_target, lambda ids: DeleteGroupsRequest(groups_names=ids), read)
 
 
 def list_group_offsets(
@@ -188,7 +197,7 @@ def list_group_offsets(
     request = committed_request(group_id, partitions, require_stable=require_stable)
     while True:
         answer = yield from single(
-            Ask(_group(group_id), request, MAX_OFFSET_FETCH),
+            Ask(group_target(group_id), request, MAX_OFFSET_FETCH),
             lambda found: refused(found.error_code, f"group {group_id!r}") if found.error_code else None,
         )
         found, failed = read_committed(answer)
@@ -212,7 +221,9 @@ def alter_group_offsets(
     def build(partitions: list[TopicPartition]) -> Any:
         return commit_request(GroupMetadata(group_id), {partition: offsets[partition] for partition in partitions})
 
-    return per_item(offsets, lambda _: _group(group_id), build, _read_offsets(group_id), max_version=MAX_OFFSET_COMMIT)
+    return per_item(
+        offsets, lambda _: group_target(group_id), build, _read_offsets(group_id), max_version=MAX_OFFSET_COMMIT
+    )
 
 
 def delete_group_offsets(group_id: str, partitions: Collection[TopicPartition]) -> Plan[Outcomes[TopicPartition, None]]:
@@ -227,7 +238,7 @@ def delete_group_offsets(group_id: str, partitions: Collection[TopicPartition]) 
         ]
         return OffsetDeleteRequest(group_id=group_id, topics=topics)
 
-    return per_item(partitions, lambda _: _group(group_id), build, _read_offsets(group_id))
+    return per_item(partitions, lambda _: group_target(group_id), build, _read_offsets(group_id))
 
 
 def _read_offsets(group_id: str) -> Any:
@@ -260,4 +271,4 @@ def remove_members(group_id: str, instance_ids: Collection[str], reason: str) ->
             what = f"static member {each.group_instance_id!r} of group {group_id!r}"
             yield each.group_instance_id, refused(each.error_code, what) if each.error_code else None
 
-    return per_item(instance_ids, lambda _: _group(group_id), build, read)
+    return per_item(instance_ids, lambda _: group_target(group_id), build, read)

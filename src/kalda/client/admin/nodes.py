@@ -18,7 +18,7 @@ from kalda.protocol.messages.admin import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
 )
-from kalda.protocol.messages.brokers import UnregisterBrokerRequest
+from kalda.protocol.messages.brokers import UnregisterBrokerRequest, UnregisterControllerRequest
 from kalda.protocol.messages.metadata import DescribeClusterRequest, EndpointType
 from kalda.protocol.naming import MAX_PARTITIONS_NAMED
 
@@ -67,6 +67,12 @@ def describe_cluster(*, fenced: bool, of_controllers: bool) -> Plan[ClusterDescr
 def unregister_broker(broker_id: int) -> Plan[None]:
     """UnregisterBroker."""
     yield from single(Ask(ANY, UnregisterBrokerRequest(broker_id=broker_id)), error_of(f"broker {broker_id}"))
+
+
+def unregister_controller(controller_id: int) -> Plan[None]:
+    """UnregisterController (KIP-1312)."""
+    request = UnregisterControllerRequest(controller_id=controller_id)
+    yield from single(Ask(ANY, request), error_of(f"controller {controller_id}"))
 
 
 def describe_log_dirs(

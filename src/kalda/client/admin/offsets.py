@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kalda.base.errors import ApiError
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.administration import Outcomes, Plan, Target, TargetKind, by_topic, leader_of, per_item
+from kalda.clientcore.connections.cluster_values import FoundOffset
 from kalda.clientcore.connections.errors import refused
 from kalda.protocol.messages.fetch import (
     DeleteRecordsPartition,
@@ -21,15 +22,6 @@ from kalda.protocol.messages.fetch import (
 
 _CONSUMER = -1
 """The replica id of a client that is not a replica."""
-
-
-class FoundOffset(NamedTuple):
-    """`offset` is -1 where every record is older than the requested timestamp. `timestamp` is -1 where the request was
-    for an end of the log, which reads no record."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int
 
 
 def list_offsets(

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from kalda.base.ids import Uuid
     from kalda.client.admin.access import ScramCredential, ScramUpsertion, Token
     from kalda.client.admin.acls import Acl, AclFilter
-    from kalda.client.admin.configs import Alteration, ConfigEntry, Resource
+    from kalda.client.admin.configs import Alteration, ConfigEntry, ConfigResource
     from kalda.client.admin.features import Features
-    from kalda.client.admin.groups import Group, ListedGroup
+    from kalda.client.admin.group_values import Group, ListedGroup
     from kalda.client.admin.nodes import ClusterDescription, LogDir
-    from kalda.client.admin.offsets import FoundOffset
     from kalda.client.admin.quorum import Quorum, VoterListener
     from kalda.client.admin.quotas import QuotaEntity
     from kalda.client.admin.reassignments import Reassignment
+    from kalda.client.admin.share_groups import ShareGroupOffset
     from kalda.client.admin.topics import CreatedTopic, NewTopic
     from kalda.client.admin.transactions import ActiveProducer, FencedProducer, ListedTransaction, Transaction
     from kalda.clientcore.administration import Outcomes, Plan
-    from kalda.clientcore.connections.cluster_values import Topic
+    from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
     from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 
 Partition = TypeVar("Partition", bound=tuple[str, int])
@@ -196,8 +196,8 @@ class Operations:
 
     @operation("describing configs")
     def describe_configs(
-        self, resources: Collection[Resource], *, documentation: bool = False, timeout: float | None = None
-    ) -> Plan[Outcomes[Resource, dict[str, ConfigEntry]]]:
+        self, resources: Collection[ConfigResource], *, documentation: bool = False, timeout: float | None = None
+    ) -> Plan[Outcomes[ConfigResource, dict[str, ConfigEntry]]]:
         """The effective configs of topics, brokers, groups and the like, by name."""
         from kalda.client.admin.configs import describe_configs
 
@@ -206,11 +206,11 @@ class Operations:
     @operation("altering configs")
     def alter_configs(
         self,
-        alterations: Mapping[Resource, Collection[Alteration]],
+        alterations: Mapping[ConfigResource, Collection[Alteration]],
         *,
         validate_only: bool = False,
         timeout: float | None = None,
-    ) -> Plan[Outcomes[Resource, None]]:
+    ) -> Plan[Outcomes[ConfigResource, None]]:
         """Change these configs and no others."""
         from kalda.client.admin.configs import alter_configs
 
@@ -219,7 +219,7 @@ class Operations:
     @operation("listing config resources")
     def list_config_resources(
         self, types: Collection[ConfigResourceType] = (), *, timeout: float | None = None
-    ) -> Plan[list[Resource]]:
+    ) -> Plan[list[ConfigResource]]:
         """The resources that have configs."""
         from kalda.client.admin.configs import list_config_resources
 
@@ -238,6 +238,14 @@ class Operations:
         from kalda.client.admin.nodes import unregister_broker
 
         return unregister_broker(broker_id)
+
+    @operation("unregistering a controller")
+    def unregister_controller(self, controller_id: int, *, timeout: float | None = None) -> Plan[None]:
+        """Unregister a controller that was removed from the cluster for good. One that runs registers again. The
+        active controller refuses it before metadata.version 4.4-IV2, and for itself."""
+        from kalda.client.admin.nodes import unregister_controller
+
+        return unregister_controller(controller_id)
 
     @operation("describing log directories")
     def describe_log_dirs(
@@ -361,6 +369,35 @@ class Operations:
         from kalda.client.admin.groups import delete_group_offsets
 
         return delete_group_offsets(group_id, partitions_of(partitions) or [])
+
+    @operation("listing a share group's offsets")
+    def list_share_group_offsets(
+        self, group_id: str, partitions: Iterable[Partition] | None = None, *, timeout: float | None = None
+    ) -> Plan[Outcomes[TopicPartition, ShareGroupOffset]]:
+        """Where a share group begins in each partition, and its lag; partitions with which it has not begun are left
+        out. None: all partitions."""
+        from kalda.client.admin.share_groups import list_share_group_offsets
+
+        return list_share_group_offsets(group_id, partitions_of(partitions))
+
+    @operation("altering a share group's offsets")
+    def alter_share_group_offsets(
+        self, group_id: str, offsets: Mapping[Partition, int], *, timeout: float | None = None
+    ) -> Plan[Outcomes[TopicPartition, None]]:
+        """Set where a share group without members begins; what it has acknowledged behind that is forgotten."""
+        from kalda.client.admin.share_groups import alter_share_group_offsets
+
+        positions = positions_by(offsets)
+        return alter_share_group_offsets(group_id, {each: at.offset for each, at in positions.items()})
+
+    @operation("deleting a share group's offsets")
+    def delete_share_group_offsets(
+        self, group_id: str, topics: Collection[str], *, timeout: float | None = None
+    ) -> Plan[Outcomes[str, None]]:
+        """Delete what a share group without members has of topics."""
+        from kalda.client.admin.share_groups import delete_share_group_offsets
+
+        return delete_share_group_offsets(group_id, topics)
 
     @operation("removing members")
     def remove_members(

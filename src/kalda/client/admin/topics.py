@@ -73,7 +73,10 @@ _NO_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,)
 def create_topics(
     topics: Collection[NewTopic], *, timeout_ms: int, validate_only: bool
 ) -> Plan[Outcomes[str, CreatedTopic]]:
-    """CreateTopics."""
+    """CreateTopics. Raises `TypeError` for what is no `NewTopic`."""
+    for topic in topics:
+        if not isinstance(topic, NewTopic):
+            raise TypeError(f"{topic!r}: a list of NewTopic is expected, as [NewTopic('orders', partitions=6)]")
     by_name = {topic.name: topic for topic in topics}
 
     def build(names: list[str]) -> CreateTopicsRequest:
@@ -113,6 +116,8 @@ def delete_topics(names: Collection[str], *, timeout_ms: int) -> Plan[Outcomes[s
     def read(answer: Any, _names: list[str]) -> Iterator[tuple[str, ApiError | None]]:
         for each in answer.responses:
             error = refused(each.error_code, f"topic {each.name}", each.error_message) if each.error_code else None
+            if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                error = UnknownTopic(f"topic {each.name} does not exist; check the name")
             yield each.name, error
 
     return per_item(names, any_broker, build, read, max_version=_MAX_DELETE_BY_NAME, final=_NO_TOPIC)

@@ -20,16 +20,16 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import TopicPartition
+from kalda.client.consumer.aio_shell import AioShell
+from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
-    ConsumerClosed,
-    ConsumerDriven,
     Offset,
     Partition,
     RebalanceListener,
@@ -39,21 +39,21 @@ from kalda.client.consumer.consumer_calls import (
     times_of,
     unknown_topic,
 )
-from kalda.client.transport.channels import security_of
-from kalda.client.transport.client_host import REAL_HOST, ClientHost
 from kalda.client.transport.config_files import read_config
-from kalda.client.transport.io_loop import IoLoop
-from kalda.clientcore.connections.cluster_values import Topic
+from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
 from kalda.clientcore.consumer import ConsumerCore
-from kalda.clientcore.consuming.consumer_errors import Operation
-from kalda.clientcore.consuming.positions import FoundOffset
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.interceptors import interceptors_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import pyarrow as pa
+
+    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.keywords import ConsumerKeywords
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
@@ -61,24 +61,48 @@ _NS_PER_MS = 1_000_000
 _FOREVER_S = 3600.0 * 24 * 365
 
 
-class _Driven(ConsumerDriven):
-    """What the loop runs, and what tasks wait for."""
-
-    def __init__(self, core: ConsumerCore) -> None:
-        super().__init__(core)
-        self.waiting: dict[asyncio.Future[bool], Callable[[], bool]] = {}
-        """What each waiting task waits for."""
-
-    def finish(self) -> None:
-        for future, is_done in list(self.waiting.items()):
-            if not future.done() and (self.is_ending or is_done()):
-                future.set_result(True)
-
-
-class Consumer(ConsumerCalls):
+class Consumer(ConsumerCalls, AioShell, Generic[K, V]):
     """Reads topics; an asynchronous context manager that closes it."""
 
-    _host: ClientHost = REAL_HOST
+    @overload
+    def __init__(
+        self: Consumer[K, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[Any, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[K, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: object = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[Any, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
@@ -97,17 +121,11 @@ class Consumer(ConsumerCalls):
             wall_ms=lambda: int(host.wall_s() * 1000),
         )
         self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
-        self._driven = _Driven(self._core)
-        self._lock = contextlib.nullcontext()
-        self._security = security_of(settings.values)
-        self._io: IoLoop | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start(self._core)
         self._iterator = RecordIterator(lambda: None)
         self._listener: RebalanceListener | None = None
-        self._is_closed = False
-        self._is_woken = False
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> Consumer[K, V]:
         return self
 
     async def __aexit__(
@@ -117,7 +135,7 @@ class Consumer(ConsumerCalls):
 
     # -- records
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
         """Records, one after the other, until the consumer is closed. Each record is processed when the next one is
         requested."""
         self._check_open()
@@ -130,7 +148,7 @@ class Consumer(ConsumerCalls):
                 return
             iterator.replace_rest(await self._poll_records(None, self._config.max_poll_records))
 
-    async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+    async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
         seconds (None: wait). Raises `ApiError`, `Wakeup`."""
         limit = self._config.max_poll_records if max_records is None else max_records
@@ -162,8 +180,8 @@ class Consumer(ConsumerCalls):
             if decoded.batch is not None or self._now_ms() >= due_ms:
                 return decoded.batch
 
-    async def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
-        records: list[Record] = await self._poll(timeout, lambda: self._core.take_records(limit))
+    async def _poll_records(self, timeout: float | None, limit: int) -> list[Record[K, V]]:
+        records: list[Record[K, V]] = await self._poll(timeout, lambda: self._core.take_records(limit))
         return self._intercepted(records) if records and self._interceptors else records
 
     async def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
@@ -191,7 +209,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
-            driven.core.metrics.on_poll_ended(self._now_ms())
+            core.metrics.on_poll_ended(self._now_ms())
 
     def _has_news(self) -> bool:
         return self._is_woken or self._may_continue()
@@ -206,12 +224,6 @@ class Consumer(ConsumerCalls):
             finally:
                 self._end_callback(callback)
                 self._changed()
-
-    def wakeup(self) -> None:
-        """Make a call that waits, or else the next one, end with `Wakeup`. From another thread, call it by the loop's
-        `call_soon_threadsafe`."""
-        self._is_woken = True
-        self._changed()
 
     # -- offsets
 
@@ -342,16 +354,6 @@ class Consumer(ConsumerCalls):
         finally:
             self._is_revoking = False
 
-    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import await_id
-
-        self._check_open()
-        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return await await_id(self._core.own_metrics, self._started().wake, limit_s)
-
     # -- the end
 
     async def close(self, timeout: float | None = 30.0, *, leave_group: bool | None = None) -> None:
@@ -390,82 +392,3 @@ class Consumer(ConsumerCalls):
         await self._finish_quietly(self._begin().begin_leave(leave_group), due_ms)
         if not self._core.metrics_have_ended(self._now_ms()):
             await self._run_until(lambda: self._core.metrics_have_ended(self._now_ms()), due_ms)
-
-    async def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
-        if operation is None:
-            return
-        done = await self._run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
-        if not done or operation.error is not None:
-            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
-
-    # -- inside
-
-    def _now_ms(self) -> int:
-        return self._host.monotonic_ms()
-
-    def _current(self) -> object:
-        return asyncio.current_task()
-
-    def _changed(self) -> None:
-        if self._io is not None:
-            self._io.wake()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConsumerClosed
-        if self._driven.failure is not None:
-            raise self._driven.failure
-
-    def _started(self) -> IoLoop:
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        if self._io is None:
-            self._loop = loop
-            sizes = self._config.send_buffer_bytes, self._config.receive_buffer_bytes
-            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
-        elif loop is not self._loop:
-            raise RuntimeError("the consumer belongs to another event loop: make one in each loop")
-        return self._io
-
-    def _due_ms(self, timeout: float | None) -> int:
-        timeout_ms = self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return self._now_ms() + timeout_ms
-
-    async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
-        """Wait until `is_done` or the deadline. True: it is done."""
-        io = self._started()
-        io.wake()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        self._driven.waiting[future] = is_done
-        delay_s = min(_FOREVER_S, max(0.0, (due_ms - self._now_ms()) / 1000))
-        timer = loop.call_later(delay_s, _give_up, future)
-        try:
-            return await future
-        finally:
-            timer.cancel()
-            self._driven.waiting.pop(future, None)
-
-    async def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
-        """The result of an operation that `begin` starts."""
-        self._started()
-        operation = Operation(what, self._due_ms(timeout))
-        self._begin()
-        begin(operation)
-        return await self._finish(operation)
-
-    async def _finish(self, operation: Operation) -> Any:
-        await self._run_until(lambda: operation.is_done or self._is_woken, operation.deadline_ms)
-        if not operation.is_done:
-            self._raise_if_woken()
-            self._check_open()
-        if operation.is_late or not operation.is_done:
-            raise operation.late(self._core.connections.last_failure)
-        if operation.error is not None:
-            raise operation.error
-        return operation.result
-
-
-def _give_up(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)

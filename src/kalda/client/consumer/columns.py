@@ -19,7 +19,7 @@ import pyarrow as pa
 from kalda.base.errors import CorruptRecord
 from kalda.base.ids import TopicPartition
 from kalda.clientcore.consuming.consumer_errors import UndecodableRecord
-from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.consuming.fetcher import Taken
 from kalda.records import codec
 from kalda.records.arrow import iter_record_batches
 from kalda.records.batch import BatchHeader, Buffer, TimestampType, iter_batches

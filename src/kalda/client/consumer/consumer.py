@@ -10,8 +10,7 @@ that were returned are being processed; the next poll says that they are, which 
 automatically and when partitions may be taken away. The rebalance listener is called by `poll`, in the caller's thread.
 
 Calls may come from several threads; `wakeup` makes a call that waits in another thread end with `Wakeup`. Errors of
-the cluster that a repetition does not mend are `ApiError`s; what passes is repeated until the timeout. A forked child
-cannot use its parent's consumer. A consumer that is dropped without `close` leaves its group when its session ends.
+the cluster that a repetition does not mend are `ApiError`s; what passes is repeated until the timeout.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ import itertools
 import logging
 import os
 import random
-import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from kalda import __version__
 from kalda.base.configs.consumer import CONSUMER, consumer_config
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.base.ids import TopicPartition, Uuid
+from kalda.base.ids import TopicPartition
+from kalda.client.consumer.blocking_shell import BlockingShell
+from kalda.client.consumer.common_calls import K, V
 from kalda.client.consumer.consumer_calls import (
     ConsumerCalls,
-    ConsumerClosed,
     Offset,
     Partition,
     RebalanceListener,
@@ -46,34 +44,73 @@ from kalda.client.consumer.consumer_calls import (
     times_of,
     unknown_topic,
 )
-from kalda.client.consumer.consumer_io import ConsumerIo, LockedConsumer
-from kalda.client.transport.channels import monotonic_ms, security_of
+from kalda.client.transport.channels import monotonic_ms
 from kalda.client.transport.config_files import read_config
-from kalda.client.transport.held_signals import HoldingLock
-from kalda.clientcore.connections.cluster_values import Topic
+from kalda.clientcore.connections.cluster_values import FoundOffset, Topic
 from kalda.clientcore.consumer import ConsumerCore
 from kalda.clientcore.consuming.consumer_errors import Operation
-from kalda.clientcore.consuming.positions import FoundOffset
 from kalda.clientcore.consuming.subscription import OffsetAndEpoch
 from kalda.clientcore.interceptors import interceptors_of
 from kalda.protocol.messages.fetch import OffsetSpec
 from kalda.records.consuming import Record, RecordIterator
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import pyarrow as pa
 
-    from kalda.network.client_security import ClientSecurity
+    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.keywords import ConsumerKeywords
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
-_open: weakref.WeakSet[LockedConsumer] = weakref.WeakSet()
 _TURN_EVERY_MS = 5
 """How long polls are served from the buffers alone, without a turn of the loop."""
 _FOREVER_S = 3600.0 * 24 * 365
 
 
-class Consumer(ConsumerCalls):
+class Consumer(ConsumerCalls, BlockingShell, Generic[K, V]):
     """Reads topics; a context manager that closes it."""
+
+    @overload
+    def __init__(
+        self: Consumer[K, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[Any, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[K, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: object = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[Any, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
+        **keywords: Unpack[ConsumerKeywords],
+    ) -> None: ...
 
     def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
@@ -93,27 +130,11 @@ class Consumer(ConsumerCalls):
             wall_ms=lambda: int(time.time() * 1000),
         )
         self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
-        self._driven = LockedConsumer(self._core)
-        security: ClientSecurity | None = security_of(settings.values)
-        self._io = ConsumerIo(
-            f"kafka-consumer-network-thread | {client_id}",
-            self._driven,
-            security,
-            settings.send_buffer_bytes,
-            settings.receive_buffer_bytes,
-        )
-        self._lock = HoldingLock(self._driven.lock, self._io.signals)
+        self._start(self._core, settings, client_id)
         self._iterator = RecordIterator(self._next_records)
         self._listener: RebalanceListener | None = None
-        self._is_closed = False
-        self._is_woken = False
-        self._columns: Any = None
-        self._finalizer = weakref.finalize(self, ConsumerIo.abandon, self._io)
-        self._finalizer.atexit = True
-        _open.add(self._driven)
-        self._io.start()
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Consumer[K, V]:
         return self
 
     def __exit__(
@@ -123,19 +144,19 @@ class Consumer(ConsumerCalls):
 
     # -- records
 
-    def __iter__(self) -> RecordIterator:
+    def __iter__(self) -> RecordIterator[K, V]:
         """Records, one after the other, until the consumer is closed. Each record is processed when the next one is
         requested: leave the loop by an exception, and `with` does not commit the record that failed."""
         self._check_open()
         require_subscription(self._core.subscription.kind)
         return self._iterator
 
-    def _next_records(self) -> list[Record] | None:
+    def _next_records(self) -> list[Record[K, V]] | None:
         if self._is_closed:
             return None
         return self._poll_records(None, self._config.max_poll_records) or None
 
-    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
         """The next records, up to `max_records` (`max.poll.records`); an empty list where none came within `timeout`
         seconds (None: wait). Raises `ApiError`, `Wakeup`."""
         limit = self._config.max_poll_records if max_records is None else max_records
@@ -177,10 +198,10 @@ class Consumer(ConsumerCalls):
             if decoded.batch is not None or time.monotonic() >= due_s:
                 return decoded.batch
 
-    def _poll_records(self, timeout: float | None, limit: int) -> list[Record]:
+    def _poll_records(self, timeout: float | None, limit: int) -> list[Record[K, V]]:
         # Before the poll: what a call behind it would raise, interrupted by a signal, would lose the records.
         is_intercepted = bool(self._interceptors)
-        records: list[Record] = self._poll(timeout, lambda: self._core.take_records(limit))
+        records: list[Record[K, V]] = self._poll(timeout, lambda: self._core.take_records(limit))
         return self._intercepted(records) if is_intercepted and records else records
 
     def _poll(self, timeout: float | None, take: Callable[[], list[Any]]) -> list[Any]:
@@ -194,6 +215,8 @@ class Consumer(ConsumerCalls):
             driven.polling += 1
         try:
             self._begin_poll(now_ms)
+            if core.is_rebalancing:
+                io.wake()  # the background thread may be waiting for sockets: what the poll has begun is sent now
             if now_ms - io.last_turn_ms >= _TURN_EVERY_MS:
                 io.turn_at_once()
             while True:
@@ -206,7 +229,7 @@ class Consumer(ConsumerCalls):
                 self._check_open()
         finally:
             driven.polling -= 1
-            driven.core.metrics.on_poll_ended(monotonic_ms())
+            core.metrics.on_poll_ended(monotonic_ms())
 
     def _begin_poll(self, now_ms: int) -> None:
         with self._lock:
@@ -260,11 +283,6 @@ class Consumer(ConsumerCalls):
                         self._end_callback(callback, was_called=was_called)
                     finally:
                         self._io.wake()  # another thread may wait for the call's end
-
-    def wakeup(self) -> None:
-        """Make a call that waits, in another thread, or else the next one, end with `Wakeup`."""
-        self._is_woken = True
-        self._io.wake()
 
     # -- offsets
 
@@ -420,16 +438,6 @@ class Consumer(ConsumerCalls):
         finally:
             self._is_revoking = False
 
-    def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
-        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `RuntimeError` where
-        `enable.metrics.push` is false."""
-        from kalda.client.transport.instance_ids import wait_for_id
-
-        self._check_open()
-        limit_s = self._config.default_api_timeout_ms / 1000 if timeout is None else timeout
-        return wait_for_id(self._core.own_metrics, self._io.wake, limit_s)
-
     # -- the end
 
     def close(self, timeout: float | None = 30.0, *, leave_group: bool | None = None) -> None:
@@ -460,10 +468,7 @@ class Consumer(ConsumerCalls):
             self._is_closed = True
             self._close_objects()
             self._iterator.replace_rest([])
-            self._finalizer.detach()
-            self._io.stop()
-            self._io.join()
-            _open.discard(self._driven)
+            self._stop()
 
     def _leave(self, leave_group: bool | None, due_ms: int) -> None:
         with self._lock:
@@ -471,75 +476,3 @@ class Consumer(ConsumerCalls):
         self._finish_quietly(operation, due_ms)
         self._io.turn_at_once()
         self._push_last_metrics(due_ms)
-
-    def _push_last_metrics(self, due_ms: int) -> None:
-        with self._lock:
-            if self._core.metrics_have_ended(monotonic_ms()):
-                return
-        self._io.run_until(lambda: self._core.metrics_have_ended(monotonic_ms()), due_ms)
-
-    def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
-        if operation is None:
-            return
-        self._driven.polling += 1
-        try:
-            done = self._io.run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
-        finally:
-            self._driven.polling -= 1
-        if not done or operation.error is not None:
-            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
-
-    # -- inside
-
-    def _now_ms(self) -> int:
-        return monotonic_ms()
-
-    def _current(self) -> object:
-        return threading.get_ident()
-
-    def _changed(self) -> None:
-        self._io.wake()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConsumerClosed
-        if self._driven.was_forked:
-            raise ConsumerClosed("the consumer belongs to the parent process: make one after the fork")
-        if self._driven.failure is not None:
-            raise self._driven.failure
-
-    def _due_ms(self, timeout: float | None) -> int:
-        timeout_ms = self._config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
-        return monotonic_ms() + timeout_ms
-
-    def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
-        """The result of an operation that `begin` starts."""
-        self._check_open()
-        operation = Operation(what, self._due_ms(timeout))
-        with self._lock:
-            self._begin()
-            begin(operation)
-        return self._finish(operation)
-
-    def _finish(self, operation: Operation) -> Any:
-        done = lambda: operation.is_done or self._is_woken or self._driven.is_ending  # noqa: E731
-        self._io.run_until(done, operation.deadline_ms)
-        if not operation.is_done:
-            self._raise_if_woken()
-            self._check_open()
-        if operation.is_late or not operation.is_done:
-            raise operation.late(self._core.connections.last_failure)
-        if operation.error is not None:
-            raise operation.error
-        return operation.result
-
-
-def _after_fork() -> None:
-    """In the child: the parent's consumers have no thread here, and their sockets are the parent's."""
-    for driven in list(_open):
-        driven.was_forked = True
-        driven.is_ending = True
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

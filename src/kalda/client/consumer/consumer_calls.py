@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from kalda.base.configs.consumer import ConsumerConfig
-from kalda.base.errors import ApiError, ErrorCode, Portable
+from kalda.base.errors import ApiError, ErrorCode, WrongState
 from kalda.base.ids import TopicPartition
 from kalda.base.topic_names import can_be_requested
-from kalda.client.transport.driven import Driven
+from kalda.client.consumer.common_calls import CommonCalls
 from kalda.clientcore.consumer import ConsumerCore, SubscriptionPattern
 from kalda.clientcore.consuming.commits import GroupMetadata
-from kalda.clientcore.consuming.consumer_errors import Wakeup
-from kalda.clientcore.consuming.fetching import Taken
+from kalda.clientcore.consuming.fetcher import Taken
 from kalda.clientcore.consuming.subscription import EARLIEST, LATEST, OffsetAndEpoch, SubscriptionKind
 from kalda.clientcore.groups.membership import Call, Callback
 from kalda.clientcore.interceptors import close_all
@@ -24,7 +22,6 @@ from kalda.records.consuming import Record, RecordIterator
 
 Partition = TopicPartition | tuple[str, int]
 Offset = OffsetAndEpoch | int
-
 log = logging.getLogger(__name__)
 
 
@@ -36,28 +33,6 @@ class RebalanceListener(Protocol):
     def assigned(self, partitions: list[TopicPartition]) -> Any: ...
     def revoked(self, partitions: list[TopicPartition]) -> Any: ...
     def lost(self, partitions: list[TopicPartition]) -> Any: ...
-
-
-class ConsumerDriven(Driven):
-    """What both consumers run."""
-
-    core: ConsumerCore
-
-    def __init__(self, core: ConsumerCore) -> None:
-        super().__init__(core)
-        self.polling = 0
-        """Calls of `poll` that are running."""
-
-    def run(self, now_ms: int) -> None:
-        self.core.run(now_ms, self.polling > 0)
-
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return self.core.deadline_ms(now_ms, self.polling > 0)
-
-    def on_end(self, error: ApiError | None) -> None:
-        self.failure = error
-        self.is_ending = self.is_ended = True
-        self.core.connections.close(self.core.requests.now_ms)
 
 
 class ListenerCalls:
@@ -82,14 +57,7 @@ class ConsumerInterceptor(Protocol):
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndEpoch]) -> None: ...
 
 
-class ConsumerClosed(Portable, RuntimeError):
-    """The consumer is closed, or belongs to the parent process."""
-
-    def __init__(self, why: str = "the consumer is closed") -> None:
-        super().__init__(why)
-
-
-class ConsumerCalls:
+class ConsumerCalls(CommonCalls):
     """What both consumers can do without waiting."""
 
     _core: ConsumerCore
@@ -97,29 +65,12 @@ class ConsumerCalls:
     _iterator: RecordIterator
     """The records of `for` that were taken from the buffers and not returned yet are in it."""
     _listener: RebalanceListener | None
-    _is_woken: bool
-    """`wakeup` was called, and no call has ended with `Wakeup` since."""
-    _lock: AbstractContextManager[Any]
     _listening: object = None
     """The thread or task that is in a call of the listener by `poll`."""
     _listening_since_ms = 0
     _interceptors: Sequence[ConsumerInterceptor] = ()
     _is_revoking = False
     """The listener is being called for partitions that are taken away."""
-
-    def _current(self) -> object:
-        """The thread or task that calls."""
-        raise NotImplementedError
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _now_ms(self) -> int:
-        raise NotImplementedError
-
-    def _changed(self) -> None:
-        """The loop has something to do."""
-        raise NotImplementedError
 
     # -- what is read
 
@@ -258,30 +209,7 @@ class ConsumerCalls:
         with self._lock:
             self._core.request_rejoin(reason)
 
-    def metrics(self) -> dict[str, Any]:
-        """The consumer's metrics by Kafka's names; those of a topic, a partition or a node behind its name and a
-        dot."""
-        with self._lock:
-            return self._core.metrics.snapshot(self._now_ms())
-
-    def register_metric(self, name: str, read: Callable[[], float], *, is_total: bool = False) -> None:
-        """Push what `read()` returns with the client's own metrics, where the cluster subscribes to this name
-        (KIP-1076). `read` is called on the I/O thread, and must return at once. No effect where
-        `enable.metrics.push` is false."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.register(name, read, is_total=is_total)
-
-    def unregister_metric(self, name: str) -> None:
-        """Push it no longer."""
-        if self._core.own_metrics is not None:
-            self._core.own_metrics.unregister(name)
-
     # -- inside
-
-    def _raise_if_woken(self) -> None:
-        if self._is_woken:
-            self._is_woken = False
-            raise Wakeup("wakeup was called")
 
     def _begin(self) -> ConsumerCore:
         self._core.requests.now_ms = self._now_ms()
@@ -334,15 +262,13 @@ class ConsumerCalls:
                 log.exception("an interceptor's on_commit failed")
 
     def _close_objects(self) -> None:
-        """The consumer has ended: interceptors and deserializers that have a `close` are closed, once."""
-        closed = (*self._interceptors, *self._core.codecs.values())
-        self._interceptors, self._core.codecs = (), {}
-        close_all(closed)
+        interceptors, self._interceptors = self._interceptors, ()
+        close_all((*interceptors, *self._take_codecs()))
 
     def _require_no_listener(self) -> None:
-        """Raises `RuntimeError` in a call of the listener, which a poll would call again."""
+        """Raises `WrongState` in a call of the listener, which a poll would call again."""
         if self._listening is not None and self._listening == self._current():
-            raise RuntimeError("a rebalance listener cannot poll: it is called by poll")
+            raise WrongState("a rebalance listener cannot poll: it is called by poll")
 
     def _claim_callback(self) -> Callback | None:
         """The call of the listener that is due, for this thread or task; `_end_callback` follows. None where there is
@@ -450,9 +376,9 @@ def _nothing(_partitions: list[TopicPartition]) -> None:
 
 
 def require_subscription(kind: SubscriptionKind) -> None:
-    """Raises `RuntimeError` where nothing was subscribed to or assigned."""
+    """Raises `WrongState` where nothing was subscribed to or assigned."""
     if kind is SubscriptionKind.NONE:
-        raise RuntimeError("the consumer reads nothing: subscribe to topics or assign partitions first")
+        raise WrongState("the consumer reads nothing: subscribe to topics or assign partitions first")
 
 
 def _epoch(record: Record) -> int:

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kalda.base.errors import ApiError, ErrorCode
-from kalda.client.consumer.consumer_calls import ConsumerDriven
+from kalda.client.consumer.common_calls import ConsumerDriven
 from kalda.client.transport.channels import Channels, Watch, monotonic_ms
 from kalda.client.transport.io_thread import Awaited, IoThread
 from kalda.clientcore.connections.connections import Action
-from kalda.clientcore.consumer import ConsumerCore
+from kalda.clientcore.subscribed_core import SubscribedCore
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 log = logging.getLogger(__name__)
 _GRACE_S = 0.05
@@ -38,7 +38,7 @@ _SHARED_WAIT_S = 0.005
 class LockedConsumer(ConsumerDriven):
     """What is run: the core, under its lock."""
 
-    def __init__(self, core: ConsumerCore) -> None:
+    def __init__(self, core: SubscribedCore) -> None:
         super().__init__(core)
         self.lock = threading.RLock()
         self.was_forked = False

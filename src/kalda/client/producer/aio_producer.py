@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import PRODUCER, producer_config
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, CallTimeout, WrongState
 from kalda.base.ids import Uuid
 from kalda.client.producer.delivery import leaves
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
@@ -27,7 +27,7 @@ from kalda.client.transport.config_files import read_config
 from kalda.client.transport.io_loop import IoLoop
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.producer import ProducerCore
-from kalda.clientcore.producing.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch, unwritten
 from kalda.clientcore.producing.producer_errors import ProducerClosed
 from kalda.clientcore.producing.row_batches import Columns, Rows, append_next, next_sticky, parts_of
@@ -35,6 +35,9 @@ from kalda.clientcore.producing.transaction_errors import is_of_state
 from kalda.records.appending import Ticket, TopicAppender
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kalda.client.keywords import ProducerKeywords
     from kalda.clientcore.producing.transaction_manager import PreparedTxnState
     from kalda.clientcore.producing.transactions import TransactionDriver
 
@@ -75,7 +78,11 @@ class Producer(ProducerCalls):
     _driven: _Driven
     _host: ClientHost = REAL_HOST
 
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        **keywords: Unpack[ProducerKeywords],
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`. The loop is that of the first `send`, or of `async with`."""
         self._config = producer_config(read_config(PRODUCER, config), keywords)
@@ -107,7 +114,7 @@ class Producer(ProducerCalls):
                 loop, self._driven, self._security, settings.send_buffer_bytes, settings.receive_buffer_bytes
             )
         if loop is not self._loop:
-            raise RuntimeError("the producer belongs to another event loop")
+            raise WrongState("the producer belongs to another event loop")
         return self._io
 
     # -- sending
@@ -364,14 +371,14 @@ class Producer(ProducerCalls):
                     finally:
                         self._driven.waiting_for_transaction.discard(waiting)
         except TimeoutError:
-            raise TimeoutError(f"the transaction was not {what} in time") from None
+            raise CallTimeout(f"the transaction was not {what} in time") from None
         transactions.check()
 
     # -- the end
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
-        `TimeoutError` after `timeout` seconds."""
+        `CallTimeout` after `timeout` seconds."""
         io = self._start()
         accumulator = self._core.accumulator
         waiting = list(accumulator.incomplete)
@@ -381,6 +388,8 @@ class Producer(ProducerCalls):
             with self._timed(self._core.metrics.flush_time_ns):
                 async with asyncio.timeout(timeout):
                     await _until_done(waiting)
+        except TimeoutError:
+            raise CallTimeout(f"records were not acknowledged within {timeout} s") from None
         finally:
             accumulator.flushes -= 1
 
@@ -413,7 +422,7 @@ class Producer(ProducerCalls):
 
     async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
         """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `RuntimeError` where
+        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `WrongState` where
         `enable.metrics.push` is false."""
         from kalda.client.transport.instance_ids import await_id
 

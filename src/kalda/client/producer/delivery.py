@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kalda.clientcore.producing.outgoing import OnDelivery, Outgoing
+from kalda.base.errors import CallTimeout, WrongState
+from kalda.clientcore.producing.outbound_record import OnDelivery, Outgoing
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, RecordMetadata, WrittenBatch
 from kalda.clientcore.producing.producer_errors import made_by_parent
 from kalda.records.appending import Ticket
@@ -32,8 +33,8 @@ class DeliveryFuture(Ticket):
         return _is_done_here(self.batch.holder_of(self.index)[0])
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is. Waits; raises `TimeoutError` after `timeout` seconds, and the record's error. In a
-        callback, `RuntimeError` where it would have to wait: the records are sent by the thread that is in it."""
+        """Where the record is. Waits; raises `CallTimeout` after `timeout` seconds, and the record's error. In a
+        callback, `WrongState` where it would have to wait: the records are sent by the thread that is in it."""
         batch, index = self._wait(timeout)
         error = batch.error_of(index)
         if error is not None:
@@ -68,7 +69,7 @@ class DeliveryFuture(Ticket):
                 if batch.final_state is not FinalState.SPLIT:
                     return batch, index
             elif not wait_until_done(batch, timeout):
-                raise TimeoutError(f"the record was not acknowledged within {timeout} s")
+                raise CallTimeout(f"the record was not acknowledged within {timeout} s")
 
 
 class TableFuture:
@@ -83,8 +84,8 @@ class TableFuture:
         return all(batch.is_done for batch in leaves(self._batches))
 
     def result(self, timeout: float | None = None) -> list[WrittenBatch]:
-        """Where the rows are, in batches. Waits; raises `TimeoutError` after `timeout` seconds, and the first error;
-        other rows may be written then. In a callback, `RuntimeError` where it would have to wait."""
+        """Where the rows are, in batches. Waits; raises `CallTimeout` after `timeout` seconds, and the first error;
+        other rows may be written then. In a callback, `WrongState` where it would have to wait."""
         if self._io.is_current and not self.done():
             raise _cannot_wait()
         deadline_s = None if timeout is None else time.monotonic() + timeout
@@ -92,7 +93,7 @@ class TableFuture:
             for batch in leaves(self._batches):
                 left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 if not wait_until_done(batch, left_s):
-                    raise TimeoutError(f"the rows were not acknowledged within {timeout} s")
+                    raise CallTimeout(f"the rows were not acknowledged within {timeout} s")
         done = list(leaves(self._batches))
         for batch in done:
             if batch.error is not None:
@@ -160,8 +161,8 @@ def _is_done_here(batch: ProducerBatch | Rejected) -> bool:
     return bool(batch.io is not None and batch.io.is_current)
 
 
-def _cannot_wait() -> RuntimeError:
-    return RuntimeError("a callback cannot wait for a record: the thread that is in it sends the records")
+def _cannot_wait() -> WrongState:
+    return WrongState("a callback cannot wait for a record: the thread that is in it sends the records")
 
 
 def _wait_for_others(batch: ProducerBatch, timeout: float | None) -> bool:
@@ -173,7 +174,7 @@ def _wait_for_others(batch: ProducerBatch, timeout: float | None) -> bool:
         if batch.waiter is None:
             batch.waiter = []
         batch.waiter.append(waiter)
-    # A lock that `deliver` releases: an `Event` costs five times as much, which a round trip notices.
+    # A lock that `deliver` releases: an `Event` costs five times as much, which shows in a round trip.
     return waiter.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from kalda import __version__
 from kalda.base.configs.producer import PRODUCER, producer_config
-from kalda.base.errors import ApiError
+from kalda.base.errors import ApiError, CallTimeout, WrongState
 from kalda.base.ids import Uuid
 from kalda.client.producer.delivery import DeliveryFuture, TableFuture, callback_for, deliver, rejected, wait_until_done
 from kalda.client.producer.producer_calls import ProducerCalls, ProducerDriven
@@ -41,7 +41,7 @@ from kalda.client.transport.config_files import read_config
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.producer import ProducerCore
 from kalda.clientcore.producing.accumulator import TopicState
-from kalda.clientcore.producing.outgoing import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
+from kalda.clientcore.producing.outbound_record import Headers, OnDelivery, Outgoing, Prepared, ProducerRecord
 from kalda.clientcore.producing.producer_batch import FinalState, ProducerBatch, unwritten
 from kalda.clientcore.producing.producer_errors import ProducerClosed, made_by_parent
 from kalda.clientcore.producing.row_batches import Columns, Rows, append_next, next_sticky, parts_of
@@ -49,6 +49,9 @@ from kalda.clientcore.producing.transaction_errors import is_of_state
 from kalda.records import appending
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kalda.client.keywords import ProducerKeywords
     from kalda.clientcore.producing.transaction_manager import PreparedTxnState
     from kalda.clientcore.producing.transactions import TransactionDriver
 
@@ -130,7 +133,11 @@ class Producer(ProducerCalls):
 
     _driven: _Driven
 
-    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        **keywords: Unpack[ProducerKeywords],
+    ) -> None:
         """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
         `InvalidConfig`."""
         settings = producer_config(read_config(PRODUCER, config), keywords)
@@ -369,7 +376,7 @@ class Producer(ProducerCalls):
     # -- transactions
 
     def init_transactions(self, timeout: float | None = None, *, keep_prepared_txn: bool = False) -> None:
-        """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `TimeoutError`
+        """Get a producer id for `transactional.id`, and fence earlier producers that have it. Raises `CallTimeout`
         after `timeout` seconds (default: `max.block.ms`), and `ApiError` where this user has no right to the id; may be
         called again after either. Raises `FatalTransactionError`. With `keep_prepared_txn`, a transaction that an
         earlier producer has prepared is not aborted, but left to `complete_transaction` (KIP-939); brokers of Apache
@@ -396,7 +403,7 @@ class Producer(ProducerCalls):
 
     def commit_transaction(self, timeout: float | None = None) -> None:
         """Wait until all of the transaction's records are acknowledged, and commit it. Raises
-        `AbortableTransactionError` where it can only be aborted, and `TimeoutError`, after which it may be called
+        `AbortableTransactionError` where it can only be aborted, and `CallTimeout`, after which it may be called
         again."""
         transactions = self._transactions()
         transactions.begin_commit()
@@ -454,7 +461,7 @@ class Producer(ProducerCalls):
         self._check_open()
         transactions = self._transaction_driver()
         if self._thread.is_current:
-            raise RuntimeError("transactions cannot be begun or ended in a callback")
+            raise WrongState("transactions cannot be begun or ended in a callback")
         return transactions
 
     def _wait_for_transaction(self, transactions: TransactionDriver, timeout: float | None, what: str) -> None:
@@ -469,7 +476,7 @@ class Producer(ProducerCalls):
                     self._check_open()
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0:
-                        raise TimeoutError(f"the transaction was not {what} in time")
+                        raise CallTimeout(f"the transaction was not {what} in time")
                     driven.changed.wait(left_s)
             finally:
                 driven.waits_for_transaction -= 1
@@ -480,9 +487,9 @@ class Producer(ProducerCalls):
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all that `send` was called with before, and wait until it is acknowledged, or has failed. Raises
-        `TimeoutError` after `timeout` seconds. Cannot be called from a callback."""
+        `CallTimeout` after `timeout` seconds. Cannot be called from a callback."""
         if self._thread.is_current:
-            raise RuntimeError("flush cannot be called from a callback: it would wait for itself")
+            raise WrongState("flush cannot be called from a callback: it would wait for itself")
         if self._thread.was_forked:
             raise made_by_parent()
         accumulator = self._core.accumulator
@@ -498,7 +505,7 @@ class Producer(ProducerCalls):
                 batch = waiting.pop()
                 left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 if not wait_until_done(batch, left_s):
-                    raise TimeoutError(f"records were not acknowledged within {timeout} s")
+                    raise CallTimeout(f"records were not acknowledged within {timeout} s")
                 if batch.final_state is FinalState.SPLIT:
                     waiting += [part for _, part in batch.parts]
         finally:
@@ -522,7 +529,7 @@ class Producer(ProducerCalls):
 
     def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
         """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
-        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `RuntimeError` where
+        where it is not known after `timeout` seconds (default: `max.block.ms`). Raises `WrongState` where
         `enable.metrics.push` is false."""
         from kalda.client.transport.instance_ids import wait_for_id
 
@@ -554,7 +561,8 @@ def _close_all() -> None:
         driven.close(max(0.0, deadline_s - time.monotonic()) if driven.core.has_work else 0.0)
         if driven.unacknowledged:
             lost = driven.unacknowledged
-            log.warning("%d records were not acknowledged at the interpreter's end: close the producer before", lost)
+            what = "1 record was" if lost == 1 else f"{lost} records were"
+            log.warning("%s not acknowledged at the interpreter's end: close the producer before", what)
 
 
 def _after_fork() -> None:

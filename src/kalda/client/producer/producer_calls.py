@@ -10,11 +10,11 @@ from kalda.base.configs.producer import ProducerConfig
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.sensors import Counter
 from kalda.base.topic_names import is_topic_name
-from kalda.client.transport.driven import Driven
+from kalda.client.transport.driven import Driven, OfOneProcess
 from kalda.clientcore.connections.cluster_values import Partition
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.producer import ProducerCore
-from kalda.clientcore.producing.outgoing import Outgoing, ProducerRecord
+from kalda.clientcore.producing.outbound_record import Outgoing, ProducerRecord
 from kalda.clientcore.producing.producer_batch import ProducerBatch, unwritten
 from kalda.clientcore.producing.producer_errors import BufferExhausted, MetadataTimeout, ProducerClosed
 from kalda.clientcore.producing.transaction_errors import AbortableTransactionError, FatalTransactionError, is_of_state
@@ -71,7 +71,7 @@ class ProducerDriven(Driven):
         raise NotImplementedError
 
 
-class ProducerCalls:
+class ProducerCalls(OfOneProcess):
     """What both producers can do without waiting."""
 
     _driven: ProducerDriven

@@ -28,7 +28,7 @@ from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_thread import Awaited, IoThread
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 _GRACE_S = 0.002
 _LONGEST_PAUSE_S = 1.0

@@ -19,7 +19,7 @@ from kalda.clientcore.connections.connections import Close, Connect, SocketAddre
 
 if TYPE_CHECKING:
     from kalda.client.transport.sasl_channel import SaslChannel
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
     from kalda.security.login import ClientLogin
 
 
@@ -52,7 +52,7 @@ def security_of(values: Mapping[str, object]) -> ClientSecurity | None:
     """By `security.protocol` and the keys of TLS and SASL; None for plain text. Raises `InvalidConfig`."""
     if str(values.get("security.protocol") or "PLAINTEXT").upper() == "PLAINTEXT":
         return None
-    from kalda.network.client_security import require
+    from kalda.network.client.security import require
 
     return require(values)
 

@@ -19,7 +19,7 @@ from kalda.client.transport.driven import Driven
 from kalda.client.transport.io_loop import IoLoop
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 
 class ClientHost:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kalda.base.configs.definition import Definition
+from kalda.base.configs.other_names import counterpart
 from kalda.base.printable import printable
 from kalda.base.properties import read_properties_file
 
@@ -25,11 +26,20 @@ def read_config(
         return None
     if not isinstance(config, str | os.PathLike):
         return resolved(config)
-    found = resolved(read_properties_file(Path(config)))
+    try:
+        found = resolved(read_properties_file(Path(config)))
+    except FileNotFoundError as error:
+        what = "no such properties file; brokers are given with bootstrap_servers=, topics to subscribe or send"
+        raise FileNotFoundError(error.errno, what, os.fspath(config)) from None
     unused = [name for name in found if name not in table]
     if unused:
-        log.warning("%s: this client does not use %s", os.fspath(config), ", ".join(map(printable, unused)))
+        log.warning("%s: this client does not use %s", os.fspath(config), ", ".join(map(_described, unused)))
     return keys_of(table, found)
+
+
+def _described(name: str) -> str:
+    why = counterpart(name)
+    return printable(name) if why is None else f"{name} ({why})"
 
 
 def resolved(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from kalda.base.errors import WrongState
 from kalda.base.ids import Uuid
 from kalda.clientcore.connections.own_metrics import OwnMetrics
 
 
 def _required(own: OwnMetrics | None, timeout: float) -> OwnMetrics:
     if own is None:
-        raise RuntimeError("Telemetry is not enabled. Set config `enable.metrics.push` to `true`.")
+        raise WrongState("Telemetry is not enabled. Set config `enable.metrics.push` to `true`.")
     if timeout < 0:
         raise ValueError(f"The timeout cannot be negative: it is {timeout}")
     return own
@@ -20,7 +21,7 @@ def _required(own: OwnMetrics | None, timeout: float) -> OwnMetrics:
 
 def wait_for_id(own: OwnMetrics | None, wake: Callable[[], None], timeout: float) -> Uuid | None:
     """The id; None where it is not known after `timeout` seconds. `wake()` makes the client's thread go on. Raises
-    `RuntimeError` where the client pushes no metrics, and `ValueError` for a negative timeout."""
+    `WrongState` where the client pushes no metrics, and `ValueError` for a negative timeout."""
     own = _required(own, timeout)
     known = threading.Event()
     own.call_with_id(known.set)

@@ -18,7 +18,7 @@ from kalda.client.transport.driven import Driven
 from kalda.clientcore.connections.connections import Connect
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from kalda.client.transport.held_signals import HeldSignals
 from kalda.clientcore.connections.connections import Connect
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_MS = 60_000

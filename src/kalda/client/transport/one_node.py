@@ -28,7 +28,7 @@ from kalda.protocol.calls import PeerVersions, disconnected
 from kalda.protocol.notation import Request
 
 if TYPE_CHECKING:
-    from kalda.network.client_security import ClientSecurity
+    from kalda.network.client.security import ClientSecurity
 
 _NODE = 0
 _NEVER_MS = 2**31 - 1

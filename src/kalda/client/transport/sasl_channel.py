@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from kalda.base.errors import ApiError, InvalidRequest, Portable
 from kalda.client.transport.channel import Channel
-from kalda.network.client_security import ClientSecurity
+from kalda.network.client.security import ClientSecurity
 from kalda.protocol.calls import RENEWAL_SHARE, Call, frame_request
 from kalda.protocol.notation import Buffer, Request
 from kalda.security.login import ClientLogin, authentication_failed

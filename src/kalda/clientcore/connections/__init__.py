@@ -5,9 +5,9 @@
 - `backoff`: the pause before the next attempt
 - `metadata`: brokers, topics and leaders, and when they have to be fetched again
 - `controllers`: the same of a client of controllers
-- `connections`: connections to nodes, requests in flight, API versions, as actions for a shell
+- `connections`: connections to nodes, the least loaded node, requests in flight, API versions, as actions for a shell
 - `requests`: metadata kept up to date, coordinators found, requests sent
 - `client_metrics`: what a client measures of its connections and its I/O
 - `own_metrics`: when a client pushes its own metrics
-- `pushing`: which of them, and how (KIP-714)
+- `telemetry_push`: which of them, and how (KIP-714)
 """

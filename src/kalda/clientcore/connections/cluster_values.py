@@ -58,6 +58,15 @@ class Topic(NamedTuple):
     error_code: int
 
 
+class FoundOffset(NamedTuple):
+    """`offset` is -1 where every record is older than the requested timestamp. `timestamp_ms` is -1 where no record was
+    read, as for an end of the log."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
 class Leader(NamedTuple):
     """The leader of a partition; `topic_id` is zero where the broker's Metadata version has no topic ids."""
 

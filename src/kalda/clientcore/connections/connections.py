@@ -40,6 +40,7 @@ from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.clientcore.connections.backoff import Backoff, Random
 from kalda.clientcore.connections.client_metrics import ClientMetrics, NodeTraffic
 from kalda.clientcore.connections.cluster_values import Address, Broker
+from kalda.clientcore.connections.errors import UnresolvedBootstrap
 from kalda.protocol.apis import ApiKey
 from kalda.protocol.calls import (
     Call,
@@ -56,6 +57,10 @@ from kalda.protocol.calls import (
 from kalda.protocol.notation import Buffer, Request
 
 log = logging.getLogger(__name__)
+
+_ALONE_MS = 3_000
+"""So long a client tries in silence, as while a node starts anew."""
+_WARN_AGAIN_MS = 30_000
 OnDone = Callable[[Any, ApiError | None], None]
 """Called with the response and None, or with None and the error. A request without a response gets None twice."""
 Read = Callable[[memoryview, int], Any]
@@ -113,6 +118,8 @@ class ConnectionConfig(NamedTuple):
     max_idle_ms: int = 540_000
     required_api: int = ApiKey.METADATA
     """A node that does not support this API is not of the kind that the client connects to."""
+    resolve_timeout_ms: int = 0
+    """For how long the first host may be without an address, from the first attempt; 0: no bound."""
 
     @classmethod
     def of(
@@ -135,6 +142,7 @@ class ConnectionConfig(NamedTuple):
             config.connection_setup_timeout_max_ms,
             config.connections_max_idle_ms,
             required_api,
+            config.bootstrap_resolve_timeout_ms,
         )
 
 
@@ -210,6 +218,13 @@ class Connections:
         """A node has answered at least once: the bootstrap addresses are right."""
         self.last_failure = "no connection was made yet"
         """Why a connection was last given up, for errors that follow from it; empty after a node was connected."""
+        self._is_resolved = config.resolve_timeout_ms == 0
+        """Whether a host has had an address; also where none needs one in time, or any more."""
+        self._resolve_deadline_ms: int | None = None
+        """When the client fails unless a host has an address before."""
+        self._alone_since_ms: int | None = None
+        """When an attempt to connect failed first, since a node was connected."""
+        self._warned_at_ms: int | None = None
         self._actions: list[Action] = []
         self._has_written = False
         """A request without a response has been written since the last `run`: there is room for the next one, and no
@@ -221,6 +236,11 @@ class Connections:
         self.on_unreachable: Callable[[], None] = _do_nothing
         """Called where a broker cannot be connected to, or a connection to it broke or had no response in time: what is
         cached of the cluster may be wrong."""
+        self.meant_node: Callable[[int], tuple[str, int] | None] = _no_node
+        """`(node id of the connection)`: the cluster and the broker that the connection is for; None where that is
+        unknown or not to be checked (KIP-1242)."""
+        self.on_misrouted: Callable[[int], None] = _misrouting_ignored
+        """Called with the time where a connection led to another node, or to another cluster."""
 
     # -- for the client's machines
 
@@ -366,12 +386,6 @@ class Connections:
         if peer is not None and throttle_ms > 0:
             peer.throttled_until_ms = max(peer.throttled_until_ms, now_ms + throttle_ms)
 
-    def drop(self, node_id: int, why: str, now_ms: int) -> None:
-        """Close the connection to a node."""
-        peer = self._peers.get(node_id)
-        if peer is not None and peer.state is not ConnectionState.IDLE:
-            self._give_up(peer, disconnected(why), now_ms)
-
     def close(self, now_ms: int) -> None:
         """Close all connections; requests in flight fail."""
         for peer in list(self._peers.values()):
@@ -387,10 +401,6 @@ class Connections:
     def in_flight(self) -> int:
         """Requests without a response."""
         return sum(len(peer.in_flight) for peer in list(self._peers.values()))
-
-    def traffic(self, node_id: int) -> NodeTraffic:
-        """What was sent to a node, and received from it."""
-        return self.metrics.node(node_id)
 
     # -- for the shell
 
@@ -408,6 +418,9 @@ class Connections:
             return
         self._ran_at_ms = now_ms
         self.metrics.run(now_ms)
+        if self._resolve_deadline_ms is not None and now_ms >= self._resolve_deadline_ms:
+            self._is_resolved, self._resolve_deadline_ms = True, None
+            self.on_refused(UnresolvedBootstrap(self._config.resolve_timeout_ms, self.last_failure))
         for peer in list(self._peers.values()):
             if peer.state is ConnectionState.IDLE:
                 continue
@@ -426,7 +439,7 @@ class Connections:
         """When `run` has something to do."""
         if self._has_written:
             return now_ms
-        times = []
+        times = [] if self._resolve_deadline_ms is None else [self._resolve_deadline_ms]
         for peer in self._peers.values():
             if peer.state is ConnectionState.CONNECTING:
                 times.append(peer.setup_deadline_ms)
@@ -438,6 +451,7 @@ class Connections:
 
     def on_resolved(self, connection_id: int, targets: Iterable[SocketAddress]) -> None:
         """The addresses of the host were found, one at least. One that has worked before is tried first."""
+        self._is_resolved, self._resolve_deadline_ms = True, None
         peer = self._by_connection.get(connection_id)
         if peer is not None:
             peer.untried = deque(sorted(targets, key=lambda target: target != peer.worked))
@@ -451,7 +465,8 @@ class Connections:
             return
         peer.state = ConnectionState.NEGOTIATING
         self.metrics.connections_created.value += 1
-        request = api_versions_request(self._config.software_version)
+        meant = self.meant_node(peer.node_id) or (None, -1)
+        request = api_versions_request(self._config.software_version, *meant)
         version = choose_version(request, None, None)
         self._send(peer, request, version, now_ms, lambda answer, error: self._on_versions(peer, answer, error, now_ms))
 
@@ -530,6 +545,8 @@ class Connections:
         peer.target = target
         if target is None:  # the addresses are found anew
             peer.untried.clear()
+            if not self._is_resolved and self._resolve_deadline_ms is None:
+                self._resolve_deadline_ms = now_ms + config.resolve_timeout_ms
         self._actions.append(Connect(peer.connection_id, peer.address, target))
 
     def _send(
@@ -596,6 +613,12 @@ class Connections:
     def _on_listed(self, peer: _Peer, answer: Any, error: ApiError | None, now_ms: int) -> None:
         if error is not None:
             return
+        if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            peer.untried.clear()
+            why = f"{peer.address} is not node {peer.node_id}, or is of another cluster"
+            self._fail(peer, disconnected(why), now_ms)
+            self.on_misrouted(now_ms)
+            return
         versions = peer_versions(answer)
         if answer.error_code or self._config.required_api not in versions:
             why = f"{peer.address} answers no client; it may be a controller's listener"
@@ -608,6 +631,7 @@ class Connections:
         peer.worked = peer.target
         self.was_connected = True
         self.last_failure = ""
+        self._alone_since_ms = self._warned_at_ms = None
         if answer.finalized_features_epoch >= 0:
             levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
             self.on_features(answer.finalized_features_epoch, levels)
@@ -616,11 +640,30 @@ class Connections:
         """The connection has failed. Where the node has not listed its API versions on it, the host's next address is
         tried; the node has failed where there is none."""
         if peer.state is ConnectionState.READY or not peer.untried:
+            if peer.state is not ConnectionState.READY:
+                self._warn_alone(error, now_ms)
             self._give_up(peer, error, now_ms, lost)
             return
         log.debug("node %d, at one address of %s: %s", peer.node_id, peer.address, error.message)
         self._forget(peer)  # nothing but the request for the API versions can be in flight
         self._connect(peer, now_ms, peer.untried.popleft())
+
+    def _warn_alone(self, error: ApiError, now_ms: int) -> None:
+        """A client that reaches no node says so from time to time: its application sees calls that take long, or that
+        return nothing, and may never ask for the result of a `send`."""
+        if any(each.state is ConnectionState.READY for each in self._peers.values()):
+            return
+        if self._alone_since_ms is None:
+            self._alone_since_ms = now_ms
+        alone_ms = now_ms - self._alone_since_ms
+        if alone_ms >= _ALONE_MS and (self._warned_at_ms is None or now_ms - self._warned_at_ms >= _WARN_AGAIN_MS):
+            self._warned_at_ms = now_ms
+            log.warning(
+                "%s: no node was reached for %d s: %s. Trying on",
+                self._config.client_id,
+                alone_ms // 1000,
+                error.message,
+            )
 
     def _give_up(self, peer: _Peer, error: ApiError, now_ms: int, lost: bool = False) -> None:
         """The node has failed: it is connected again after a backoff. Requests in flight fail with `error`."""
@@ -658,6 +701,14 @@ class Connections:
 
 
 def _nothing(_error: ApiError) -> None:
+    return None
+
+
+def _no_node(_node_id: int) -> None:
+    return None
+
+
+def _misrouting_ignored(_now_ms: int) -> None:
     return None
 
 

@@ -54,6 +54,18 @@ class Unreachable(ApiError):
         super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
+class UnresolvedBootstrap(ApiError):
+    """No host of `bootstrap.servers` had an address within `bootstrap.resolve.timeout.ms` (KIP-909). The client fails
+    for good: close it, and make another one."""
+
+    def __init__(self, timeout_ms: int, why: str) -> None:
+        super().__init__(
+            ErrorCode.NETWORK_EXCEPTION,
+            f"no host of bootstrap.servers was resolved within bootstrap.resolve.timeout.ms={timeout_ms}: {why}. Check "
+            "the names and the DNS, then make a new client",
+        )
+
+
 class UnknownTopic(ApiError):
     """The topic may be new, so that a broker does not have it yet, but the name may also be wrong: it is requested
     again for a moment only."""

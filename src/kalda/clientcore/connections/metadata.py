@@ -67,13 +67,19 @@ class ClusterMetadata:
         may_rebootstrap: bool = True,
         rebootstrap_trigger_ms: int = 300_000,
         allow_auto_topic_creation: bool = True,
+        checks_cluster: bool = False,
     ) -> None:
+        """`checks_cluster`: connections name the cluster and the node that they are for."""
         self.brokers: Mapping[int, Broker] = {}
         self.topics: dict[str, Topic] = {}
         """The last answer for each topic, errors included."""
         self.topic_names: dict[Uuid, str] = {}
         """By topic id."""
+        self._answered: set[str] = set()
+        """Topics that responses were about since `take_answered`. A walk of all topics with each response would make
+        the first records for many new topics take the square of their number."""
         self.cluster_id: str | None = None
+        self.checks_cluster = checks_cluster and may_rebootstrap
         self.controller_id = -1
         """The active controller, where `is_of_controllers`; -1 while unknown."""
         self.version = 0
@@ -147,6 +153,11 @@ class ClusterMetadata:
         """The topic's partitions; empty where they are unknown."""
         known = self.topics.get(topic)
         return () if known is None else known.partitions
+
+    def take_answered(self) -> set[str]:
+        """The topics that responses were about since the last call."""
+        taken, self._answered = self._answered, set()
+        return taken
 
     def refusal_of(self, topic: str) -> ApiError | None:
         """Why the topic will not come, however long one waits; None: it may."""
@@ -282,6 +293,7 @@ class ClusterMetadata:
             self.topics[name] = newest(topic, cached) if cached is not None and not cached.error_code else topic
             if topic.topic_id != ZERO_UUID:
                 self.topic_names[topic.topic_id] = name
+            self._answered.add(name)
         if not self._is_complete:
             self._update_requested = True
         elif not self._left:

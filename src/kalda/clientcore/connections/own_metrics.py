@@ -1,7 +1,7 @@
 """When a client pushes its own metrics: what its core holds of that.
 
-The machine that does it (`pushing`) is imported and made when the first request is due, a second after the client was
-made: it would cost the first record its time, and a client that ends before then needs none of it.
+The machine that does it (`telemetry_push`) is imported and made when the first request is due, a second after the
+client was made: it would cost the first record its time, and a client that ends before then needs none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kalda.base.ids import ZERO_UUID, Uuid
 if TYPE_CHECKING:
     from kalda.clientcore.connections.client_metrics import ClientMetrics
     from kalda.clientcore.connections.connections import Connections
-    from kalda.clientcore.connections.pushing import Measured, TelemetryPusher
+    from kalda.clientcore.connections.telemetry_push import Measured, TelemetryPusher
 
 FIRST_MS: Final = 1_000
 """From the making of the client to its first request of telemetry."""
@@ -24,7 +24,7 @@ def measured_by(metrics: ClientMetrics) -> Callable[[int], Iterable[Measured]]:
     """What a client pushes: all that it measures."""
 
     def measure(now_ms: int) -> Iterable[Measured]:
-        from kalda.clientcore.connections.pushing import by_names_of_telemetry
+        from kalda.clientcore.connections.telemetry_push import by_names_of_telemetry
 
         return by_names_of_telemetry(metrics.measured(now_ms))
 
@@ -108,7 +108,7 @@ class OwnMetrics:
 
     def _made(self) -> TelemetryPusher:
         if self._pusher is None:
-            from kalda.clientcore.connections.pushing import TelemetryPusher
+            from kalda.clientcore.connections.telemetry_push import TelemetryPusher
 
             self._pusher = TelemetryPusher(
                 self._measure,

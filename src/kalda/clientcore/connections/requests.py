@@ -48,6 +48,9 @@ class Requests:
         self.metadata = metadata
         self.connections = connections
         connections.on_unreachable = metadata.request_update
+        if metadata.checks_cluster:
+            connections.meant_node = self._meant_node
+            connections.on_misrouted = self._on_misrouted
         self.now_ms = now_ms
         self.ran_at_ms = -1
         """When `run` ran last: what was due then is done. What has become due since is still to do."""
@@ -64,7 +67,7 @@ class Requests:
         self._find_failures = 0
         self._find_at_ms = 0
         self._added: dict[int, Broker] = {}
-        """Nodes besides the brokers, under ids of their own."""
+        """Coordinators besides that of the group, under ids of their own as it is."""
 
     def run(self) -> None:
         """Send what is due, and let connections time out."""
@@ -138,7 +141,7 @@ class Requests:
         return self.now_ms + self._backoff.pause_ms(failures)
 
     def add_node(self, node: Broker) -> None:
-        """A node that is connected to under an id of its own."""
+        """A coordinator that is connected to under an id of its own."""
         self._added[node.node_id] = node
         self._nodes_version = -1
         self._update_nodes()
@@ -219,6 +222,22 @@ class Requests:
         self.is_ready(found.node_id)
 
     # -- metadata
+
+    def _meant_node(self, node_id: int) -> tuple[str, int] | None:
+        """The cluster and the broker that a connection is for. None for a bootstrap server: which one it is, and of
+        which cluster, is found out over the connection."""
+        cluster_id = self.metadata.cluster_id
+        if cluster_id is None or node_id < 0:
+            return None
+        is_coordinator = self._coordinator is not None and node_id == self._coordinator.node_id
+        if is_coordinator or node_id in self._added:
+            return cluster_id, COORDINATOR_BASE - node_id
+        return cluster_id, node_id - FETCH_BASE if node_id >= FETCH_BASE else node_id
+
+    def _on_misrouted(self, now_ms: int) -> None:
+        self.metadata.rebootstrap(now_ms)
+        self._coordinator = None
+        self._update_nodes()
 
     def _update_nodes(self) -> None:
         if self._nodes_version == self.metadata.version:

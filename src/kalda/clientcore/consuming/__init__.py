@@ -1,7 +1,7 @@
 """What a consumer reads, from its position to the record.
 
 - `subscription`: what a consumer reads, and where it is in each partition
-- `fetching`: records fetched ahead, and handed out in order
+- `fetcher`: records fetched ahead, and handed out in order
 - `fetch_sessions`: incremental fetch sessions
 - `positions`: committed offsets, resets, validation by leader epoch, offsets by time
 - `commits`: the requests that commit and read offsets

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, KafkaError
 from kalda.base.ids import TopicPartition
 
 
-class Wakeup(Exception):
+class Wakeup(KafkaError):
     """`wakeup` was called: the blocking call that was running, or the next one, ends with this."""
 
 
@@ -72,14 +72,17 @@ class LogTruncated(ApiError):
 
 
 class UndecodableRecord(ApiError):
-    """A deserializer failed, or the record is corrupt. The position is that of the record: seek past it to go on."""
+    """A deserializer failed, or the record is corrupt. The position is that of the record: seek past it to go on. In a
+    share group the record was released or rejected, and the next poll goes on behind it."""
 
-    def __init__(self, partition: TopicPartition, offset: int, cause: BaseException) -> None:
+    def __init__(
+        self, partition: TopicPartition, offset: int, cause: BaseException, outcome: str = "seek past it to go on"
+    ) -> None:
         self.partition = partition
         self.offset = offset
         super().__init__(
             ErrorCode.CORRUPT_MESSAGE,
-            f"the record at offset {offset} of {partition} cannot be decoded: {cause}; seek past it to go on",
+            f"the record at offset {offset} of {partition} cannot be decoded: {cause}; {outcome}",
         )
 
 

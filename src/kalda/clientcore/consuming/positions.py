@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
+from kalda.clientcore.connections.cluster_values import FoundOffset
 from kalda.clientcore.connections.errors import refused
 from kalda.clientcore.connections.requests import Requests
 from kalda.clientcore.consuming.commits import MAX_OFFSET_FETCH, committed_request, read_committed
@@ -42,14 +43,6 @@ from kalda.protocol.notation import Request
 log = logging.getLogger(__name__)
 _CONSUMER = -1
 """The replica id of a client that is not a replica."""
-
-
-class FoundOffset(NamedTuple):
-    """`offset` is -1 where every record is older than the timestamp; `timestamp_ms` is -1 where no record was read."""
-
-    offset: int
-    timestamp_ms: int
-    leader_epoch: int
 
 
 class _Listing:

@@ -89,6 +89,8 @@ class ConsumerMembership(Membership):
         self._is_in_flight = False
         self._acknowledges = False
         """The next heartbeat names the owned partitions, at once."""
+        self._has_lost_answer = False
+        """An assignment may have been in an answer that was lost: the answer to a request with all fields has it."""
         self._sent_subscription: tuple[frozenset[str], str | None] | None = None
         """What the coordinator has of the subscription; None: nothing."""
         self._next_heartbeat_ms = 0
@@ -234,16 +236,19 @@ class ConsumerMembership(Membership):
             member_epoch=self.epoch,
             instance_id=self._config.instance_id,
         )
-        if is_joining:
+        is_at_rest = self.phase is ConsumerGroupPhase.STABLE and self._target is None
+        says_all = is_joining or (self._has_lost_answer and is_at_rest)
+        if says_all:
             request.rack_id = self._config.rack or None
             request.rebalance_timeout_ms = self._config.max_poll_interval_ms
             request.server_assignor = self._config.remote_assignor
+        if is_joining:
             request.topic_partitions = []
-        if is_joining or is_changed:
+        if says_all or is_changed:
             request.subscribed_topic_names = sorted(subscribed[0])
             if subscribed[1] is not None or (self._sent_subscription or (None, None))[1] is not None:
                 request.subscribed_topic_regex = subscribed[1] or ""
-        if self._acknowledges and not is_joining:
+        if (self._acknowledges or says_all) and not is_joining:
             request.topic_partitions = self._owned_by_id()
         self._acknowledges = False
         self._is_in_flight = True
@@ -286,18 +291,21 @@ class ConsumerMembership(Membership):
         self._interval_ms = max(1, answer.heartbeat_interval_ms or self._config.heartbeat_interval_ms)
         self._next_heartbeat_ms = self._requests.now_ms + self._interval_ms
         if answer.assignment is not None:
+            self._has_lost_answer = False
             self._target = {each.topic_id: tuple(each.partitions) for each in answer.assignment.topic_partitions}
 
     def _on_heartbeat_error(self, error: ApiError | None) -> None:
         assert error is not None
-        # What the lost request said has to be said again.
+        # What the lost request said has to be said again, and what the lost answer said is answered to a request that
+        # has all fields.
+        self._has_lost_answer = True
         self._sent_subscription = None
         self._acknowledges = self._is_member and self.phase is ConsumerGroupPhase.STABLE and self._target is None
         self._failures += 1
         self._next_heartbeat_ms = self._requests.retry_at_ms(self._failures)
         self._requests.on_coordinator_error(error)
-        if error.code in _FENCING:
-            self._fence(error.code)
+        if error.code in _FENCING or (error.code is ErrorCode.GROUP_ID_NOT_FOUND and self.epoch > _JOIN_EPOCH):
+            self._fence(error.code)  # a group that has no such member any more may have become one of another kind
         elif error.code is ErrorCode.UNRELEASED_INSTANCE_ID:
             log.info("group %s: the static member's predecessor has not left yet", self._config.group_id)
         elif not error.code.retriable:

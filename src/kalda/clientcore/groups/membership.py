@@ -1,6 +1,11 @@
-"""What both protocols of group membership have in common: their configuration, and what they ask of the shell.
+"""What members of groups have in common: their configuration, and what they ask of the shell.
+
+Of every member (`Member`), those of share groups included:
 
     run(is_polling)               time has passed, or something has come: heartbeats, and a rebalance's next step
+
+Of consumers, by both protocols (`Membership`):
+
     callback                      a call of the rebalance listener that is due; `on_callback_done` after it
     leave(...)                    leave the group
     group_metadata()              what commits and transactions name of the member
@@ -64,52 +69,23 @@ class CommitBeforeRebalance(Protocol):
     def __call__(self, partitions: list[TopicPartition]) -> Operation | None: ...
 
 
-class Membership(ABC):
-    """One member of one group: its state and its steps that are the same by both protocols."""
+class Member(ABC):
+    """One member of one group, of any kind."""
 
-    def __init__(
-        self,
-        config: MembershipConfig,
-        subscription: Subscription,
-        requests: Requests,
-        commit: CommitBeforeRebalance,
-        metrics: CoordinatorMetrics,
-    ) -> None:
+    def __init__(self, config: MembershipConfig, subscription: Subscription, requests: Requests) -> None:
         self._config = config
         self._subscription = subscription
         self._requests = requests
-        self._commit = commit
-        self.metrics = metrics
-        self.callback: Callback | None = None
         self.error: ApiError | None = None
         """Why membership cannot go on; raised by poll."""
         self._has_left = False
         """`max.poll.interval.ms` has passed: nothing is sent before the next poll."""
-        self._committing: Operation | None = None
-        self._assignment: tuple[TopicPartition, ...] = ()
-        """What the coordinator has assigned, until it is in force."""
         self._polled_at_ms = 0
 
     @abstractmethod
     def run(self, is_polling: bool) -> None: ...
     @abstractmethod
     def deadline_ms(self, is_polling: bool) -> int | None: ...
-    @abstractmethod
-    def on_callback_done(self) -> None: ...
-    @abstractmethod
-    def request_rejoin(self, reason: str) -> None: ...
-    @abstractmethod
-    def group_metadata(self) -> GroupMetadata: ...
-    @abstractmethod
-    def begin_leave(self, leaves_group: bool | None, reason: str) -> Operation | None: ...
-    @property
-    @abstractmethod
-    def may_commit(self) -> bool: ...
-    @property
-    @abstractmethod
-    def is_settled(self) -> bool: ...
-    @abstractmethod
-    def on_commit_fenced(self, code: int) -> None: ...
     @abstractmethod
     def _leave_for_silence(self) -> None: ...
 
@@ -126,6 +102,52 @@ class Membership(ABC):
                 self._config.group_id, self._config.max_poll_interval_ms,
             )  # fmt: skip
             self._leave_for_silence()
+
+    def _send_leaving(self, node_id: int, request: Request, operation: Operation | None) -> None:
+        """The last request of this membership. `operation` ends with its answer."""
+
+        def on_done(_answer: Any, _error: ApiError | None) -> None:
+            if operation is not None:
+                operation.succeed()  # a member that is not removed now is removed when its session ends
+
+        self._requests.send(node_id, request, on_done)
+
+
+class Membership(Member):
+    """One consumer in its group: its state and its steps that are the same by both protocols."""
+
+    def __init__(
+        self,
+        config: MembershipConfig,
+        subscription: Subscription,
+        requests: Requests,
+        commit: CommitBeforeRebalance,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        super().__init__(config, subscription, requests)
+        self._commit = commit
+        self.metrics = metrics
+        self.callback: Callback | None = None
+        self._committing: Operation | None = None
+        self._assignment: tuple[TopicPartition, ...] = ()
+        """What the coordinator has assigned, until it is in force."""
+
+    @abstractmethod
+    def on_callback_done(self) -> None: ...
+    @abstractmethod
+    def request_rejoin(self, reason: str) -> None: ...
+    @abstractmethod
+    def group_metadata(self) -> GroupMetadata: ...
+    @abstractmethod
+    def begin_leave(self, leaves_group: bool | None, reason: str) -> Operation | None: ...
+    @property
+    @abstractmethod
+    def may_commit(self) -> bool: ...
+    @property
+    @abstractmethod
+    def is_settled(self) -> bool: ...
+    @abstractmethod
+    def on_commit_fenced(self, code: int) -> None: ...
 
     def _put_in_force(self) -> None:
         """The assignment is the subscription's from now on; the listener is called with what is new."""
@@ -146,12 +168,3 @@ class Membership(ABC):
         """The partitions may be others' already."""
         for state in self._subscription.partitions.values():
             state.is_revoking = True
-
-    def _send_leaving(self, node_id: int, request: Request, operation: Operation | None) -> None:
-        """The last request of this membership. `operation` ends with its answer."""
-
-        def on_done(_answer: Any, _error: ApiError | None) -> None:
-            if operation is not None:
-                operation.succeed()  # a member that is not removed now is removed when its session ends
-
-        self._requests.send(node_id, request, on_done)

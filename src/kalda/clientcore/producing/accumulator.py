@@ -41,6 +41,8 @@ from kalda.records.compression import Compression
 
 _NO_RACK: tuple[int, ...] = ()
 _new_tuple = tuple.__new__
+_FIRST_BYTES = 1_024
+"""The memory of a batch that grows with its records, or what its first record needs."""
 _MOST_AT_ONCE = 3
 """How many attempts a batch makes at once because its partition has another leader."""
 _ESTIMATION_FACTOR = 1.05
@@ -63,6 +65,8 @@ class AccumulatorConfig(NamedTuple):
     ignore_keys: bool = False
     rack: str = ""
     """The client's rack, where the partitioner regards racks."""
+    grows_batches: bool = False
+    """Whether a batch begins with little memory, and takes more with its records (KIP-1332), not `batch_size`."""
 
 
 class PartitionQueue:
@@ -171,10 +175,11 @@ class Accumulator:
 
     def on_metadata(self) -> None:
         """The metadata has changed: topics may have more partitions."""
-        for name, state in list(self.topics.items()):
+        for name in self._metadata.take_answered():
             count = len(self._metadata.partitions_of(name))
-            if count and count != len(state.appender.open):
-                with self.lock:
+            with self.lock:  # a state that is being made now has the former count
+                state = self.topics.get(name)
+                if state is not None and count and count != len(state.appender.open):
                     kept = state.appender.open[:count]
                     state.appender.open = kept + [None] * (count - len(kept))
 
@@ -199,7 +204,8 @@ class Accumulator:
 
     def buffer_size(self, batch_bytes: int) -> int:
         """The memory of a new batch that has at most that size with its first record."""
-        return max(min(self.config.batch_size, self._largest), batch_bytes)
+        size = min(self.config.batch_size, self._largest)
+        return max(min(size, _FIRST_BYTES) if self.config.grows_batches else size, batch_bytes)
 
     def _next_limit(self, topic: TopicState) -> int:
         """Up to which size the next batch takes records; where it is compressed, it is estimated to have `batch_size`
@@ -279,8 +285,8 @@ class Accumulator:
             self.numbering.admit(queue.topic_partition)
 
     def _grow(self, batch: ProducerBatch, size_bytes: int) -> bool:
-        """Give a batch that compresses well more memory, where the pool has that at this moment. `size_bytes`: that of
-        a batch with the next record alone."""
+        """Give a batch that compresses well, or that began with little, more memory, where the pool has that at this
+        moment. `size_bytes`: that of a batch with the next record alone."""
         needed = batch.position - HEADER_SIZE + size_bytes
         if not batch.is_open or needed > batch.most_bytes:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.errors import ApiError, ErrorCode, KafkaError
 
 
 class RecordTooLarge(ApiError):
@@ -40,11 +40,11 @@ class DeliveryAborted(ApiError):
         super().__init__(ErrorCode.OPERATION_NOT_ATTEMPTED, message)
 
 
-class SerializationError(ValueError):
+class SerializationError(KafkaError, ValueError):
     """A key or a value is not what its serializer takes."""
 
 
-class ProducerClosed(RuntimeError):
+class ProducerClosed(KafkaError, RuntimeError):
     """The producer has been closed."""
 
 

@@ -55,7 +55,8 @@ MAX_PRODUCE_BEFORE_V2 = 11
 _MAX_ADD_PARTITIONS = 3
 """The last version for clients; later ones are for the verification by brokers."""
 _MAX_END_BEFORE_V2 = 4
-_MAX_OFFSET_COMMIT_BEFORE_V2 = 4
+_MAX_OFFSET_COMMIT_BEFORE_V2, _MAX_OFFSET_COMMIT = 4, 5
+"""Of TxnOffsetCommit; later versions name topics by their ids, which the producer need not have (KIP-1319)."""
 _MAX_INIT, _TWO_PHASE_INIT = 5, 6
 """Of InitProducerId: without two-phase commit, and with it (KIP-939)."""
 _TRANSACTIONS_V2 = 2
@@ -116,20 +117,6 @@ class PreparedTxnState(NamedTuple):
 
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
-
-    @classmethod
-    def parse(cls, text: str) -> PreparedTxnState:
-        """The inverse of `str`. Raises `ValueError`."""
-        if not text:
-            return cls()
-        producer_id, _, epoch = text.partition(":")
-        try:
-            found = cls(int(producer_id), int(epoch))
-        except ValueError:
-            raise ValueError(f"Invalid serialized transaction state format: {text}") from None
-        if found.producer_id < 0 or found.epoch < 0:
-            raise ValueError(f"Invalid producer ID and epoch values: {text}. Both must be >= 0")
-        return found
 
     @property
     def has_transaction(self) -> bool:
@@ -532,12 +519,12 @@ class TransactionManager:
             group_id=one.group_id,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
-            generation_id=one.member.generation_id,
+            generation_id_or_member_epoch=one.member.generation_id,
             member_id=one.member.member_id,
             group_instance_id=one.member.instance_id,
             topics=list(topics.values()),
         )
-        max_version = None if self.is_v2 else _MAX_OFFSET_COMMIT_BEFORE_V2
+        max_version = _MAX_OFFSET_COMMIT if self.is_v2 else _MAX_OFFSET_COMMIT_BEFORE_V2
         return self._to_coordinator(commit, max_version, CoordinatorType.GROUP, one.group_id)
 
     # -- responses

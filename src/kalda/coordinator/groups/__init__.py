@@ -1,16 +1,36 @@
 """Group coordination: who consumes what, and how far each group is, kept in `__consumer_offsets`.
 
 Requests come decoded, with the time; answers that must wait are `Pending`. Which topics exist is looked up through an
-interface (`Topics`); authorization is done before and after.
+interface (`KnownTopics`); authorization is done before and after.
 
 - `group_coordinator.py`: every request, on the shard of its group
-- `shard.py`: one partition: replay, expiration
+- `shard.py`: one partition: replay, which kind of group an id has, expiration
 - `classic_group.py`: a classic group's members, generation and protocol
 - `classic_protocol.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup
-- `rebalance.py`: the barriers and timers of a rebalance
+- `rebalance.py`: the barriers and timers of a rebalance: when JoinGroup and SyncGroup are answered, who is expelled
+- `rebalance_history.py`: the last rebalances, for operators
+- `rebalance_explanation.py`: them, and who waits for whom now, as JSON
+- `kind_groups.py`: what the kinds below have in common: replay, the timers of members, static members
+- `consumer_group.py`: the replayed state of a consumer group of KIP-848
+- `consumer_member.py`: a member of one, as a value, and its records
+- `consumer_groups.py`: all of one partition: replay, sessions, the end of members
+- `consumer_protocol.py`: ConsumerGroupHeartbeat
+- `classic_members.py`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup of classic members in one
+- `migration.py`: a classic group becomes one, and back
+- `reconciliation.py`: a member's next step from what it owns to its target
+- `target_assignment.py`: the target assignment of a group epoch
+- `topic_catalog.py`: the topics that groups subscribe to, and their hash
+- `topic_regexes.py`: subscriptions by regular expression
+- `consumer_config.py`: configs of consumer groups, of the broker and of a group
+- `share_group.py`: the replayed state of a share group of KIP-932, and its records
+- `share_groups.py`: all of one partition: replay, sessions, the end of members
+- `share_protocol.py`: ShareGroupHeartbeat
+- `share_offsets.py`: the offsets of share groups: describe, alter, delete; the end of a group's state
+- `share_config.py`: configs of share groups, of the broker and of a group
+- `streams/`: streams groups of KIP-1071
 - `offsets.py`: committed offsets: commit, fetch, delete, expire, transactions' markers
-- `offset_fetch.py`: OffsetFetch's shapes by version
-- `counters.py`: rates and counts of rebalances and offsets
+- `offset_requests.py`: requests on committed offsets, and OffsetFetch's shapes by version
 - `records.py`: the log's records and their bytes
-- `config.py`: broker configs
+- `descriptions.py`: ConsumerGroupDescribe, ShareGroupDescribe
+- `config.py`: broker configs, and those of single groups
 """

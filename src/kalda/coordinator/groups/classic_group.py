@@ -122,11 +122,12 @@ def in_version(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
 class JoinWaiter:
     """A parked JoinGroup and the version in which it must be answered."""
 
-    __slots__ = ("pending", "version")
+    __slots__ = ("pending", "since_ms", "version")
 
-    def __init__(self, pending: Pending[JoinGroupResponse], version: int) -> None:
+    def __init__(self, pending: Pending[JoinGroupResponse], version: int, now_ms: int) -> None:
         self.pending = pending
         self.version = version
+        self.since_ms = now_ms
 
     def answer(self, response: JoinGroupResponse) -> None:
         """Complete it, as its version has it."""
@@ -312,14 +313,43 @@ class ClassicGroup:
                 protocols=((value.protocol or "", bytes(stored.subscription)),),
                 assignment=bytes(stored.assignment),
             )
-            group.members[member.member_id] = member
-            if member.instance_id is not None:
-                group.static_members[member.instance_id] = member.member_id
-            group._count_protocols(member, 1)
+            group._hold(member)
         if group.leader_id not in group.members:
             group.leader_id = next(iter(group.members), None)
         group.subscribed_topics = group._compute_subscribed_topics()
         return group
+
+    @classmethod
+    def of_members(
+        cls, group_id: str, generation: int, members: Iterable[ClassicMember], state_timestamp_ms: int
+    ) -> ClassicGroup:
+        """A stable group of consumers, of which there is one at least: the first leads. All support one protocol."""
+        group = cls(
+            group_id,
+            GroupState.STABLE,
+            state_timestamp_ms=state_timestamp_ms,
+            generation=generation,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+        )
+        for member in members:
+            group._hold(member)
+        group.leader_id = next(iter(group.members))
+        group.protocol_name = group.select_protocol()
+        group.subscribed_topics = group._compute_subscribed_topics()
+        return group
+
+    def _hold(self, member: ClassicMember) -> None:
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        self._count_protocols(member, 1)
+
+    def take_protocols(self, origin: ClassicGroup) -> None:
+        """All protocols of the members, of which a checkpoint has one, from the group of which it was made."""
+        for member_id, member in self.members.items():
+            self._count_protocols(member, -1)
+            member.protocols = origin.members[member_id].protocols
+            self._count_protocols(member, 1)
 
     def to_record(self, assignments: Mapping[str, bytes] | None = None) -> GroupMetadataValue:
         """A checkpoint of the group: with `assignments` by member id, or with those that the members have."""
@@ -494,6 +524,13 @@ class ClassicGroup:
                 self.leader_id = member.member_id
                 return True
         return False
+
+    def last_joined(self) -> tuple[ClassicMember, int]:
+        """The member whose JoinGroup came last of those that are parked, of which there is one at least, and when."""
+        return max(
+            ((member, member.awaiting_join.since_ms) for member in self.members.values() if member.awaiting_join),
+            key=lambda each: each[1],
+        )
 
     def rebalance_timeout_ms(self) -> int:
         """The longest of the members' rebalance timeouts."""

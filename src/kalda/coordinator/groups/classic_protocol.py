@@ -11,7 +11,7 @@ Version notes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
@@ -27,7 +27,9 @@ from kalda.coordinator.groups.classic_group import (
 )
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
 from kalda.coordinator.groups.rebalance import Rebalancer, Write
+from kalda.coordinator.groups.rebalance_history import Cause
 from kalda.coordinator.groups.records import MAX_GROUP_BYTES, GroupRecord
+from kalda.coordinator.timers import EventClock
 from kalda.protocol.caller import Caller
 from kalda.protocol.messages.groups import (
     HeartbeatRequest,
@@ -57,7 +59,7 @@ class ClassicProtocol:
         groups: Mapping[str, ClassicGroup],
         rebalancer: Rebalancer,
         write: Write,
-        wall_ms: Callable[[], int],
+        clock: EventClock,
         new_uuid: UuidSource,
     ) -> None:
         """`groups` are the shard's, by id; the replay of what is written adds and removes them."""
@@ -65,7 +67,7 @@ class ClassicProtocol:
         self._groups = groups
         self._rebalancer = rebalancer
         self._write = write
-        self._wall_ms = wall_ms
+        self._clock = clock
         self._new_uuid = new_uuid
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------
@@ -73,7 +75,7 @@ class ClassicProtocol:
     def join(self, caller: Caller, request: JoinGroupRequest) -> Pending[JoinGroupResponse]:
         """Answered at the end of the join barrier, at once where none is under way or the member is refused."""
         pending: Pending[JoinGroupResponse] = Pending()
-        waiter = JoinWaiter(pending, caller.api_version)
+        waiter = JoinWaiter(pending, caller.api_version, self._clock.now_ms())
         group = self._groups.get(request.group_id)
         if sum(len(each.metadata) for each in request.protocols) > MAX_GROUP_BYTES:
             refuse_join(waiter, request.member_id, ErrorCode.INVALID_REQUEST)  # its group could not be stored
@@ -88,7 +90,7 @@ class ClassicProtocol:
     def _join_new_group(self, caller: Caller, request: JoinGroupRequest, waiter: JoinWaiter) -> None:
         """The replay of its first record makes the group; where that cannot be written there is no group to join."""
         group_id = request.group_id
-        empty = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._wall_ms())
+        empty = ClassicGroup(group_id, GroupState.EMPTY, state_timestamp_ms=self._clock.wall_ms())
 
         def written(_: None, error: ApiError | None) -> None:
             if error is None or waiter.pending.done:
@@ -175,11 +177,7 @@ class ClassicProtocol:
             protocols=protocols,
         )
         self._rebalancer.admit(
-            group,
-            member,
-            request.protocol_type,
-            waiter,
-            f"new member {member_id}: {request.reason or 'no reason given'}",
+            group, member, request.protocol_type, waiter, Cause("joined", (member,), request.reason or "")
         )
 
     def _join_known_member(
@@ -208,9 +206,10 @@ class ClassicProtocol:
             waiter.answer(self._rebalancer.join_response(group, member_id))
             return
         group.update(member, protocols, _rebalance_timeout_ms(caller, request), request.session_timeout_ms, waiter)
-        self._rebalancer.rebalance_or_complete_join(
-            group, f"member {member_id} joined again: {request.reason or 'no reason given'}"
-        )
+        if group.can_rebalance:
+            self._rebalancer.prepare(group, Cause("joined again", (member,), request.reason or ""))
+        else:
+            self._rebalancer.maybe_complete_join(group)  # the rebalance under way has made it join
 
     def _restart_static_member(
         self,
@@ -234,13 +233,13 @@ class ClassicProtocol:
         group.update(member, protocols, _rebalance_timeout_ms(caller, request), request.session_timeout_ms, waiter)
         if group.state is GroupState.COMPLETING_REBALANCE:
             # The leader may have received the old member id: its assignment would not have the new one.
-            self._rebalancer.prepare(group, f"static member {instance_id} restarted while assignments were awaited")
+            self._rebalancer.prepare(group, Cause("restarted while the assignment was awaited", (member,)))
             return
         if group.state is GroupState.PREPARING_REBALANCE:
             self._rebalancer.maybe_complete_join(group)
             return
         if group.select_protocol() != group.protocol_name:
-            self._rebalancer.rebalance_or_complete_join(group, f"other protocols of static member {instance_id}")
+            self._rebalancer.rebalance_or_complete_join(group, Cause("restarted with other protocols", (member,)))
             return
 
         def written(_: None, error: ApiError | None) -> None:
@@ -352,17 +351,17 @@ class ClassicProtocol:
         group = self._groups.get(request.group_id)
         if group is None:
             unknown = int(ErrorCode.UNKNOWN_MEMBER_ID)
-            return _leave_response(caller, [_left(each, unknown) for each in leaving])
+            return left_response(caller, [one_left(each, unknown) for each in leaving])
         if group.state is GroupState.DEAD:
             return LeaveGroupResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        results = [_left(each, int(self._remove(group, each))) for each in leaving]
-        response = _leave_response(caller, results)
+        left: list[ClassicMember] = []
+        results = [one_left(each, int(self._remove(group, each, left))) for each in leaving]
+        response = left_response(caller, results)
         written = None
-        left = [result.member_id for result in results if result.error_code == 0]
-        if left and group.state is GroupState.PREPARING_REBALANCE:
-            written = self._rebalancer.maybe_complete_join(group)
-        elif left and group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-            written = self._rebalancer.rebalance_or_complete_join(group, f"{', '.join(left)} left")
+        if any(result.error_code == 0 for result in results) and not group.is_empty:
+            reason = next((each.reason for each in leaving if each.reason), "")
+            cause = Cause("left" if left else "left before it had joined", left, reason)
+            written = self._rebalancer.rebalance_or_complete_join(group, cause)
         if written is None:
             return response
         answer: Pending[LeaveGroupResponse] = Pending()
@@ -373,7 +372,8 @@ class ClassicProtocol:
         )
         return answer
 
-    def _remove(self, group: ClassicGroup, leaving: MemberIdentity) -> ErrorCode:
+    def _remove(self, group: ClassicGroup, leaving: MemberIdentity, left: list[ClassicMember]) -> ErrorCode:
+        """Adds to `left` who is removed, except a pending member."""
         member_id, instance_id = leaving.member_id, leaving.group_instance_id
         if not member_id:
             holder = None if instance_id is None else group.static_members.get(instance_id)
@@ -388,7 +388,9 @@ class ClassicProtocol:
                 group.check_member(member_id, instance_id)
             except ApiError as error:
                 return error.code
-        self._rebalancer.expel(group, group.members[member_id])
+        member = group.members[member_id]
+        self._rebalancer.expel(group, member)
+        left.append(member)
         return ErrorCode.NONE
 
 
@@ -411,11 +413,12 @@ def _differs(requested: str | None, held: str | None) -> bool:
     return requested is not None and held is not None and requested != held
 
 
-def _left(leaving: MemberIdentity, code: int) -> MemberResponse:
+def one_left(leaving: MemberIdentity, code: int) -> MemberResponse:
+    """What LeaveGroup answers of one member."""
     return MemberResponse(member_id=leaving.member_id, group_instance_id=leaving.group_instance_id, error_code=code)
 
 
-def _leave_response(caller: Caller, results: list[MemberResponse]) -> LeaveGroupResponse:
+def left_response(caller: Caller, results: list[MemberResponse]) -> LeaveGroupResponse:
     """Versions before 3 have one member, and its error is the response's."""
     if caller.api_version >= _SEVERAL_LEAVE_FROM:
         return LeaveGroupResponse(members=results)

@@ -1,10 +1,15 @@
-"""The broker configs of the group coordinator."""
+"""The broker configs of the group coordinator, those that a single group may have instead, and what it has counted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from kalda.base.configs.group import BROKER_SYNONYMS, bound_key
+from kalda.base.sensors import Measurable, SensorName
+from kalda.base.stats import Meter
 
 _MINUTE_MS = 60_000
 
@@ -46,3 +51,97 @@ class GroupCoordinatorConfig:
                 "offsets.retention.check.interval.ms", default.retention_check_interval_ms
             ),
         )
+
+
+# The configs of groups of one kind: those of the broker, and those that one group has instead.
+
+GroupOverrides: TypeAlias = Callable[[str], Mapping[str, str]]
+"""The configs that a group has been given, by key; none for most."""
+
+
+def no_overrides(group_id: str) -> Mapping[str, str]:
+    """No group has configs of its own."""
+    return MappingProxyType({})
+
+
+class KindConfig:
+    """Values of one kind of groups as they are now: a broker's and a group's may change while it runs."""
+
+    kind: str
+    """`consumer`, `share` or `streams`: what the keys have in their names."""
+    defaults: Mapping[str, Any]
+    """Kafka's, of the broker keys of this kind: of its maximum size, of three timings with their bounds, and others."""
+
+    def __init__(self, values: Mapping[str, Any], overrides: GroupOverrides = no_overrides) -> None:
+        """`values` are the broker's, parsed, by key; those that are absent have Kafka's defaults."""
+        self._overrides = overrides
+        self._values: dict[str, Any] = {}
+        self.update(values)
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """The broker's values have changed."""
+        self._values = {key: values.get(key, default) for key, default in self.defaults.items()}
+
+    @property
+    def max_size(self) -> int:
+        """Members that a group may have."""
+        return int(self._values[f"group.{self.kind}.max.size"])
+
+    def session_timeout_ms(self, group_id: str) -> int:
+        """How long a member lives without a heartbeat."""
+        return self._bounded(group_id, "session.timeout.ms")
+
+    def heartbeat_interval_ms(self, group_id: str) -> int:
+        """How often members send heartbeats."""
+        return self._bounded(group_id, "heartbeat.interval.ms")
+
+    def assignment_interval_ms(self, group_id: str) -> int:
+        """How much time lies at least between two target assignments."""
+        return self._bounded(group_id, "assignment.interval.ms")
+
+    def _bounded(self, group_id: str, subject: str) -> int:
+        """The group's value, within the broker's bounds, which may have been changed since it was set."""
+        name = f"{self.kind}.{subject}"
+        text = self._overrides(group_id).get(name)
+        if text is None:
+            return int(self._values[BROKER_SYNONYMS[name]])
+        lowest, highest = self._values[bound_key(name, "min")], self._values[bound_key(name, "max")]
+        return int(min(max(int(text), lowest), highest))
+
+
+# What a group coordinator has counted, under Kafka's names. A store.
+
+GROUP_METRICS: Final = "kafka.server:type=group-coordinator-metrics"
+
+
+class GroupCounters:
+    """Of all groups that one broker coordinates."""
+
+    def __init__(self) -> None:
+        self.completed_rebalances = Meter()
+        """Generations of classic groups whose assignment was committed."""
+        self.consumer_rebalances = Meter()
+        """Group epochs of consumer groups that a subscription or its topics have raised."""
+        self.share_rebalances = Meter()
+        """Group epochs of share groups that a subscription, its topics or their initialization have raised."""
+        self.streams_rebalances = Meter()
+        """Group epochs of streams groups that a member, topics or configs have raised."""
+        self.offset_commits = Meter()
+        """Offsets, also those in transactions, as they are committed."""
+        self.offset_expirations = Meter()
+        self.offset_deletions = Meter()
+        """By OffsetDelete. As in Kafka, those that are deleted with their group or their topic do not count."""
+
+    def sensors(self) -> Iterator[tuple[SensorName, Measurable]]:
+        """A source for `Sensors.add_source`."""
+        for name, meter in (
+            ("group-completed-rebalance", self.completed_rebalances),
+            ("consumer-group-rebalance", self.consumer_rebalances),
+            ("share-group-rebalance", self.share_rebalances),
+            ("streams-group-rebalance", self.streams_rebalances),
+            ("offset-commit", self.offset_commits),
+            ("offset-expiration", self.offset_expirations),
+            ("offset-deletion", self.offset_deletions),
+        ):
+            yield SensorName(GROUP_METRICS, f"{name}-rate"), meter.rate
+            yield SensorName(GROUP_METRICS, f"{name}-count"), meter.total

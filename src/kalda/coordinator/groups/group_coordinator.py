@@ -2,32 +2,59 @@
 
 Each method takes a decoded request and gives the response, or a `Pending` of it. Errors are in the response, in the
 place where each API has them; none is raised. Requests that name several groups are spread over their shards, and
-answered when all have answered.
+answered when all have answered. Requests on committed offsets are in `offset_requests.py`.
 
 The coordinator has no clock. Every call brings `now_ms`; after it the runtime's `next_deadline_ms` may be earlier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
+from typing import Any, TypeVar, cast
 
+from kalda.assignors.server_assignor import ServerAssignor
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import UuidSource
 from kalda.base.pending import Pending
 from kalda.base.topic_names import OFFSETS_TOPIC
-from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, txn_commit_error, write_error
+from kalda.coordinator.answers import answer_after, answer_after_all, now_or_later, write_error
 from kalda.coordinator.groups.classic_group import GroupState, in_version
 from kalda.coordinator.groups.classic_protocol import refusal
-from kalda.coordinator.groups.config import GroupCoordinatorConfig
-from kalda.coordinator.groups.counters import GroupCounters
-from kalda.coordinator.groups.offset_fetch import fetch_failed, group_requests, to_response
-from kalda.coordinator.groups.offsets import KnownTopics, fail_commit
-from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
-from kalda.coordinator.groups.shard import GroupShard
-from kalda.coordinator.partition import CoordinatorPartition, TransactionalProducer
+from kalda.coordinator.groups.config import GroupCoordinatorConfig, GroupCounters
+from kalda.coordinator.groups.consumer_config import ConsumerGroupConfig, ConsumerSettings
+from kalda.coordinator.groups.descriptions import describe_consumer_group, describe_share_group
+from kalda.coordinator.groups.offset_requests import OffsetRequests, VerifyTransaction, unverified
+from kalda.coordinator.groups.offsets import KnownTopics
+from kalda.coordinator.groups.rebalance_explanation import (
+    explain_classic,
+    explain_consumers,
+    explain_rebalances,
+    explain_shares,
+    explain_streams,
+)
+from kalda.coordinator.groups.rebalance_history import RebalanceHistory
+from kalda.coordinator.groups.records import GroupLogRecord
+from kalda.coordinator.groups.shard import GroupShard, shard_of
+from kalda.coordinator.groups.share_config import ShareGroupSettings, ShareServices
+from kalda.coordinator.groups.share_offsets import ShareOffsets
+from kalda.coordinator.groups.share_protocol import check_heartbeat
+from kalda.coordinator.groups.streams.config import StreamsServices, StreamsSettings
+from kalda.coordinator.groups.streams.description import describe_streams_group
+from kalda.coordinator.groups.streams.protocol import Prepared, StreamsAnswer
+from kalda.coordinator.groups.streams.requests import check_heartbeat as check_streams_heartbeat
+from kalda.coordinator.groups.topic_catalog import TopicCatalog
+from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.protocol.caller import Caller
+from kalda.protocol.messages.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponseDescribedGroup,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from kalda.protocol.messages.groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -45,38 +72,25 @@ from kalda.protocol.messages.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from kalda.protocol.messages.offsets import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
+from kalda.protocol.messages.share import (
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponseDescribedGroup,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
 )
-from kalda.protocol.messages.transactions import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
+from kalda.protocol.messages.streams import (
+    StreamsGroupDescribeRequest,
+    StreamsGroupDescribeResponseDescribedGroup,
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
 )
-from kalda.storage.log.producer_state import Verification
+from kalda.protocol.notation import Response
+
+H = TypeVar("H")
+A = TypeVar("A", bound=Response)
+D = TypeVar("D")
 
 _NOT_FOUND_FROM = 6
-_GROUP_NOT_FOUND_ON_COMMIT_FROM = 9
-
-
-VerifyTransaction = Callable[[int, TxnOffsetCommitRequest, int], "Verification | Pending[Verification | None] | None"]
-"""`(partition, request, version)`: the guard for the append of a request's offsets to that partition of
-`__consumer_offsets`, None where none is needed; or what settles with it, or fails, when the transaction's coordinator
-has answered. Raises `ApiError`."""
-
-
-def _unverified(partition: int, request: TxnOffsetCommitRequest, version: int) -> None:
-    """For a log that demands no verification."""
 
 
 class GroupCoordinator:
@@ -89,26 +103,53 @@ class GroupCoordinator:
         topics: KnownTopics,
         new_uuid: UuidSource,
         partition_count: Callable[[], int],
+        assignors: Mapping[str, ServerAssignor],
+        shares: ShareServices,
+        streams: StreamsServices,
         wall_ms: Callable[[], int] | None = None,
-        verify: VerifyTransaction = _unverified,
+        verify: VerifyTransaction = unverified,
+        consumers: ConsumerGroupConfig | None = None,
     ) -> None:
         """`partition_count` is that of `__consumer_offsets`, 0 while there is none. Timers go by the `now_ms` of each
         call; timestamps that are stored by `wall_ms`, or by `now_ms` too where it is None. `verify` verifies the
-        transactions that commit offsets."""
+        transactions that commit offsets. `assignors` are those of consumer groups, by name, the default first;
+        `consumers` are their configs, Kafka's defaults where it is None."""
         self.config = config
         self.counters = counters = GroupCounters()
-        self._verify = verify
+        self._history = history = RebalanceHistory()
         self._topics = topics
+        self._consumers = settings = ConsumerSettings(
+            ConsumerGroupConfig({}) if consumers is None else consumers, TopicCatalog(topics), assignors
+        )
+        self._share_config = shares.config
+        share_settings = ShareGroupSettings(shares.config, settings.catalog, shares.states)
+        self._streams = streams_settings = StreamsSettings(streams.config, settings.catalog, streams.assignors)
 
         def make_shard(
             partition: CoordinatorPartition[GroupLogRecord], runtime: CoordinatorRuntime[GroupShard]
         ) -> GroupShard:
-            return GroupShard(partition, config, runtime.timers, runtime, topics, new_uuid, counters)
+            return GroupShard(
+                partition,
+                config,
+                runtime.timers,
+                runtime,
+                topics,
+                new_uuid,
+                counters,
+                history,
+                settings,
+                share_settings,
+                streams_settings,
+            )
 
         self.runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
             OFFSETS_TOPIC, make_shard, log, partition_count, config.commit_timeout_ms, wall_ms
         )
         """Loads the shards, runs their timers, bounds their writes; what drives this coordinator drives the runtime."""
+        self.offsets = OffsetRequests(self.runtime, topics, counters, verify)
+        self.share_offsets = ShareOffsets(
+            share_settings, shares.latest, partial(shard_of, self.runtime), self.runtime.wall_ms
+        )
 
     # -- membership ----------------------------------------------------------------------------------------------
 
@@ -119,16 +160,15 @@ class GroupCoordinator:
         self.runtime.advance(now_ms)
         config = self.config
         try:
-            shard = self._shard_of(request.group_id)
+            shard = shard_of(self.runtime, request.group_id)
             if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
                 raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
-            if request.group_id in shard.foreign_groups:
-                shard.take_over(request.group_id, request.member_id)
+            shard.take_over(request.group_id, request.member_id)
         except ApiError as error:
             return in_version(refusal(request.member_id, error.code), caller.api_version)
-        answer = shard.classic.join(caller, request)
+        answer = shard.classic_protocol(request.group_id).join(caller, request)
         self.runtime.fire_due()
-        return now_or_later(answer)
+        return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     def sync_group(
         self, caller: Caller, request: SyncGroupRequest, now_ms: int
@@ -136,10 +176,10 @@ class GroupCoordinator:
         """SyncGroup: answered when the leader's assignment is committed."""
         self.runtime.advance(now_ms)
         try:
-            shard = self._shard_of(request.group_id)
+            shard = shard_of(self.runtime, request.group_id)
         except ApiError as error:
             return SyncGroupResponse(error_code=int(error.code))
-        answer = shard.classic.sync(caller, request)
+        answer = shard.classic_protocol(request.group_id).sync(caller, request)
         return now_or_later(answer) if isinstance(answer, Pending) else answer
 
     def heartbeat(self, caller: Caller, request: HeartbeatRequest, now_ms: int) -> HeartbeatResponse:
@@ -147,12 +187,12 @@ class GroupCoordinator:
         in the group, and must not leave it."""
         self.runtime.advance(now_ms)
         try:
-            shard = self._shard_of(request.group_id)
+            shard = shard_of(self.runtime, request.group_id)
         except ApiError as error:
             if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 return HeartbeatResponse()
             return HeartbeatResponse(error_code=int(error.code))
-        return shard.classic.heartbeat(request)
+        return shard.classic_protocol(request.group_id).heartbeat(request)
 
     def leave_group(
         self, caller: Caller, request: LeaveGroupRequest, now_ms: int
@@ -160,12 +200,131 @@ class GroupCoordinator:
         """LeaveGroup: answered at once; where the group becomes empty, when its record is committed."""
         self.runtime.advance(now_ms)
         try:
-            shard = self._shard_of(request.group_id)
+            shard = shard_of(self.runtime, request.group_id)
         except ApiError as error:
             return LeaveGroupResponse(error_code=int(error.code))
-        answer = shard.classic.leave(caller, request)
+        answer = shard.classic_protocol(request.group_id).leave(caller, request)
         self.runtime.fire_due()
         return now_or_later(answer) if isinstance(answer, Pending) else answer
+
+    def consumer_group_heartbeat(
+        self, caller: Caller, request: ConsumerGroupHeartbeatRequest, now_ms: int
+    ) -> ConsumerGroupHeartbeatResponse | Pending[ConsumerGroupHeartbeatResponse]:
+        """ConsumerGroupHeartbeat (KIP-848): answered when what it has changed is committed."""
+        self.runtime.advance(now_ms)
+        return self._heartbeat(
+            lambda: shard_of(self.runtime, request.group_id).consumer_protocol.heartbeat(caller, request),
+            _refusal(ConsumerGroupHeartbeatResponse),
+        )
+
+    def _heartbeat(self, heartbeat: Callable[[], H | Pending[H]], refused: Callable[[ApiError], H]) -> H | Pending[H]:
+        """The answer of a kind's heartbeat; `refused(error)` where it raises, or is not written."""
+        try:
+            answer = heartbeat()
+        except ApiError as error:
+            return refused(error)
+        if not isinstance(answer, Pending):
+            return answer
+        committed = self.runtime.in_time(answer)
+
+        def finish(error: ApiError | None) -> H:
+            if error is not None:
+                return refused(ApiError(write_error(error.code)))
+            return cast(H, committed.value)
+
+        return answer_after(committed, finish)
+
+    def on_topics_changed(self, names: Iterable[str], offset: int, *, created: bool) -> None:
+        """Topics were made, deleted, extended, or their replicas have moved, in the metadata of that offset; `created`:
+        some are new. Groups that subscribe to them look at them with the next heartbeat."""
+        changed = frozenset(names)
+        self._consumers.catalog.on_changed(changed, offset, created=created)
+        for shard in list(self.runtime.active_shards()):
+            shard.on_topics_changed(changed)
+
+    def share_group_heartbeat(
+        self, caller: Caller, request: ShareGroupHeartbeatRequest, now_ms: int
+    ) -> ShareGroupHeartbeatResponse | Pending[ShareGroupHeartbeatResponse]:
+        """ShareGroupHeartbeat (KIP-932): answered when what it has changed is committed."""
+        self.runtime.advance(now_ms)
+
+        def heartbeat() -> ShareGroupHeartbeatResponse | Pending[ShareGroupHeartbeatResponse]:
+            check_heartbeat(request)
+            shard = shard_of(self.runtime, request.group_id)
+            is_taken = shard.has_other_than_share(request.group_id)
+            return shard.share_protocol.heartbeat(caller, request, is_taken=is_taken)
+
+        return self._heartbeat(heartbeat, _refusal(ShareGroupHeartbeatResponse))
+
+    def prepare_streams_heartbeat(self, request: StreamsGroupHeartbeatRequest) -> Steps[Prepared]:
+        """What of a StreamsGroupHeartbeat takes long, before it. Raises `ApiError`."""
+        check_streams_heartbeat(request)
+        shard = shard_of(self.runtime, request.group_id)
+        return (yield from shard.streams_protocol.prepare(request))
+
+    def streams_group_heartbeat(
+        self, caller: Caller, request: StreamsGroupHeartbeatRequest, prepared: Prepared, now_ms: int
+    ) -> StreamsAnswer | Pending[StreamsAnswer]:
+        """StreamsGroupHeartbeat (KIP-1071), with the outcome of `prepare_streams_heartbeat`: answered when what it has
+        changed is committed."""
+        self.runtime.advance(now_ms)
+
+        def heartbeat() -> StreamsAnswer | Pending[StreamsAnswer]:
+            shard = shard_of(self.runtime, request.group_id)
+            ending = shard.ending_for_streams(request.group_id)
+            return shard.streams_protocol.heartbeat(caller, request, prepared, ending)
+
+        return self._heartbeat(heartbeat, streams_refused)
+
+    def streams_heartbeat_interval_ms(self, group_id: str) -> int:
+        """How often members of a streams group send heartbeats."""
+        return self._streams.config.heartbeat_interval_ms(group_id)
+
+    def describe_streams_groups(
+        self, request: StreamsGroupDescribeRequest, now_ms: int
+    ) -> Iterator[StreamsGroupDescribeResponseDescribedGroup]:
+        """StreamsGroupDescribe (KIP-1071): as `describe_groups`."""
+        with_description = request.include_topology_description
+
+        def describe(shard: GroupShard, group_id: str, epoch: int) -> StreamsGroupDescribeResponseDescribedGroup:
+            assignor = self._streams.assignor(group_id).name
+            group = shard.streams.get(group_id, epoch)
+            return describe_streams_group(group, epoch, assignor, with_description=with_description)
+
+        return self._described(request.group_ids, now_ms, describe, StreamsGroupDescribeResponseDescribedGroup)
+
+    def describe_share_groups(
+        self, request: ShareGroupDescribeRequest, now_ms: int
+    ) -> Iterator[ShareGroupDescribeResponseDescribedGroup]:
+        """ShareGroupDescribe (KIP-932): as `describe_groups`."""
+
+        def describe(shard: GroupShard, group_id: str, epoch: int) -> ShareGroupDescribeResponseDescribedGroup:
+            return describe_share_group(shard.shares.get(group_id, epoch), epoch, self._topics.name_of)
+
+        return self._described(request.group_ids, now_ms, describe, ShareGroupDescribeResponseDescribedGroup)
+
+    def _described(
+        self,
+        group_ids: Iterable[str],
+        now_ms: int,
+        describe: Callable[[GroupShard, str, int], D],
+        failed: Callable[..., D],
+    ) -> Iterator[D]:
+        """Committed groups of one kind, one after the other: `describe(shard, group_id, epoch)`. A group that is named
+        again is refused."""
+        self.runtime.advance(now_ms)
+        described: set[str] = set()
+        for group_id in group_ids:
+            try:
+                if group_id in described:
+                    raise ApiError(ErrorCode.INVALID_REQUEST)
+                described.add(group_id)
+                shard = shard_of(self.runtime, group_id)
+                found = describe(shard, group_id, shard.partition.committed_epoch())
+            except ApiError as error:
+                message = error.message if error.code is ErrorCode.GROUP_ID_NOT_FOUND else None
+                found = failed(group_id=group_id, error_code=int(error.code), error_message=message)
+            yield found
 
     # -- groups --------------------------------------------------------------------------------------------------
 
@@ -186,7 +345,7 @@ class GroupCoordinator:
     def _describe(self, group_id: str, version: int) -> DescribeGroupsResponseDescribedGroup:
         """A group that does not exist is Dead; from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
         try:
-            group = self._shard_of(group_id, may_be_empty=True).group(group_id)
+            group = shard_of(self.runtime, group_id, may_be_empty=True).group(group_id)
         except ApiError as error:
             described = DescribeGroupsResponseDescribedGroup(group_id=group_id)
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
@@ -204,6 +363,41 @@ class GroupCoordinator:
             protocol_data=protocol or "",
             members=[member.describe(protocol) for member in group.members.values()],
         )
+
+    def explain_rebalance(self, group_id: str, now_ms: int) -> dict[str, Any]:
+        """Who waits for whom in a group, and its last rebalances here, as JSON. `error` is why this node does not have
+        the group's present state."""
+        self.runtime.advance(now_ms)
+        found: dict[str, Any] = {"group": group_id, "now_ms": now_ms, "error": None}
+        try:
+            shard = shard_of(self.runtime, group_id)
+            wall_ms = self.runtime.wall_ms()
+            if (consumers := shard.consumers.groups.get(group_id)) is not None:
+                found |= explain_consumers(consumers, shard.consumers, self._consumers, wall_ms)
+                shard.consumers.settle(consumers)
+            elif (shares := shard.shares.groups.get(group_id)) is not None:
+                found |= explain_shares(shares, self._share_config, wall_ms)
+                shard.shares.settle(shares)
+            elif (streams := shard.streams.groups.get(group_id)) is not None:
+                found |= explain_streams(streams, shard.streams, self._streams, wall_ms)
+                shard.streams.settle(streams)
+            else:
+                found |= explain_classic(shard.group(group_id), now_ms)
+        except ApiError as error:
+            found["error"] = error.code.name
+        found["rebalances"] = explain_rebalances(self._history.of(group_id))
+        return found
+
+    def describe_consumer_groups(
+        self, request: ConsumerGroupDescribeRequest, now_ms: int
+    ) -> Iterator[ConsumerGroupDescribeResponseDescribedGroup]:
+        """ConsumerGroupDescribe (KIP-848): as `describe_groups`."""
+        default = next(iter(self._consumers.assignors))
+
+        def describe(shard: GroupShard, group_id: str, epoch: int) -> ConsumerGroupDescribeResponseDescribedGroup:
+            return describe_consumer_group(shard.consumers.get(group_id, epoch), epoch, default, self._topics.name_of)
+
+        return self._described(request.group_ids, now_ms, describe, ConsumerGroupDescribeResponseDescribedGroup)
 
     def list_groups(self, request: ListGroupsRequest, now_ms: int) -> Iterator[ListedGroup]:
         """ListGroups: the groups of all partitions that this node coordinates, one after the other: there may be very
@@ -230,22 +424,22 @@ class GroupCoordinator:
         self.runtime.fire_due()
         results = {group_id: DeletableGroupResult(group_id=group_id) for group_id in request.groups_names}
         by_shard: dict[int, tuple[GroupShard, list[str], list[GroupLogRecord]]] = {}
+        written: list[tuple[list[str], Pending[None]]] = []
         for group_id, result in results.items():
             try:
-                shard = self._shard_of(group_id, may_be_empty=True)
-                is_foreign = group_id in shard.foreign_groups
-                if is_foreign and not shard.may_end(group_id):
-                    raise ApiError(ErrorCode.NON_EMPTY_GROUP)
-                if not is_foreign:
-                    shard.group(group_id).check_deletable()
+                shard = shard_of(self.runtime, group_id, may_be_empty=True)
+                ending = shard.ending(group_id)
             except ApiError as error:
                 result.error_code = int(error.code)
+                continue
+            if group_id in shard.shares.groups:
+                written.append(([group_id], self._delete_share_group(shard, group_id)))
                 continue
             _, deleted, records = by_shard.setdefault(shard.partition.index, (shard, [], []))
             deleted.append(group_id)
             records.extend(shard.offsets.tombstones_of_group(group_id))
-            records.extend(shard.foreign_tombstones(group_id) if is_foreign else [GroupRecord(group_id, None)])
-        written = [
+            records.extend(ending)
+        written += [
             (deleted, self.runtime.in_time(shard.partition.write_in_parts(records)))
             for shard, deleted, records in by_shard.values()
         ]
@@ -259,228 +453,21 @@ class GroupCoordinator:
 
         return answer_after_all([outcome for _, outcome in written], finish)
 
-    # -- offsets -------------------------------------------------------------------------------------------------
+    def _delete_share_group(self, shard: GroupShard, group_id: str) -> Pending[None]:
+        """Delete a group without members when its state is deleted at the share coordinator."""
 
-    def offset_commit(
-        self, caller: Caller, request: OffsetCommitRequest, now_ms: int
-    ) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
-        """OffsetCommit: answered when the records are committed; at once where there are only errors."""
-        self.runtime.advance(now_ms)
-        try:
-            shard = self._shard_of(request.group_id, may_be_empty=True)
-        except ApiError as error:
-            return _commit_refused(request, error.code)
-        records, response = shard.offsets.commit(request, caller.api_version, self.runtime.wall_ms())
-        if not records:
-            return response
-        try:
-            self._check_commit(shard, caller, request)
-        except ApiError as error:
-            return fail_commit(response, error.code)
-        self.counters.offset_commits.record(len(records), now_ms)
-        return answer_after(
-            self.runtime.in_time(shard.partition.write(records)),
-            lambda error: response if error is None else fail_commit(response, write_error(error.code)),
-        )
+        def delete(_: None) -> Pending[None]:
+            if group_id not in shard.shares.groups:
+                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
+            return self.runtime.in_time(shard.partition.write_in_parts(shard.ending(group_id)))
 
-    def _check_commit(self, shard: GroupShard, caller: Caller, request: OffsetCommitRequest) -> None:
-        group = shard.groups.get(request.group_id)
-        generation = request.generation_id_or_member_epoch
-        if group is None:
-            shard.check_foreign_commit(request.group_id, generation)
-            if generation < 0:
-                return  # offsets without membership: the commit makes a simple group
-            raise ApiError(
-                ErrorCode.GROUP_ID_NOT_FOUND
-                if caller.api_version >= _GROUP_NOT_FOUND_ON_COMMIT_FROM
-                else ErrorCode.ILLEGAL_GENERATION
-            )
-        group.check_offset_commit(request.member_id, request.group_instance_id, generation, transactional=False)
-        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            shard.rebalancer.touch(group, group.members[request.member_id])
-
-    def txn_offset_commit(
-        self, caller: Caller, request: TxnOffsetCommitRequest, now_ms: int
-    ) -> TxnOffsetCommitResponse | Pending[TxnOffsetCommitResponse]:
-        """TxnOffsetCommit: offsets that count once their transaction is committed. The first of a transaction waits
-        until its coordinator has confirmed that this partition of `__consumer_offsets` is in the transaction; from
-        version 5 on, that adds it (KIP-890)."""
-        self.runtime.advance(now_ms)
-        version = caller.api_version
-        try:
-            index = self._shard_of(request.group_id).partition.index
-            if not self._names_a_partition(request):
-                return self._commit_in_transaction(version, request, None)
-            verified = self._verify(index, request, version)
-        except ApiError as error:
-            return self._txn_commit_failed(request, version, error.code)
-        if not isinstance(verified, Pending):
-            return self._commit_in_transaction(version, request, verified)
-        answer: Pending[TxnOffsetCommitResponse] = Pending()
-
-        def on_verified(verification: Verification | None, error: ApiError | None) -> None:
-            if error is not None:
-                answer.complete(self._txn_commit_failed(request, version, error.code))
-                return
-            done = self._commit_in_transaction(version, request, verification)
-            if isinstance(done, Pending):
-                done.then(answer.settle)
-            else:
-                answer.complete(done)
-
-        verified.then(on_verified)
-        return answer
-
-    def _names_a_partition(self, request: TxnOffsetCommitRequest) -> bool:
-        """Whether it names a partition that exists. Otherwise nothing is committed, so nothing is verified."""
-        has = self._topics.has_partition
-        return any(has(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
-
-    def _commit_in_transaction(
-        self, version: int, request: TxnOffsetCommitRequest, verification: Verification | None
-    ) -> TxnOffsetCommitResponse | Pending[TxnOffsetCommitResponse]:
-        try:
-            shard = self._shard_of(request.group_id)
-            records, response = shard.offsets.commit_in_transaction(request, self.runtime.wall_ms())
-            self._check_commit_in_transaction(shard, request)
-        except ApiError as error:
-            return self._txn_commit_failed(request, version, error.code)
-        if not records:
-            return response
-        if request.producer_id < 0 or request.producer_epoch < 0:
-            return self._txn_commit_failed(request, version, ErrorCode.UNKNOWN_SERVER_ERROR)
-        self.counters.offset_commits.record(len(records), self.runtime.now_ms())
-        producer = TransactionalProducer(request.producer_id, request.producer_epoch, verification)
-        return answer_after(
-            self.runtime.in_time(shard.partition.write_in_transaction(records, None, producer)),
-            lambda error: response if error is None else fail_commit(response, txn_commit_error(error.code, version)),
-        )
-
-    @staticmethod
-    def _check_commit_in_transaction(shard: GroupShard, request: TxnOffsetCommitRequest) -> None:
-        """Fenced by member, generation and static instance (KIP-447); a producer of an older release sends none."""
-        group = shard.groups.get(request.group_id)
-        if group is not None:
-            group.check_offset_commit(
-                request.member_id, request.group_instance_id, request.generation_id, transactional=True
-            )
-        else:
-            shard.check_foreign_commit(request.group_id, request.generation_id)
-            if request.generation_id >= 0:
-                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
-
-    def _txn_commit_failed(
-        self, request: TxnOffsetCommitRequest, version: int, code: ErrorCode
-    ) -> TxnOffsetCommitResponse:
-        """The same error for every partition that exists."""
-        has, translated = self._topics.has_partition, txn_commit_error(code, version)
-        return TxnOffsetCommitResponse(
-            topics=[
-                TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        TxnOffsetCommitResponsePartition(
-                            partition_index=each.partition_index,
-                            error_code=translated
-                            if has(topic.name, each.partition_index)
-                            else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        )
-                        for each in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
-
-    def offset_fetch(
-        self, caller: Caller, request: OffsetFetchRequest, now_ms: int
-    ) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
-        """OffsetFetch: committed offsets, at once. With require_stable the answer waits for the writes before it. It
-        does so without, while some of these are the former leader's: it may have answered them, so they must not seem
-        undone. A group all of whose offsets are requested again is refused: there may be very many."""
-        self.runtime.advance(now_ms)
-        version = caller.api_version
-        groups = group_requests(request, version)
-        whole: set[str] = set()
-        results: list[OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]] = []
-        for group in groups:
-            if group.topics is None and group.group_id in whole:
-                results.append(fetch_failed(group, ErrorCode.INVALID_REQUEST))
-                continue
-            if group.topics is None:
-                whole.add(group.group_id)
-            results.append(self._fetch(group, version, request.require_stable))
-
-        def finish() -> OffsetFetchResponse:
-            settled = [_settled(group, result) for group, result in zip(groups, results, strict=True)]
-            return to_response(groups, settled, version)
-
-        return answer_after_all([result for result in results if isinstance(result, Pending)], finish)
-
-    def _fetch(
-        self, request: OffsetFetchRequestGroup, version: int, require_stable: bool
-    ) -> OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]:
-        try:
-            shard = self._shard_of(request.group_id, may_be_empty=True)
-        except ApiError as error:
-            return fetch_failed(request, error.code)
-        if not require_stable and not shard.partition.predecessor_hw_unknown:
-            return shard.offsets.fetch(request, version, shard.partition.committed_epoch(), require_stable=False)
-        found = shard.offsets.fetch(request, version, require_stable=require_stable)
-        return now_or_later(self.runtime.in_time(shard.partition.write_with([], found)))
-
-    def offset_delete(
-        self, caller: Caller, request: OffsetDeleteRequest, now_ms: int
-    ) -> OffsetDeleteResponse | Pending[OffsetDeleteResponse]:
-        """OffsetDelete (KIP-496): answered when the tombstones are committed."""
-        self.runtime.advance(now_ms)
-        try:
-            shard = self._shard_of(request.group_id)
-            group = shard.group(request.group_id)
-            group.check_offset_delete()
-        except ApiError as error:
-            return OffsetDeleteResponse(error_code=int(error.code))
-        records, response = shard.offsets.delete(group, request)
-        if not records:
-            return response
-        self.counters.offset_deletions.record(len(records), now_ms)
-        return answer_after(
-            self.runtime.in_time(shard.partition.write(records)),
-            lambda error: response if error is None else OffsetDeleteResponse(error_code=int(write_error(error.code))),
-        )
-
-    # -- shards --------------------------------------------------------------------------------------------------
-
-    def _shard_of(self, group_id: str, *, may_be_empty: bool = False) -> GroupShard:
-        """The loaded shard of a group. Old clients that only store offsets use the empty id (KIP-289)."""
-        if not group_id and not may_be_empty:
-            raise ApiError(ErrorCode.INVALID_GROUP_ID)
-        return self.runtime.shard_for(group_id)
+        return self.share_offsets.end_state(shard, shard.shares.get(group_id)).and_then(delete)
 
 
-def _commit_refused(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
-    """The same error for every partition."""
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+def _refusal(response: type[A]) -> Callable[[ApiError], A]:
+    return lambda error: response(error_code=int(error.code), error_message=error.message or None)
 
 
-def _settled(
-    request: OffsetFetchRequestGroup, result: OffsetFetchResponseGroup | Pending[OffsetFetchResponseGroup]
-) -> OffsetFetchResponseGroup:
-    if not isinstance(result, Pending):
-        return result
-    if result.error is not None:
-        return fetch_failed(request, result.error.code)
-    assert result.value is not None
-    return result.value
+def streams_refused(error: ApiError) -> StreamsAnswer:
+    """A StreamsGroupHeartbeat that has failed."""
+    return StreamsAnswer(_refusal(StreamsGroupHeartbeatResponse)(error))

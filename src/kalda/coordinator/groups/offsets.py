@@ -11,14 +11,17 @@ of a former topic were not written where it was deleted while the partition of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
 from kalda.base.errors import ErrorCode
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.coordinator.groups.classic_group import ClassicGroup, GroupState
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.consumer_group import ConsumerGroup
 from kalda.coordinator.groups.records import NO_EXPIRY, CommittedOffset, GroupLogRecord, OffsetRecord
+from kalda.coordinator.groups.streams.group import StreamsGroup
+from kalda.coordinator.groups.topic_catalog import TopicSource
 from kalda.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -35,6 +38,7 @@ from kalda.protocol.messages.offsets import (
 )
 from kalda.protocol.messages.transactions import (
     TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -46,6 +50,7 @@ _NO_RETENTION_TIME = -1
 _MAX_TIME = 2**63 - 1
 """A record holds no later time. A retention past it lasts as long as there are records."""
 TOPIC_IDS_FROM = 10
+TXN_TOPIC_IDS_FROM = 6
 
 TopicPartitionKey: TypeAlias = tuple[str, int]
 GroupOffsets: TypeAlias = TimelineDict[TopicPartitionKey, CommittedOffset]
@@ -53,10 +58,8 @@ PendingKey: TypeAlias = tuple[str, str, int]
 CommitResponse = TypeVar("CommitResponse", OffsetCommitResponse, TxnOffsetCommitResponse)
 
 
-class KnownTopics(Protocol):
+class KnownTopics(TopicSource, Protocol):
     """What the coordinator reads of the cluster's metadata."""
-
-    def name_of(self, topic_id: Uuid) -> str | None: ...
 
     def id_of(self, name: str) -> Uuid | None: ...
 
@@ -82,6 +85,12 @@ class Offsets:
     def count(self) -> int:
         """Committed offsets, those of open transactions not counted. Visits all groups."""
         return sum(len(each) for each in self.by_group.values())
+
+    def committed(self) -> Iterator[tuple[str, str, int, int]]:
+        """Group, topic, partition and offset of each commit, those of open transactions left out."""
+        for group_id, offsets in self.by_group.items():
+            for (topic, partition), value in offsets.items():
+                yield group_id, topic, partition, value.offset
 
     # -- replay --------------------------------------------------------------------------------------------------
 
@@ -182,22 +191,25 @@ class Offsets:
         return records, OffsetCommitResponse(topics=topics)
 
     def commit_in_transaction(
-        self, request: TxnOffsetCommitRequest, wall_ms: int
+        self, request: TxnOffsetCommitRequest, version: int, wall_ms: int
     ) -> tuple[list[GroupLogRecord], TxnOffsetCommitResponse]:
         """As `commit`, of offsets that count once their transaction is committed."""
         records: list[GroupLogRecord] = []
         topics: list[TxnOffsetCommitResponseTopic] = []
         for topic in request.topics:
-            topic_id = self._topics.id_of(topic.name) or ZERO_UUID
+            name = name_in_transaction(self._topics, topic, version)
+            topic_id = topic.topic_id if version >= TXN_TOPIC_IDS_FROM else self._topics.id_of(topic.name) or ZERO_UUID
             results: list[TxnOffsetCommitResponsePartition] = []
             for partition in topic.partitions:
                 index, metadata = partition.partition_index, partition.committed_metadata or ""
-                error = ErrorCode.NONE
-                if not self._topics.has_partition(topic.name, index):
+                if name is None:
+                    error = ErrorCode.UNKNOWN_TOPIC_ID
+                elif not self._topics.has_partition(name, index):
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif self._is_too_large(metadata):
                     error = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 else:
+                    error = ErrorCode.NONE
                     value = CommittedOffset(
                         partition.committed_offset,
                         partition.committed_leader_epoch,
@@ -206,9 +218,9 @@ class Offsets:
                         NO_EXPIRY,
                         topic_id,
                     )
-                    records.append(OffsetRecord(request.group_id, topic.name, index, value))
+                    records.append(OffsetRecord(request.group_id, name, index, value))
                 results.append(TxnOffsetCommitResponsePartition(partition_index=index, error_code=error))
-            topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=results))
+            topics.append(TxnOffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=results))
         return records, TxnOffsetCommitResponse(topics=topics)
 
     def _resolve(self, name: str, topic_id: Uuid, version: int) -> str | None:
@@ -294,7 +306,7 @@ class Offsets:
     # -- deletion ------------------------------------------------------------------------------------------------
 
     def delete(
-        self, group: ClassicGroup | None, request: OffsetDeleteRequest
+        self, group: ClassicGroup | ConsumerGroup | StreamsGroup | None, request: OffsetDeleteRequest
     ) -> tuple[list[GroupLogRecord], OffsetDeleteResponse]:
         """Tombstones for the offsets requested; a topic that members subscribe to keeps its offsets."""
         records: list[GroupLogRecord] = []
@@ -340,18 +352,21 @@ class Offsets:
 
     # -- expiration ----------------------------------------------------------------------------------------------
 
-    def expire(self, group: ClassicGroup, wall_ms: int, records: list[GroupLogRecord]) -> bool:
+    def expire(
+        self, group: ClassicGroup | ConsumerGroup | StreamsGroup, wall_ms: int, records: list[GroupLogRecord]
+    ) -> bool:
         """Add tombstones for the group's expired offsets to `records`; True where none will be left.
 
-        Retention counts from when the group became Empty (KIP-211); of a simple group, and of topics that a Stable
-        consumer group does not subscribe to, from each commit. A client's own retention time (OffsetCommit versions 2
-        to 4) replaces `offsets.retention.minutes`, and counts from the commit.
+        Retention counts from when a classic group became Empty (KIP-211). Of a simple group, of topics that a Stable
+        group of classic consumers does not subscribe to, and in consumer and streams groups (KIP-848, KIP-1071) it
+        counts from each commit. A client's own retention time (OffsetCommit versions 2 to 4) replaces
+        `offsets.retention.minutes`, and counts from the commit.
         """
         offsets = self.by_group.get(group.group_id)
         if offsets is None:
             return not self.has_open_transactions(group.group_id)
         empty_since_ms: int | None = None
-        if group.protocol_type is not None:
+        if isinstance(group, ClassicGroup) and group.protocol_type is not None:
             if group.is_empty:
                 empty_since_ms = group.state_timestamp_ms
             elif not (
@@ -372,6 +387,12 @@ class Offsets:
             else:
                 all_expired = False
         return all_expired and not self.has_open_transactions(group.group_id)
+
+
+def name_in_transaction(topics: KnownTopics, topic: TxnOffsetCommitRequestTopic, version: int) -> str | None:
+    """The name of a topic of TxnOffsetCommit, which has the id instead from version 6 on (KIP-1319); None for an
+    unknown id."""
+    return topic.name if version < TXN_TOPIC_IDS_FROM else topics.name_of(topic.topic_id)
 
 
 def fail_commit(response: CommitResponse, code: ErrorCode) -> CommitResponse:

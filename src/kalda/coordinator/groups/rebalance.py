@@ -22,6 +22,7 @@ from kalda.base.stats import Meter
 from kalda.coordinator.answers import write_error
 from kalda.coordinator.groups.classic_group import NO_ASSIGNMENT, ClassicGroup, ClassicMember, GroupState, JoinWaiter
 from kalda.coordinator.groups.config import GroupCoordinatorConfig
+from kalda.coordinator.groups.rebalance_history import Cause, RebalanceHistory
 from kalda.coordinator.groups.records import GroupLogRecord, GroupRecord
 from kalda.coordinator.timers import CoordinatorTimer, TimerTask
 from kalda.protocol.messages.group_records import GroupMetadataValue
@@ -45,10 +46,11 @@ class Rebalancer:
         now_ms: Callable[[], int],
         wall_ms: Callable[[], int],
         completed: Meter,
+        history: RebalanceHistory,
     ) -> None:
         """`groups` are the shard's, by id; a timer of a group that is not among them fires without effect.
         `checkpoints` are those replayed. `now_ms()` is the time of the event being handled, `wall_ms()` what is stored
-        as a state's timestamp. `completed` counts rebalances."""
+        as a state's timestamp. `completed` counts rebalances, `history` keeps the last ones."""
         self._config = config
         self._timers = timers
         self._groups = groups
@@ -57,19 +59,22 @@ class Rebalancer:
         self._now_ms = now_ms
         self._wall_ms = wall_ms
         self._completed = completed
+        self._history = history
 
     # -- entering ------------------------------------------------------------------------------------------------
 
-    def rebalance_or_complete_join(self, group: ClassicGroup, reason: str) -> Pending[None] | None:
+    def rebalance_or_complete_join(self, group: ClassicGroup, cause: Cause) -> Pending[None] | None:
         """The membership has changed: start a rebalance, or end the join barrier of the one under way if it can end."""
         if group.can_rebalance:
-            return self.prepare(group, reason)
+            return self.prepare(group, cause)
+        self._history.add_cause(group.group_id, cause)
         return self.maybe_complete_join(group)
 
-    def prepare(self, group: ClassicGroup, reason: str) -> Pending[None] | None:
+    def prepare(self, group: ClassicGroup, cause: Cause) -> Pending[None] | None:
         """Open the join barrier; members that wait for an assignment must join again."""
-        log.info("group %s: rebalance after generation %d: %s", group.group_id, group.generation, reason)
+        log.info("group %s: rebalance after generation %d: %s", group.group_id, group.generation, cause)
         former = group.state
+        self._history.begin(group.group_id, group.generation, cause, self._now_ms())
         self._end_sync_barrier(group)
         group.transition_to(GroupState.PREPARING_REBALANCE, self._wall_ms())
         if former is GroupState.EMPTY:
@@ -96,7 +101,8 @@ class Rebalancer:
     def complete_join(self, group: ClassicGroup) -> Pending[None] | None:
         """End the join barrier without the dynamic members that have not joined; the others are the next generation."""
         self._disarm(group.join_timer)
-        for member in [m for m in group.members.values() if m.awaiting_join is None and m.instance_id is None]:
+        late = [m for m in group.members.values() if m.awaiting_join is None and m.instance_id is None]
+        for member in late:
             group.remove(member.member_id)
             self._disarm(member.session_timer)
         if group.state is GroupState.DEAD:
@@ -108,9 +114,20 @@ class Rebalancer:
         group.start_next_generation(self._wall_ms())
         if group.is_empty:
             log.info("group %s: empty at generation %d", group.group_id, group.generation)
+            self._history.end(group.group_id, "no members are left", self._now_ms())
             return self._write([GroupRecord(group.group_id, group.to_record())])
         log.info("group %s: generation %d has %d members", group.group_id, group.generation, len(group.members))
         members = list(group.members.values())
+        last, last_ms = group.last_joined()
+        self._history.joined(
+            group.group_id,
+            self._now_ms(),
+            generation=group.generation,
+            member_count=len(members),
+            last=last,
+            last_ms=last_ms,
+            removed=late,
+        )
         responses = [self.join_response(group, member.member_id) for member in members]
         for member in members:
             self.touch(group, member)
@@ -166,10 +183,11 @@ class Rebalancer:
                 for member in group.members.values():
                     member.assignment = NO_ASSIGNMENT
                 self._answer_syncs(group, code)
-                self.rebalance_or_complete_join(group, f"{code.name} while the assignment was written")
+                self.rebalance_or_complete_join(group, Cause(f"{code.name} while the assignment was written"))
                 return
             group.become_stable(self._checkpoints[group.group_id])
             self._completed.record(1, self._now_ms())
+            self._history.end(group.group_id, "assigned", self._now_ms())
             self._answer_syncs(group, ErrorCode.NONE)
 
         if group.is_assignment_being_written:
@@ -208,11 +226,11 @@ class Rebalancer:
             if self._groups.get(group.group_id) is not group or group.generation != generation:
                 return
             if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) and group.pending_syncs:
-                missing = list(group.pending_syncs)
-                for member_id in missing:
-                    self._disarm(group.members[member_id].session_timer)
-                    group.remove(member_id)
-                self.prepare(group, f"no SyncGroup from {', '.join(missing)}")
+                missing = [group.members[member_id] for member_id in group.pending_syncs]
+                for member in missing:
+                    self._disarm(member.session_timer)
+                    group.remove(member.member_id)
+                self.prepare(group, Cause("no SyncGroup in time", missing))
 
         group.sync_timer = self._rearm(group.sync_timer, elapsed, group.rebalance_timeout_ms())
 
@@ -255,9 +273,11 @@ class Rebalancer:
         log.info("group %s: the session of member %s ended", group.group_id, member.member_id)
         self.expel(group, member)
         if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-            self.rebalance_or_complete_join(group, f"the session of member {member.member_id} ended")
-        elif group.state is GroupState.PREPARING_REBALANCE and group.all_members_joined():
-            self.complete_join(group)
+            self.rebalance_or_complete_join(group, Cause("session ended", (member,)))
+        elif group.state is GroupState.PREPARING_REBALANCE:
+            self._history.add_cause(group.group_id, Cause("session ended", (member,)))
+            if group.all_members_joined():
+                self.complete_join(group)
 
     def expel(self, group: ClassicGroup, member: ClassicMember) -> None:
         """Remove a member. Its parked JoinGroup gets UNKNOWN_MEMBER_ID: a living client joins again without an id."""
@@ -272,19 +292,21 @@ class Rebalancer:
         for member in group.members.values():
             self.touch(group, member)
         if len(group.members) > self._config.max_group_size:
-            self.prepare(group, f"loaded with {len(group.members)} members, more than group.max.size")
+            self.prepare(group, Cause(f"loaded with {len(group.members)} members, more than group.max.size"))
 
     def end_now(self, group: ClassicGroup, code: ErrorCode) -> None:
         """This node no longer coordinates the group: answer every member that waits with `code`."""
+        self._history.end(group.group_id, "another broker coordinates the group", self._now_ms())
         self._stop(group)
         self._answer_waiting(group, code)
 
-    def end_soon(self, group: ClassicGroup, code: ErrorCode) -> None:
-        """A replayed record removes the group. Members that wait are answered with `code` by a timer, as soon as the
+    def end_soon(self, group: ClassicGroup, code: Callable[[], ErrorCode]) -> None:
+        """A replayed record removes the group. Members that wait are answered with `code()` by a timer, as soon as the
         write that the record belongs to is complete: a replay must not call out."""
+        self._history.end(group.group_id, "the group was removed, or has become one of another kind", self._now_ms())
         self._stop(group)
         if any(member.awaiting_join or member.awaiting_sync for member in group.members.values()):
-            self._timers.arm(TimerTask(lambda _: self._answer_waiting(group, code)), self._now_ms())
+            self._timers.arm(TimerTask(lambda _: self._answer_waiting(group, code())), self._now_ms())
 
     def _stop(self, group: ClassicGroup) -> None:
         group.transition_to(GroupState.DEAD, self._wall_ms())
@@ -315,7 +337,7 @@ class Rebalancer:
             self._timers.disarm(timer)
 
     def admit(
-        self, group: ClassicGroup, member: ClassicMember, protocol_type: str, waiter: JoinWaiter, reason: str
+        self, group: ClassicGroup, member: ClassicMember, protocol_type: str, waiter: JoinWaiter, cause: Cause
     ) -> Pending[None] | None:
         """Add a new member whose JoinGroup is parked, and rebalance."""
         member.is_new = True
@@ -324,4 +346,4 @@ class Rebalancer:
         self._disarm(group.pending_joins.get(member.member_id))
         group.add(member, protocol_type, waiter)
         self.touch(group, member, self._config.new_member_join_timeout_ms)
-        return self.rebalance_or_complete_join(group, reason)
+        return self.rebalance_or_complete_join(group, cause)

@@ -1,7 +1,7 @@
 """The records of `__consumer_offsets` that the coordinator reads and writes, and their bytes.
 
-There are three kinds: an offset commit, a classic group's checkpoint, and a record of another group type, of which
-only the key is decoded. A record without a value is a tombstone.
+There are three: an offset commit, a classic group's checkpoint, and a record of a group of another kind. A record
+without a value is a tombstone.
 
 Value versions are those that Apache Kafka 4.3 writes, so that it can take the log over: an offset commit is version
 4 (the topic id is its tagged field), or 1 where the client set a retention time, since only that version has an
@@ -10,23 +10,36 @@ expiry; a group is version 3, the last before flexible versions, which older rel
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
 from kalda.base.ids import ZERO_UUID, Uuid
 from kalda.protocol.messages.group_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupMetadataKey,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMetadataKey,
     GroupMetadataKey,
     GroupMetadataValue,
     LegacyOffsetCommitKey,
     LegacyOffsetCommitValue,
     OffsetCommitKey,
     OffsetCommitValue,
+    ShareGroupCurrentMemberAssignmentKey,
     ShareGroupMemberMetadataKey,
     ShareGroupMetadataKey,
+    ShareGroupStatePartitionMetadataKey,
+    ShareGroupTargetAssignmentMemberKey,
+    ShareGroupTargetAssignmentMetadataKey,
+    StreamsGroupCurrentMemberAssignmentKey,
     StreamsGroupMemberMetadataKey,
     StreamsGroupMetadataKey,
+    StreamsGroupTargetAssignmentMemberKey,
+    StreamsGroupTargetAssignmentMetadataKey,
+    StreamsGroupTopologyKey,
 )
 from kalda.protocol.notation import Buffer, RecordBody
 from kalda.protocol.record_framing import (
@@ -39,12 +52,42 @@ OFFSET_VALUE_VERSION = 4
 OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 GROUP_VALUE_VERSION = 3
 NO_EXPIRY = -1
-_GROUP_TYPES: dict[type[RecordBody], str] = {
-    ConsumerGroupMetadataKey: "consumer",
-    ShareGroupMetadataKey: "share",
-    StreamsGroupMetadataKey: "streams",
-}
-_MEMBERS = (ConsumerGroupMemberMetadataKey, ShareGroupMemberMetadataKey, StreamsGroupMemberMetadataKey)
+_CONSUMER_KEYS: Final[frozenset[type[RecordBody]]] = frozenset(
+    {
+        ConsumerGroupCurrentMemberAssignmentKey,
+        ConsumerGroupMemberMetadataKey,
+        ConsumerGroupMetadataKey,
+        ConsumerGroupPartitionMetadataKey,
+        ConsumerGroupRegularExpressionKey,
+        ConsumerGroupTargetAssignmentMemberKey,
+        ConsumerGroupTargetAssignmentMetadataKey,
+    }
+)
+"""The keys of records of consumer groups."""
+SHARE_KEYS: Final[frozenset[type[RecordBody]]] = frozenset(
+    {
+        ShareGroupCurrentMemberAssignmentKey,
+        ShareGroupMemberMetadataKey,
+        ShareGroupMetadataKey,
+        ShareGroupStatePartitionMetadataKey,
+        ShareGroupTargetAssignmentMemberKey,
+        ShareGroupTargetAssignmentMetadataKey,
+    }
+)
+"""The keys of records of share groups."""
+STREAMS_KEYS: Final[frozenset[type[RecordBody]]] = frozenset(
+    {
+        StreamsGroupCurrentMemberAssignmentKey,
+        StreamsGroupMemberMetadataKey,
+        StreamsGroupMetadataKey,
+        StreamsGroupTargetAssignmentMemberKey,
+        StreamsGroupTargetAssignmentMetadataKey,
+        StreamsGroupTopologyKey,
+    }
+)
+"""The keys of records of streams groups."""
+_OF_KINDS: Final[frozenset[type[RecordBody]]] = _CONSUMER_KEYS | SHARE_KEYS | STREAMS_KEYS
+"""Keys of records of all kinds of groups, beside the classic one."""
 NO_LEADER_EPOCH = -1
 
 
@@ -80,21 +123,15 @@ class GroupRecord(NamedTuple):
     value: GroupMetadataValue | None
 
 
-class ForeignRecord(NamedTuple):
-    """A record of another group type.
+class KindRecord(NamedTuple):
+    """A record of a group of another kind than the classic one."""
 
-    `group_type` is set on the record by which such a group exists, or with no value exists no longer; None on others.
-    `is_member`: on the record by which a member exists.
-    """
-
-    key: bytes
-    value: bytes | None
     group_id: str
-    group_type: str | None
-    is_member: bool
+    key: RecordBody
+    value: RecordBody | None
 
 
-GroupLogRecord: TypeAlias = OffsetRecord | GroupRecord | ForeignRecord
+GroupLogRecord: TypeAlias = OffsetRecord | GroupRecord | KindRecord
 
 
 MAX_GROUP_BYTES = 16 * 1024 * 1024
@@ -128,8 +165,8 @@ def encode_record(record: GroupLogRecord) -> tuple[bytes, bytes | None]:
                 ErrorCode.RECORD_LIST_TOO_LARGE, f"group {record.group_id} has more than {MAX_GROUP_BYTES} bytes"
             )
         return encode_coordinator_record(GroupMetadataKey(group=record.group_id), record.value, GROUP_VALUE_VERSION)
-    foreign = cast(ForeignRecord, record)
-    return foreign.key, foreign.value
+    kind = cast(KindRecord, record)
+    return encode_coordinator_record(kind.key, kind.value)
 
 
 def decode_record(key: Buffer, value: Buffer | None) -> GroupLogRecord:
@@ -145,13 +182,10 @@ def decode_record(key: Buffer, value: Buffer | None) -> GroupLogRecord:
         )
     if isinstance(decoded_key, GroupMetadataKey):
         return GroupRecord(decoded_key.group, None if value is None else _decode_group(value))
-    return ForeignRecord(
-        bytes(key),
-        None if value is None else bytes(value),
-        getattr(decoded_key, "group_id", ""),
-        _GROUP_TYPES.get(type(decoded_key)),
-        isinstance(decoded_key, _MEMBERS),
-    )
+    group_id = getattr(decoded_key, "group_id", "")
+    assert type(decoded_key) in _OF_KINDS, decoded_key
+    body = None if value is None else decode_coordinator_value("group_records", decoded_key.RECORD_TYPE, value).record
+    return KindRecord(group_id, decoded_key, body)
 
 
 def _decode_group(value: Buffer) -> GroupMetadataValue:

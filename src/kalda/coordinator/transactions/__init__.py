@@ -10,7 +10,7 @@ broker leads a partition is looked up through a function; authorization is done 
 - `shard.py`: one partition: replay, completion, timeouts, expiry
 - `states.py`: the states, and which may follow which
 - `metadata.py`: what is stored of an id, and its transitions
-- `ending.py`: EndTxn: whether a transaction may end
+- `end_transaction.py`: EndTxn: whether a transaction may end
 - `markers.py`: the queues of markers that are to be written
 - `records.py`: the log's records and their bytes
 - `config.py`: broker configs

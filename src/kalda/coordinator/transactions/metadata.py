@@ -12,7 +12,7 @@ Apache Kafka before 4.3 may have left open transactions with `MAX_EPOCH` in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -168,11 +168,3 @@ class TransactionMetadata(NamedTuple):
     def _to(self, state: TransactionState, **changes: Any) -> TransactionMetadata:
         assert self.state in VALID_PREVIOUS[state], f"{state.label} does not follow {self.state.label}"
         return self._replace(state=state, previous_producer_id=self.producer_id, **changes)
-
-
-def grouped(partitions: Iterable[tuple[str, int]]) -> Partitions:
-    """Partitions by topic, in the order in which the topics are first named."""
-    topics: dict[str, set[int]] = {}
-    for topic, partition in partitions:
-        topics.setdefault(topic, set()).add(partition)
-    return {topic: frozenset(numbers) for topic, numbers in topics.items()}

@@ -10,7 +10,7 @@ When a prepared state is committed, whether this node has written it or loaded i
 sent (`Markers`); when they are written, the complete state is appended. An append that fails is tried again, without
 limit, for as long as this node leads.
 
-Timed-out transactions are aborted, and unused ids deleted, by timers, a bounded number at a time.
+Timed-out transactions are aborted, and unused ids deleted, by timers, in steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from kalda.base.background import Steps
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import Uuid
 from kalda.base.pending import Pending
 from kalda.coordinator.partition import CoordinatorPartition
-from kalda.coordinator.timers import CoordinatorTimer, TimerTask
+from kalda.coordinator.timers import CoordinatorTimer, EventClock, TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig
 from kalda.coordinator.transactions.markers import Completion
 from kalda.coordinator.transactions.metadata import (
@@ -39,25 +40,13 @@ from kalda.statemachine.timeline import TimelineDict, TimelineSet
 
 log = logging.getLogger(__name__)
 
-_ABORTS_AT_ONCE = 100
-"""Timed-out transactions that are aborted by one call of the timer."""
-_SLICE_PAUSE_MS = 1
-"""Between two calls of one pass."""
-_EXPIRY_SLICE = 5_000
-"""Ids that one call of the timer checks for expiry."""
+_IDS_A_STEP = 200
+"""Ids that one step checks, and perhaps deletes: at most some 5 us each."""
 _TOMBSTONE_BYTES = 256 * 1024
 """Keys in one batch of tombstones; an id may have 32 KiB."""
 _FIRST_RETRY_MS = 20
 _LAST_RETRY_MS = 1_000
 _MAX_DOUBLINGS = 6
-
-
-class TransactionClock(Protocol):
-    """The time of the event that is being handled."""
-
-    def now_ms(self) -> int: ...
-
-    def wall_ms(self) -> int: ...
 
 
 class Markers(Protocol):
@@ -88,7 +77,7 @@ class TransactionShard:
         partition: CoordinatorPartition[TransactionRecord],
         config: TransactionConfig,
         timers: CoordinatorTimer,
-        clock: TransactionClock,
+        clock: EventClock,
         markers: Markers,
         producer_ids: ProducerIdSource,
         transaction_version: Callable[[], int],
@@ -122,8 +111,6 @@ class TransactionShard:
         self._rearm = rearm
         self._aborting = TimerTask(self._abort_timed_out)
         self._expiring = TimerTask(self._expire)
-        self._expiry_left: list[str] = []
-        """Ids that the pass under way has still to check."""
         self._retrying = TimerTask(self._retry_completions)
         self._unwritten: dict[str, None] = {}
         """Ids whose markers are written, but whose complete state could not be appended, in order."""
@@ -171,7 +158,8 @@ class TransactionShard:
         self._timers.arm(self._aborting, now_ms + self._config.abort_interval_ms)
         self._timers.arm(self._expiring, now_ms + self._config.expiration_interval_ms)
         prepared = list(self.prepared)
-        log.info(
+        log.log(
+            logging.INFO if self.ongoing or prepared else logging.DEBUG,  # the runtime counts those without
             "partition %d of __transaction_state is loaded in epoch %d: %d transactional ids, %d open transactions, "
             "%d whose markers are to be written",
             self.partition.index,
@@ -311,18 +299,18 @@ class TransactionShard:
 
     # -- timers --------------------------------------------------------------------------------------------------
 
-    def _abort_timed_out(self, now_ms: int) -> None:
+    def _abort_timed_out(self, _now_ms: int) -> Steps[None]:
         """Abort transactions that are open for longer than their timeout."""
-        aborted = 0
-        delay_ms = self._config.abort_interval_ms
-        for transactional_id in list(self.ongoing):
-            metadata = self.transactions[transactional_id]
-            if transactional_id in self.pending or not self._has_timed_out(transactional_id, metadata):
+        for index, transactional_id in enumerate(list(self.ongoing), 1):
+            if index % _IDS_A_STEP == 0:
+                yield
+            if not self.partition.is_active:
+                return
+            metadata = self.transactions.get(transactional_id)
+            if metadata is None or transactional_id in self.pending:
                 continue
-            if aborted == _ABORTS_AT_ONCE:
-                delay_ms = _SLICE_PAUSE_MS
-                break
-            aborted += 1
+            if not self._has_timed_out(transactional_id, metadata):
+                continue
             log.info(
                 "%s: its transaction is open since %d, for more than its timeout of %d ms, and is aborted",
                 transactional_id,
@@ -335,8 +323,12 @@ class TransactionShard:
                     "%s: its timed-out transaction stays open until the next check: %s", transactional_id, error
                 )
                 break
+            yield
+        self._arm(self._aborting, self._config.abort_interval_ms)
+
+    def _arm(self, timer: TimerTask, delay_ms: int) -> None:
         if self.partition.is_active:
-            self._timers.arm(self._aborting, self._clock.now_ms() + delay_ms)
+            self._timers.arm(timer, self._clock.now_ms() + delay_ms)
 
     def _abort(self, transactional_id: str, next_producer_id: int = NO_PRODUCER_ID) -> ApiError | None:
         """Abort the transaction, now or when there is a producer id for it; the error where that is known to fail."""
@@ -372,33 +364,35 @@ class TransactionShard:
             self._deadlines[transactional_id] = metadata.start_ms, deadline_ms
         return deadline_ms < self._clock.now_ms()
 
-    def _expire(self, now_ms: int) -> None:
-        """Delete ids that have not been used for long, those of a slice in each call."""
-        if not self._expiry_left:
-            self._expiry_left = list(self.transactions)
-        checked, self._expiry_left = self._expiry_left[-_EXPIRY_SLICE:], self._expiry_left[:-_EXPIRY_SLICE]
+    def _expire(self, _now_ms: int) -> Steps[None]:
+        """Delete ids that have not been used for long."""
         limit_ms = self._clock.wall_ms() - self._config.expiration_ms
         expired: list[str] = []
         size_bytes = 0
-        for transactional_id in checked:
-            metadata = self.transactions.get(transactional_id)
-            if (
-                metadata is None
-                or transactional_id in self.pending
-                or not metadata.state.may_expire
-                or metadata.last_update_ms > limit_ms
-            ):
-                continue
-            metadata.dead()
-            expired.append(transactional_id)
-            size_bytes += len(transactional_id)
-            if size_bytes >= _TOMBSTONE_BYTES:
+        for index, transactional_id in enumerate(list(self.transactions), 1):
+            if self._has_expired(transactional_id, limit_ms):
+                expired.append(transactional_id)
+                size_bytes += len(transactional_id)
+            if index % _IDS_A_STEP == 0 or size_bytes >= _TOMBSTONE_BYTES:
                 self._delete(expired)
                 expired, size_bytes = [], 0
+                yield
+                if not self.partition.is_active:
+                    return
         self._delete(expired)
-        if self.partition.is_active:
-            delay_ms = _SLICE_PAUSE_MS if self._expiry_left else self._config.expiration_interval_ms
-            self._timers.arm(self._expiring, self._clock.now_ms() + delay_ms)
+        self._arm(self._expiring, self._config.expiration_interval_ms)
+
+    def _has_expired(self, transactional_id: str, limit_ms: int) -> bool:
+        metadata = self.transactions.get(transactional_id)
+        if (
+            metadata is None
+            or transactional_id in self.pending
+            or not metadata.state.may_expire
+            or metadata.last_update_ms > limit_ms
+        ):
+            return False
+        metadata.dead()
+        return True
 
     def _delete(self, transactional_ids: list[str]) -> None:
         if not transactional_ids:

@@ -28,7 +28,7 @@ from kalda.coordinator.partition import CoordinatorPartition
 from kalda.coordinator.runtime import CoordinatorLog, CoordinatorRuntime
 from kalda.coordinator.timers import TimerTask
 from kalda.coordinator.transactions.config import TransactionConfig
-from kalda.coordinator.transactions.ending import refuse_end
+from kalda.coordinator.transactions.end_transaction import refuse_end
 from kalda.coordinator.transactions.metadata import (
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -138,7 +138,6 @@ class TransactionCoordinator:
         self.config = config
         self.rearm: Callable[[], None] = lambda: None
         """Called when the runtime's next deadline may be earlier, outside of a request."""
-        self.transaction_version = transaction_version
         self._producer_ids = producer_ids
 
         def make_shard(

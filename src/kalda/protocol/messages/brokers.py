@@ -139,6 +139,16 @@ class UnregisterBrokerResponse(Response, key=64, versions="0", flexible="0+"):
     error_message: String | None = ""
 
 
+class UnregisterControllerRequest(Request, key=94, versions="0", flexible="0+"):
+    controller_id: Int32 = 0
+
+
+class UnregisterControllerResponse(Response, key=94, versions="0", flexible="0+"):
+    throttle_time_ms: Int32 = 0
+    error_code: Int16 = 0
+    error_message: String | None = ""
+
+
 class AllocateProducerIdsRequest(Request, key=67, versions="0", flexible="0+"):
     broker_id: Int32 = 0
     broker_epoch: Int64 = -1

@@ -262,6 +262,8 @@ class StreamsGroupMetadataValue(RecordBody, id=17, versions="0", flexible="0+"):
     metadata_hash: Int64 = 0
     validated_topology_epoch: Int32 = field("0+", default=-1, tag=0)
     last_assignment_configs: list[LastAssignmentConfig] | None = field("0+", default=[], tag=1)
+    stored_description_topology_epoch: Int32 = field("0+", default=-1, tag=2)
+    failed_description_topology_epoch: Int32 = field("0+", default=-1, tag=3)
 
 
 class StreamsGroupMemberMetadataKey(RecordBody, id=19, versions="0"):

@@ -185,15 +185,16 @@ class ListGroupsResponse(Response, key=16, versions="0-5", flexible="3+"):
     groups: list[ListedGroup] = []
 
 
-class DeleteGroupsRequest(Request, key=42, versions="0-2", flexible="2+"):
+class DeleteGroupsRequest(Request, key=42, versions="0-3", flexible="2+"):
     groups_names: list[String] = []
 
 
 class DeletableGroupResult(Struct):
     group_id: String = ""
     error_code: Int16 = 0
+    error_message: String | None = field("3+", default=None, ignorable=True)
 
 
-class DeleteGroupsResponse(Response, key=42, versions="0-2", flexible="2+"):
+class DeleteGroupsResponse(Response, key=42, versions="0-3", flexible="2+"):
     throttle_time_ms: Int32 = 0
     results: list[DeletableGroupResult] = []

@@ -56,9 +56,11 @@ class MetadataResponse(Response, key=3, versions="0-13", flexible="9+"):
     cluster_authorized_operations: Int32 = field("8-10", default=-2147483648)
 
 
-class ApiVersionsRequest(Request, key=18, versions="0-4", flexible="3+"):
+class ApiVersionsRequest(Request, key=18, versions="0-5", flexible="3+"):
     client_software_name: String = field("3+", default="", ignorable=True)
     client_software_version: String = field("3+", default="", ignorable=True)
+    cluster_id: String | None = field("5+", default=None, ignorable=True)
+    node_id: Int32 = field("5+", default=-1, ignorable=True)
 
 
 class ApiVersion(Struct):
@@ -79,7 +81,7 @@ class FinalizedFeatureKey(Struct):
     min_version_level: Int16 = 0
 
 
-class ApiVersionsResponse(Response, key=18, versions="0-4", flexible="3+"):
+class ApiVersionsResponse(Response, key=18, versions="0-5", flexible="3+"):
     error_code: Int16 = 0
     api_keys: list[ApiVersion] = []
     throttle_time_ms: Int32 = field("1+", default=0, ignorable=True)

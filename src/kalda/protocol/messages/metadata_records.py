@@ -225,3 +225,7 @@ class RegisterControllerRecord(RecordBody, id=27, versions="0", flexible="0+"):
 
 class ClearElrRecord(RecordBody, id=28, versions="0", flexible="0+"):
     topic_name: String = ""
+
+
+class UnregisterControllerRecord(RecordBody, id=29, versions="0", flexible="0+"):
+    controller_id: Int32 = 0

@@ -1,4 +1,4 @@
-"""Files beside a log: the producer snapshot."""
+"""Files beside a log: the producer snapshot, an entry of the index of aborted transactions."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ class ProducerEntry(Struct):
 class ProducerSnapshot(Message, versions="1"):
     crc: UInt32 = 0
     producer_entries: list[ProducerEntry] = []
+
+
+class AbortedTxn(Message, versions="0"):
+    producer_id: Int64 = 0
+    first_offset: Int64 = 0
+    last_offset: Int64 = 0
+    last_stable_offset: Int64 = 0

@@ -1,8 +1,11 @@
-"""Streams groups of KIP-1071: StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)."""
+"""Streams groups of KIP-1071: StreamsGroupHeartbeat (88), StreamsGroupDescribe (89),
+StreamsGroupTopologyDescriptionUpdate (93)."""
 
 from __future__ import annotations
 
-from kalda.protocol.notation import Bool, Int8, Int16, Int32, Int64, Request, Response, String, Struct, UInt16
+from enum import IntEnum
+
+from kalda.protocol.notation import Bool, Int8, Int16, Int32, Int64, Request, Response, String, Struct, UInt16, field
 
 
 class StreamsGroupHeartbeatRequestKeyValue(Struct):
@@ -54,7 +57,7 @@ class StreamsGroupHeartbeatRequestTaskOffset(Struct):
     offset: Int64 = 0
 
 
-class StreamsGroupHeartbeatRequest(Request, key=88, versions="0", flexible="0+"):
+class StreamsGroupHeartbeatRequest(Request, key=88, versions="0-1", flexible="0+"):
     group_id: String = ""
     member_id: String = ""
     member_epoch: Int32 = 0
@@ -72,6 +75,18 @@ class StreamsGroupHeartbeatRequest(Request, key=88, versions="0", flexible="0+")
     task_offsets: list[StreamsGroupHeartbeatRequestTaskOffset] | None = None
     task_end_offsets: list[StreamsGroupHeartbeatRequestTaskOffset] | None = None
     shutdown_application: Bool = False
+
+
+class StreamsGroupStatus(IntEnum):
+    """What a member is told of the group, though its heartbeat was taken."""
+
+    STALE_TOPOLOGY = 0
+    MISSING_SOURCE_TOPICS = 1
+    INCORRECTLY_PARTITIONED_TOPICS = 2
+    MISSING_INTERNAL_TOPICS = 3
+    SHUTDOWN_APPLICATION = 4
+    ASSIGNMENT_DELAYED = 5
+    MISSING_CLIENT_TAGS = 6
 
 
 class Status(Struct):
@@ -100,26 +115,55 @@ class EndpointToPartitions(Struct):
     standby_partitions: list[StreamsGroupHeartbeatResponseTopicPartition] = []
 
 
-class StreamsGroupHeartbeatResponse(Response, key=88, versions="0", flexible="0+"):
+class StreamsGroupHeartbeatResponse(Response, key=88, versions="0-1", flexible="0+"):
     throttle_time_ms: Int32 = 0
     error_code: Int16 = 0
     error_message: String | None = None
     member_id: String = ""
     member_epoch: Int32 = 0
     heartbeat_interval_ms: Int32 = 0
-    acceptable_recovery_lag: Int32 = 0
+    acceptable_recovery_lag_legacy: Int32 = field("0", default=0)
     task_offset_interval_ms: Int32 = 0
+    acceptable_recovery_lag: Int64 = field("1+", default=-1, ignorable=True)
     status: list[Status] | None = []
     active_tasks: list[StreamsGroupHeartbeatResponseTaskIds] | None = None
     standby_tasks: list[StreamsGroupHeartbeatResponseTaskIds] | None = None
     warmup_tasks: list[StreamsGroupHeartbeatResponseTaskIds] | None = None
+    topology_description_required: Bool = field("1+", default=False)
     endpoint_information_epoch: Int32 = 0
     partitions_by_user_endpoint: list[EndpointToPartitions] | None = None
 
 
-class StreamsGroupDescribeRequest(Request, key=89, versions="0", flexible="0+"):
+class StreamsTopologyNode(Struct):
+    name: String = ""
+    node_type: Int8 = 0
+    source_topics: list[String] = []
+    sink_topic: String | None = None
+    stores: list[String] = []
+    successors: list[String] = []
+
+
+class StreamsSubtopologyDescription(Struct):
+    subtopology_id: String = ""
+    nodes: list[StreamsTopologyNode] = []
+
+
+class StreamsGlobalStore(Struct):
+    source: StreamsTopologyNode = StreamsTopologyNode()
+    processor: StreamsTopologyNode = StreamsTopologyNode()
+
+
+class StreamsTopologyDescription(Struct):
+    """The nodes of a topology, as `Topology.describe` of Kafka Streams lists them (KIP-1331)."""
+
+    subtopologies: list[StreamsSubtopologyDescription] = []
+    global_stores: list[StreamsGlobalStore] = []
+
+
+class StreamsGroupDescribeRequest(Request, key=89, versions="0-1", flexible="0+"):
     group_ids: list[String] = []
     include_authorized_operations: Bool = False
+    include_topology_description: Bool = field("1+", default=False)
 
 
 class StreamsGroupDescribeResponseKeyValue(Struct):
@@ -197,8 +241,24 @@ class StreamsGroupDescribeResponseDescribedGroup(Struct):
     topology: StreamsGroupDescribeResponseTopology | None = None
     members: list[StreamsGroupDescribeResponseMember] = []
     authorized_operations: Int32 = -2147483648
+    topology_description: StreamsTopologyDescription | None = field("1+", default=None)
+    topology_description_status: Int8 = field("1+", default=0)
+    assignor_name: String | None = field("1+", default=None, ignorable=True)
 
 
-class StreamsGroupDescribeResponse(Response, key=89, versions="0", flexible="0+"):
+class StreamsGroupDescribeResponse(Response, key=89, versions="0-1", flexible="0+"):
     throttle_time_ms: Int32 = 0
     groups: list[StreamsGroupDescribeResponseDescribedGroup] = []
+
+
+class StreamsGroupTopologyDescriptionUpdateRequest(Request, key=93, versions="0", flexible="0+"):
+    group_id: String = ""
+    member_id: String = ""
+    topology_epoch: Int32 = 0
+    topology_description: StreamsTopologyDescription = StreamsTopologyDescription()
+
+
+class StreamsGroupTopologyDescriptionUpdateResponse(Response, key=93, versions="0", flexible="0+"):
+    throttle_time_ms: Int32 = 0
+    error_code: Int16 = 0
+    error_message: String | None = None

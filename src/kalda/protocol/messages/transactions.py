@@ -6,7 +6,19 @@ InitProducerId (22), AddPartitionsToTxn (24) to TxnOffsetCommit (28), DescribePr
 
 from __future__ import annotations
 
-from kalda.protocol.notation import Bool, Int8, Int16, Int32, Int64, Request, Response, String, Struct, field
+from kalda.base.ids import ZERO_UUID, Uuid
+from kalda.protocol.notation import (
+    Bool,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Request,
+    Response,
+    String,
+    Struct,
+    field,
+)
 
 
 class InitProducerIdRequest(Request, key=22, versions="0-6", flexible="2+"):
@@ -141,16 +153,17 @@ class TxnOffsetCommitRequestPartition(Struct):
 
 
 class TxnOffsetCommitRequestTopic(Struct):
-    name: String = ""
+    name: String = field("0-5", default="", ignorable=True)
+    topic_id: Uuid = field("6+", default=ZERO_UUID, ignorable=True)
     partitions: list[TxnOffsetCommitRequestPartition] = []
 
 
-class TxnOffsetCommitRequest(Request, key=28, versions="0-5", flexible="3+"):
+class TxnOffsetCommitRequest(Request, key=28, versions="0-6", flexible="3+"):
     transactional_id: String = ""
     group_id: String = ""
     producer_id: Int64 = 0
     producer_epoch: Int16 = 0
-    generation_id: Int32 = field("3+", default=-1)
+    generation_id_or_member_epoch: Int32 = field("3+", default=-1)
     member_id: String = field("3+", default="")
     group_instance_id: String | None = field("3+", default=None)
     topics: list[TxnOffsetCommitRequestTopic] = []
@@ -162,11 +175,12 @@ class TxnOffsetCommitResponsePartition(Struct):
 
 
 class TxnOffsetCommitResponseTopic(Struct):
-    name: String = ""
+    name: String = field("0-5", default="", ignorable=True)
+    topic_id: Uuid = field("6+", default=ZERO_UUID, ignorable=True)
     partitions: list[TxnOffsetCommitResponsePartition] = []
 
 
-class TxnOffsetCommitResponse(Response, key=28, versions="0-5", flexible="3+"):
+class TxnOffsetCommitResponse(Response, key=28, versions="0-6", flexible="3+"):
     throttle_time_ms: Int32 = 0
     topics: list[TxnOffsetCommitResponseTopic] = []
 

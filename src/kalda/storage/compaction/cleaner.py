@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
-from kalda.storage.compaction.cleaning import Cleanable, Cleaning, CleaningFigures, MapTooSmall
+from kalda.storage.compaction.cleaning_run import Cleanable, Cleaning, CleaningFigures, MapTooSmall
 from kalda.storage.config import MAX_INT64
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager
@@ -272,22 +272,3 @@ class LogCleaner:
                 error,
                 exc_info=None if isinstance(error, ApiError) else error,
             )
-
-    def clean(self, now_ms: int) -> int:
-        """Everything that there is to clean, here and now; the number of cleanings. For tools and tests."""
-        count = 0
-        while (cleaning := self.choose(now_ms)) is not None:
-            try:
-                while (job := cleaning.next_job()) is not None:
-                    job.complete()
-            except Exception as error:
-                discarding = self.failed(cleaning, error, now_ms)
-                if discarding is not None:
-                    discarding.complete()
-                continue
-            checkpoint = self.finished(cleaning, now_ms)
-            if checkpoint is None:
-                break
-            checkpoint.complete()
-            count += 1
-        return count

@@ -46,10 +46,10 @@ from kalda.storage.compaction.rules import (
     section_of,
 )
 from kalda.storage.config import LogConfig
+from kalda.storage.file_names import CLEANED_SUFFIX, LOG_SUFFIX
 from kalda.storage.log.index import read_waiting
 from kalda.storage.log.segment import MAX_RELATIVE_OFFSET, Placed, Segment
 from kalda.storage.log.txn_index import AbortedTxn
-from kalda.storage.naming import CLEANED_SUFFIX, LOG_SUFFIX
 
 ReadAborted: TypeAlias = Callable[[], list[AbortedTxn]]
 """Reads the aborted transactions of what a pass reads, on its thread."""
@@ -125,13 +125,6 @@ class BatchReader:
     def _located(self, error: CorruptRecord) -> CorruptRecord:
         where = f"{self._segment.path(LOG_SUFFIX)}, read from position {self._position}"
         return CorruptRecord(f"{where}: {error.message}")
-
-
-def read_batches(segment: Segment, position: int = 0) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Each batch of a segment, as `BatchReader.take` returns it."""
-    reader = BatchReader(segment, position)
-    while reader.find():
-        yield reader.take()
 
 
 def _whole(file: File, header: BatchHeader, position: int, end: int, read_bytes: int) -> int:

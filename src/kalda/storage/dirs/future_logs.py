@@ -30,9 +30,9 @@ from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_dirs import LogDirs
 from kalda.storage.dirs.maintenance import Maintenance
+from kalda.storage.file_names import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
 from kalda.storage.job import Job
 from kalda.storage.log.log import Log
-from kalda.storage.naming import DELETE_DIR_SUFFIX, FUTURE_DIR_SUFFIX, STRAY_DIR_SUFFIX, dir_name, marked_dir_name
 
 log_ = logging.getLogger("kalda.logs")
 

@@ -30,13 +30,7 @@ from kalda.storage.dirs.future_logs import FutureLogs
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_dirs import LogDirs
 from kalda.storage.dirs.maintenance import Maintenance
-from kalda.storage.job import Job
-from kalda.storage.log.loader import Unopened
-from kalda.storage.log.log import Log
-from kalda.storage.log.producer_limit import ProducerIdLimit
-from kalda.storage.log.producer_state import ProducerStates
-from kalda.storage.log.state import LogState
-from kalda.storage.naming import (
+from kalda.storage.file_names import (
     DELETE_DIR_SUFFIX,
     FUTURE_DIR_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -46,6 +40,12 @@ from kalda.storage.naming import (
     marked_dir_name,
     parse_dir_name,
 )
+from kalda.storage.job import Job
+from kalda.storage.log.loader import Unopened
+from kalda.storage.log.log import Log
+from kalda.storage.log.producer_limit import ProducerIdLimit
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.state import LogState
 
 
 class OpenFiles:

@@ -2,7 +2,7 @@
 
 One segment:
 
-- `segment`: one log file with its indexes
+- `segment`: one log file with its indexes; when the next one has to follow
 - `index`: offset index and time index
 - `txn_index`: aborted transactions of a segment
 - `recovery`: of one segment, batch by batch

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kalda.base.disk import Disk, File
-from kalda.storage.naming import LOG_SUFFIX, file_name
+from kalda.storage.file_names import LOG_SUFFIX, file_name
 
 log = logging.getLogger("kalda.logs")
 

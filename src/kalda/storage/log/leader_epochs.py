@@ -148,10 +148,6 @@ class LeaderEpochs:
         at = bisect_right(self._offsets, offset)
         return self._epochs[at - 1] if at else None
 
-    def previous(self, epoch: int) -> int | None:
-        at = bisect_left(self._epochs, epoch)
-        return self._epochs[at - 1] if at else None
-
     def truncate_from_end(self, end_offset: int, *, write: bool = True) -> None:
         """Drop epochs that begin at or after `end_offset`."""
         if end_offset < 0 or not self._offsets or self._offsets[-1] < end_offset:

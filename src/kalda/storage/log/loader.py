@@ -35,16 +35,7 @@ from kalda.base.disk import Disk
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.base.ids import TopicPartition, Uuid
 from kalda.storage.config import DAY_MS, LogConfig
-from kalda.storage.log.corrupt_files import CorruptFiles
-from kalda.storage.log.index import read_waiting
-from kalda.storage.log.leader_epochs import LeaderEpochs
-from kalda.storage.log.producer_limit import ProducerIdLimit
-from kalda.storage.log.producer_snapshot import SnapshotFiles
-from kalda.storage.log.producer_state import ProducerStates
-from kalda.storage.log.recovery import count_batches, note_epoch, recover_segment
-from kalda.storage.log.segment import MAX_GAP, Segment
-from kalda.storage.log.segments import Segments
-from kalda.storage.naming import (
+from kalda.storage.file_names import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -56,6 +47,15 @@ from kalda.storage.naming import (
     file_name,
     offset_of,
 )
+from kalda.storage.log.corrupt_files import CorruptFiles
+from kalda.storage.log.index import read_waiting
+from kalda.storage.log.leader_epochs import LeaderEpochs
+from kalda.storage.log.producer_limit import ProducerIdLimit
+from kalda.storage.log.producer_snapshot import SnapshotFiles
+from kalda.storage.log.producer_state import ProducerStates
+from kalda.storage.log.recovery import count_batches, note_epoch, recover_segment
+from kalda.storage.log.segment import MAX_GAP, Segment
+from kalda.storage.log.segments import Segments
 
 log = logging.getLogger("kalda.logs")
 

@@ -30,9 +30,8 @@ from kalda.storage.log.loader import Loaded, Loading, Unopened
 from kalda.storage.log.producer_state import Marker, Verification, read_marker
 from kalda.storage.log.reads import LEAST_BYTES, SLICED_BYTES
 from kalda.storage.log.segment import MAX_GAP, Placed, Segment, remove_segment_files
-from kalda.storage.log.snapshot_jobs import ColdRead, SnapshotJob, collect_aborted
+from kalda.storage.log.snapshot_jobs import ColdRead, SnapshotJob
 from kalda.storage.log.state import LogHooks, LogState, StandaloneHooks
-from kalda.storage.log.txn_index import AbortedTxn
 from kalda.storage.values import AppendInfo, AppendOrigin, FetchInfo, UnexpectedAppendOffset
 
 
@@ -370,15 +369,6 @@ class Log(LogState):
         """As `read`, on another thread even where the page cache could answer: for bulk reads, which would otherwise
         occupy the log's thread. The result is a read for `run_snapshots`."""
         return ColdRead(self, offset, max_bytes, end_offset, min_one_message)
-
-    def aborted_transactions(self, first_offset: int, upto: int) -> list[AbortedTxn]:
-        """Aborted transactions that overlap [first_offset, upto), by first offset. It may wait for the device: on a
-        node, `aborted_nowait` does not."""
-        self.check_online()
-        try:
-            return collect_aborted(self.segments, first_offset, upto)
-        except OSError as error:
-            raise self.refused(error) from error
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest epoch at most `epoch`, its end offset); (-1, -1) where unknown (KIP-101)."""

@@ -21,16 +21,16 @@ from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.records.batch import NO_SEQUENCE
 from kalda.records.checksum import crc32c
 from kalda.storage.config import MAX_INT64
+from kalda.storage.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from kalda.storage.job import Job
 from kalda.storage.log.producer_state import BatchMetadata, ProducerState, ProducerStates
-from kalda.storage.naming import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 
 log = logging.getLogger("kalda.logs")
 
 _VERSION = 1
 _PREFIX = Struct(">hI")
 _COUNT = Struct(">i")
-_ENTRY = Struct(">qhiqiqiq")  # `ProducerEntry` of protocol/messages/storage_records.py, which has no variable part
+_ENTRY = Struct(">qhiqiqiq")  # `ProducerEntry` of protocol/messages/records.py, which has no variable part
 _ENTRIES_AT = _PREFIX.size + _COUNT.size
 _ENTRIES_A_WRITE = 1_024
 """Encoding so many takes about a millisecond; a thread that does it lets others run with each write."""

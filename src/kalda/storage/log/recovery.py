@@ -22,11 +22,11 @@ from kalda.records.batch import (
     read_header,
 )
 from kalda.records.checksum import crc32c
+from kalda.storage.file_names import LOG_SUFFIX
 from kalda.storage.log.index import read_waiting
 from kalda.storage.log.leader_epochs import LeaderEpochs
 from kalda.storage.log.producer_state import ProducerStates
 from kalda.storage.log.segment import MAX_RELATIVE_OFFSET, Segment
-from kalda.storage.naming import LOG_SUFFIX
 
 _RECOVERY_CHUNK_BYTES = 4 * 1024 * 1024
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kalda.base.disk import Disk
+from kalda.storage.file_names import DELETED_SUFFIX
 from kalda.storage.log.log import Log
 from kalda.storage.log.segment import Segment
-from kalda.storage.naming import DELETED_SUFFIX
 
 MAX_DELETED = 50
 """Segments that one rule deletes in one call. The files of each are renamed on the calling thread."""

@@ -22,9 +22,7 @@ from kalda.base.disk import Buffer, Disk, File
 from kalda.base.errors import CorruptRecord, UnsupportedFormat
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, MIN_BATCH_SIZE, BatchHeader, least_length, read_header
 from kalda.storage.config import LogConfig
-from kalda.storage.log.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
-from kalda.storage.log.txn_index import TxnIndex
-from kalda.storage.naming import (
+from kalda.storage.file_names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -32,6 +30,8 @@ from kalda.storage.naming import (
     TXN_INDEX_SUFFIX,
     file_name,
 )
+from kalda.storage.log.index import OffsetIndex, Reader, TimeIndex, WouldWait, read_cached, read_waiting
+from kalda.storage.log.txn_index import TxnIndex
 from kalda.storage.values import FetchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1

@@ -27,6 +27,7 @@ from kalda.base.errors import ApiError, CorruptRecord
 from kalda.base.scheduling import Jobs
 from kalda.records.batch import read_header
 from kalda.storage.config import MAX_INT64
+from kalda.storage.file_names import DELETED_SUFFIX
 from kalda.storage.job import Job
 from kalda.storage.log.loader import replay_producers
 from kalda.storage.log.log import Log
@@ -34,7 +35,6 @@ from kalda.storage.log.producer_snapshot import SnapshotFiles
 from kalda.storage.log.producer_state import ProducerStates
 from kalda.storage.log.segment import Segment
 from kalda.storage.log.segments import Segments
-from kalda.storage.naming import DELETED_SUFFIX
 from kalda.storage.values import AppendInfo, UnexpectedAppendOffset
 
 log_ = logging.getLogger("kalda.logs")
@@ -362,7 +362,6 @@ class _ReadProducers:
 
     def __init__(self, log: Log, offset: int) -> None:
         self._name = str(log.topic_partition)
-        self._disk = log.disk
         self._start = log.log_start_offset
         self._offset = offset
         files = log.snapshots

@@ -11,7 +11,6 @@ from kalda.coordinator.transactions.metadata import (
     NO_PARTITIONS,
     NO_PRODUCER_ID,
     TransactionMetadata,
-    grouped,
     is_epoch_exhausted,
 )
 from kalda.coordinator.transactions.states import STATE_BY_LABEL, VALID_PREVIOUS, TransactionState
@@ -35,7 +34,7 @@ def moved(metadata: TransactionMetadata, state: TransactionState) -> Transaction
         case S.EMPTY:
             return metadata.initialized(metadata.producer_epoch + 1, -1, 60_000, 2)
         case S.ONGOING:
-            return metadata.with_partitions(grouped([("orders", 0)]), 2, 2)
+            return metadata.with_partitions({"orders": frozenset((0,))}, 2, 2)
         case S.PREPARE_COMMIT | S.PREPARE_ABORT:
             return metadata.prepared(
                 committed=state is S.PREPARE_COMMIT, client_version=2, next_producer_id=NO_PRODUCER_ID, now_ms=2
@@ -77,9 +76,9 @@ def test_the_table() -> None:
 def test_epochs_and_producer_ids_through_a_transaction() -> None:
     begun = TransactionMetadata(1000, -1, 60_000).initialized(0, -1, 30_000, 5)
     assert (begun.timeout_ms, begun.last_update_ms, begun.start_ms) == (30_000, 5, -1)
-    opened = begun.with_partitions(grouped([("a", 0), ("b", 1), ("a", 2)]), 2, 6)
+    opened = begun.with_partitions({"a": frozenset((0, 2)), "b": frozenset((1,))}, 2, 6)
     assert opened.partitions == {"a": frozenset((0, 2)), "b": frozenset((1,))}
-    more = opened.with_partitions(grouped([("a", 7)]), 2, 8)
+    more = opened.with_partitions({"a": frozenset((7,))}, 2, 8)
     assert (more.start_ms, more.last_update_ms) == (6, 8), "the transaction began with its first partition"
     assert more.holds_all(opened.partitions)
     assert not opened.holds_all(more.partitions)

@@ -82,7 +82,27 @@ class CompactedNode:
         if self.log.segments.active.size:
             self.log.roll(self.now_ms)
         self.log.flush()
-        return self.cleaner.clean(self.now_ms)
+        return clean_all(self.cleaner, self.now_ms)
+
+
+def clean_all(cleaner: LogCleaner, now_ms: int) -> int:
+    """Everything that there is to clean, here and now; the number of cleanings."""
+    count = 0
+    while (cleaning := cleaner.choose(now_ms)) is not None:
+        try:
+            while (job := cleaning.next_job()) is not None:
+                job.complete()
+        except Exception as error:
+            discarding = cleaner.failed(cleaning, error, now_ms)
+            if discarding is not None:
+                discarding.complete()
+            continue
+        checkpoint = cleaner.finished(cleaning, now_ms)
+        if checkpoint is None:
+            break
+        checkpoint.complete()
+        count += 1
+    return count
 
 
 def batches(log: Log) -> list[list[Record]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from compacted_node import DAY, NOW, TP, CompactedNode, batches, contents
+from compacted_node import DAY, NOW, TP, CompactedNode, batches, clean_all, contents
 
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.storage.compaction.cleaning import Cleaning
+from kalda.storage.compaction.cleaning_run import Cleaning
 from kalda.storage.config import LogConfig
 from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.log.truncation import truncate_to
 
 
@@ -21,7 +22,7 @@ def test_the_last_value_of_each_key_stays_at_its_offset() -> None:
     assert node.clean() == 1
     assert contents(node.log) == [(24 + key, f"key-{key}", "value 4") for key in range(6)]
     assert node.disk.read_file("/d/cleaner-offset-checkpoint") == b"0\n1\nt 0 30\n"
-    assert node.cleaner.clean(node.now_ms) == 0
+    assert clean_all(node.cleaner, node.now_ms) == 0
     node.put(("key-2", "newest"))
     assert node.clean() == 1
     assert contents(node.log)[-1] == (30, "key-2", "newest")
@@ -94,12 +95,12 @@ def test_aborted_records_are_removed_and_their_marker_after_them() -> None:
     node.transact(2, 1, "c", commit=True)
     node.clean()
     assert contents(node.log) == [(0, "a", "plain"), (6, "d", "in a transaction"), (8, "c", "in a transaction")]
-    assert [txn.producer_id for txn in node.log.aborted_transactions(0, 10)] == [1]
+    assert [txn.producer_id for txn in collect_aborted(node.log.segments, 0, 10)] == [1]
     for _ in range(3):  # the marker gets its horizon when nothing is left of the transaction, and goes after it
         node.now_ms += 1001
         node.put(("e", str(node.now_ms)))
         node.clean()
-    assert node.log.aborted_transactions(0, 10) == []
+    assert collect_aborted(node.log.segments, 0, 10) == []
     kinds = [record.offset for records in batches(node.log) for record in records]
     assert 3 not in kinds  # the abort marker
     assert {7, 9} <= set(kinds)  # the last commit markers end transactions that still have records
@@ -146,12 +147,12 @@ def test_records_dirty_for_too_long_are_compacted_whatever_the_ratio() -> None:
     for n in range(5):
         node.put(("key", f"{n}"))
         node.now_ms += 200
-    assert node.cleaner.clean(node.now_ms) == 0, "all are in the active segment"
+    assert clean_all(node.cleaner, node.now_ms) == 0, "all are in the active segment"
     node.now_ms += 1
     node.put(("key", "5"))
     node.log.flush()
     assert len(list(node.log.segments)) == 2, "which ends when its first record is overdue"
-    assert node.cleaner.clean(node.now_ms) == 1
+    assert clean_all(node.cleaner, node.now_ms) == 1
     assert [value for _, key, value in contents(node.log) if key == "key"] == ["4", "5"]
     node.log.update_config(LogConfig.from_dict({"max.compaction.lag.ms": "1000", "cleanup.policy": "delete"}))
     node.now_ms += 2000

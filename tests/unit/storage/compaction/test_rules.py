@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from kalda.base.errors import CorruptRecord
-from kalda.records.batch import HEADER_SIZE, TimestampType, check_crc, read_header, write_header
+from kalda.records.batch import HEADER_SIZE, BatchHeader, TimestampType, check_crc, read_header, write_header
 from kalda.records.builder import Record, build_batch, read_records, rebuild_batch
 from kalda.records.compression import Compression
 from kalda.records.key_offsets import KeyOffsets
 from kalda.sim.disk import SimDisk, SimFile
-from kalda.storage.compaction.passes import KeyMapping, read_batches
+from kalda.storage.compaction.passes import BatchReader, KeyMapping
 from kalda.storage.compaction.rules import CleanedTransactions, CleanRules, filter_batch
 from kalda.storage.config import LogConfig
 from kalda.storage.log.segment import Placed, Segment
@@ -21,6 +21,13 @@ from kalda.storage.log.segment import Placed, Segment
 NOW = 1_700_000_000_000
 RETENTION_MS = 5_000
 KEYS = [None, *(b"%d" % number for number in range(40))]
+
+
+def read_batches(segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Each batch of a segment."""
+    reader = BatchReader(segment)
+    while reader.find():
+        yield reader.take()
 
 
 def _random_batch(rng: random.Random, base_offset: int) -> bytearray:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from compacted_node import NOW, TP, CompactedNode, contents
+from compacted_node import NOW, TP, CompactedNode, clean_all, contents
 
 from kalda.base.ids import TopicPartition
 from kalda.records.batch import HEADER_SIZE, LOG_OVERHEAD, read_header, stamp, write_header
 from kalda.records.builder import build_batch
 from kalda.records.compression import Compression
-from kalda.storage.compaction.cleaning import Cleaning
+from kalda.storage.compaction.cleaning_run import Cleaning
 from kalda.storage.compaction.passes import Rewriting
 from kalda.storage.log.log import Log
 from kalda.storage.log.segment import Segment
@@ -70,11 +70,11 @@ def test_a_malformed_record_that_is_stored_ends_the_compaction_of_its_log_alone(
     _fill(node)
     directory = node.logs.dir_of(TP)
     assert directory is not None
-    assert node.cleaner.clean(NOW) == 1
+    assert clean_all(node.cleaner, NOW) == 1
     assert len(contents(other)) == 1
     assert node.cleaner.uncleanable.keys() == {TP}
     assert node.cleaner.uncleanable_bytes(directory, NOW) == node.log.size_bytes, "the active segment is empty"
-    assert node.cleaner.clean(NOW) == 0
+    assert clean_all(node.cleaner, NOW) == 0
     (message,) = _errors(caplog)
     assert message.startswith("t-0 is not compacted any more: CORRUPT_MESSAGE: ")
     assert "record 0 of 1 at offset 0 is malformed" in message
@@ -96,7 +96,7 @@ def test_whatever_a_cleaning_raises_ends_the_compaction_of_its_log_alone(
             raise error
 
     monkeypatch.setattr(Rewriting, "_work", work)
-    assert node.cleaner.clean(NOW) == 1
+    assert clean_all(node.cleaner, NOW) == 1
     assert node.cleaner.uncleanable.keys() == {TP}
     assert len(contents(other)) == 1
     assert caplog.records[-1].exc_info is not None, "with the place of the defect"
@@ -111,8 +111,8 @@ def test_a_log_that_cannot_be_judged_is_named_once(
     node.disk.flip_bit("/d/t-0/00000000000000000000.log", 16 * 8)  # the magic
     for segment in node.log.segments:
         segment._first_timestamp = None
-    assert node.cleaner.clean(NOW) == 1
-    assert node.cleaner.clean(NOW) == 0
+    assert clean_all(node.cleaner, NOW) == 1
+    assert clean_all(node.cleaner, NOW) == 0
     assert len(_errors(caplog)) == 1
     assert "t-0 is not compacted any more" in _errors(caplog)[0]
     assert len(contents(other)) == 1
@@ -122,14 +122,14 @@ def test_an_uncleanable_log_is_forgotten_with_its_topic() -> None:
     node = CompactedNode()
     _fill(node)
     node.disk.flip_bit("/d/t-0/00000000000000000000.log", 70 * 8)
-    node.cleaner.clean(NOW)
+    clean_all(node.cleaner, NOW)
     assert node.cleaner.uncleanable.keys() == {TP}
     node.logs.delete_log(TP)
     assert node.cleaner.choose(NOW) is None
     assert not node.cleaner.uncleanable
     node.log = node.logs.get_or_create_log(TP, None, node.config, None)
     _fill(node)
-    assert node.cleaner.clean(NOW) == 1
+    assert clean_all(node.cleaner, NOW) == 1
     assert len(contents(node.log)) == 1
 
 
@@ -140,13 +140,13 @@ def test_a_log_whose_keys_had_no_room_is_tried_again_once_there_is_more(caplog: 
     node.log.roll(NOW)
     node.log.flush()
     node.cleaner = node.new_cleaner(memory_bytes=24 * 30, threads=2)
-    assert node.cleaner.clean(NOW) == 0
-    assert node.cleaner.clean(NOW) == 0
+    assert clean_all(node.cleaner, NOW) == 0
+    assert clean_all(node.cleaner, NOW) == 0
     (message,) = _errors(caplog)
     assert "the batch at offset 0 of t-0 has more keys than a map of 360 bytes holds" in message
     assert "log.cleaner.dedupe.buffer.size is raised" in message
     node.cleaner.config = node.new_cleaner(memory_bytes=24 * 30, threads=1).config
-    assert node.cleaner.clean(NOW) == 1
+    assert clean_all(node.cleaner, NOW) == 1
     assert not node.cleaner.uncleanable
     assert [value for _, _, value in contents(node.log)] == ["w"] * 20
 
@@ -215,9 +215,9 @@ def test_a_full_disk_ends_the_cleaning_and_takes_nothing_offline(
     (message,) = _errors(caplog)
     assert message.startswith("the compaction of t-0 was given up")
     assert "It is tried again in 5 minutes" in message
-    assert node.cleaner.clean(NOW) == 1, "of the other log"
-    assert node.cleaner.clean(NOW + 5 * 60_000 - 1) == 0
-    assert node.cleaner.clean(NOW + 5 * 60_000) == 1
+    assert clean_all(node.cleaner, NOW) == 1, "of the other log"
+    assert clean_all(node.cleaner, NOW + 5 * 60_000 - 1) == 0
+    assert clean_all(node.cleaner, NOW + 5 * 60_000) == 1
     assert len(contents(node.log)) == len(contents(other)) == 1
 
 
@@ -358,7 +358,7 @@ def test_a_batch_occupies_little_more_than_twice_what_it_unfolds_to(codec: Compr
     node.log.flush()
     tracemalloc.start()
     try:
-        assert node.cleaner.clean(NOW) == 1
+        assert clean_all(node.cleaner, NOW) == 1
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -381,7 +381,7 @@ def test_a_damaged_length_does_not_occupy_as_much_memory() -> None:
     file.close()
     tracemalloc.start()
     try:
-        assert node.cleaner.clean(NOW) == 0
+        assert clean_all(node.cleaner, NOW) == 0
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -20,6 +20,7 @@ from kalda.storage.dirs.log_manager import LogManager
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.retention import delete_segments
+from kalda.storage.log.snapshot_jobs import collect_aborted
 from kalda.storage.log.truncation import truncate_to
 from kalda.storage.values import AppendOrigin
 
@@ -211,7 +212,7 @@ def test_a_transaction_is_not_aborted_where_the_abort_cannot_be_noted() -> None:
     assert node.log.log_end_offset == 1
     assert node.log.last_stable_offset == 0
     node.log.append_as_leader(marker, 0, NOW, origin=AppendOrigin.COORDINATOR)
-    assert [txn.last_offset for txn in node.log.aborted_transactions(0, 2)] == [1]
+    assert [txn.last_offset for txn in collect_aborted(node.log.segments, 0, 2)] == [1]
 
 
 def test_a_read_that_cannot_open_a_file_fails_alone() -> None:

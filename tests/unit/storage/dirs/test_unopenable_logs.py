@@ -18,10 +18,10 @@ from kalda.storage.checkpoints import read_epochs, read_offsets
 from kalda.storage.config import LogConfig
 from kalda.storage.dirs.log_dir import LogDir
 from kalda.storage.dirs.log_manager import LogManager
+from kalda.storage.file_names import offset_of
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.state import LogHooks
-from kalda.storage.naming import offset_of
 
 CONFIG = LogConfig(segment_bytes=400, retention_ms=-1)
 

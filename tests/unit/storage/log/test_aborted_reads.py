@@ -17,7 +17,7 @@ from kalda.storage.config import LogConfig
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.retention import delete_segments
-from kalda.storage.log.snapshot_jobs import AbortedRead, aborted_nowait, run_snapshots
+from kalda.storage.log.snapshot_jobs import AbortedRead, aborted_nowait, collect_aborted, run_snapshots
 from kalda.storage.log.txn_index import AbortedTxn, TxnIndex
 from kalda.storage.values import AppendOrigin
 
@@ -88,8 +88,8 @@ def test_a_job_finds_what_the_logs_own_thread_would(disk: SimDisk) -> None:
     end = opened(disk).log_end_offset
     for first in range(end):
         for upto in range(first + 1, end + 1):
-            assert by_job(opened(disk), first, upto, Jobs()) == opened(disk).aborted_transactions(first, upto)
-    assert [txn.producer_id for txn in opened(disk).aborted_transactions(0, end)] == list(range(PRODUCERS))
+            assert by_job(opened(disk), first, upto, Jobs()) == collect_aborted(opened(disk).segments, first, upto)
+    assert [txn.producer_id for txn in collect_aborted(opened(disk).segments, 0, end)] == list(range(PRODUCERS))
 
 
 def test_a_log_that_was_opened_holds_no_entries(disk: SimDisk) -> None:
@@ -98,7 +98,7 @@ def test_a_log_that_was_opened_holds_no_entries(disk: SimDisk) -> None:
     indexes = [segment.txn_index for segment in log.segments if segment.txn_index.exists]
     assert indexes
     assert not any(index.is_open for index in indexes)
-    log.aborted_transactions(0, log.log_end_offset)
+    collect_aborted(log.segments, 0, log.log_end_offset)
     assert all(index.is_open for index in indexes)
     for segment in log.segments:
         segment.close()
@@ -122,14 +122,14 @@ def test_an_index_in_a_cold_page_cache_is_read_by_a_job(disk: SimDisk) -> None:
     disk.cold = True
     found = by_job(log, 0, 2, Jobs())
     disk.cold = False
-    assert found == opened(disk).aborted_transactions(0, 2)
+    assert found == collect_aborted(opened(disk).segments, 0, 2)
 
 
 def test_a_segment_that_is_renamed_meanwhile_is_read_again(disk: SimDisk) -> None:
     log = opened(disk)
     names = ["/d/u-0"]
     jobs = Jobs(lambda: log.rename_dir(names.pop()) if names else None)
-    assert by_job(log, 0, 3, jobs) == log.aborted_transactions(0, 3)
+    assert by_job(log, 0, 3, jobs) == collect_aborted(log.segments, 0, 3)
     assert jobs.count == 2
 
 
@@ -138,7 +138,7 @@ def test_segments_that_are_deleted_meanwhile(disk: SimDisk) -> None:
     log = opened(disk)
     once = [lambda: delete_segments(log, list(log.segments)[:2])]
     found = by_job(log, 0, log.log_end_offset, Jobs(lambda: once.pop()() if once else None))
-    assert found == log.aborted_transactions(0, log.log_end_offset)
+    assert found == collect_aborted(log.segments, 0, log.log_end_offset)
 
 
 def test_files_that_change_all_the_time_are_an_error(disk: SimDisk) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from compacted_node import clean_all
 
 from kalda.base.errors import ApiError, ErrorCode
 from kalda.base.ids import TopicPartition
@@ -57,7 +58,7 @@ def compacting() -> tuple[Log, Callable[[], object]]:
     log.update_high_watermark(log.log_end_offset)
     log.roll(NOW_MS)
     log.flush()
-    return log, lambda: LogCleaner(logs, CleanerConfig(), lambda: bytes(16)).clean(NOW_MS)
+    return log, lambda: clean_all(LogCleaner(logs, CleanerConfig(), lambda: bytes(16)), NOW_MS)
 
 
 def read(log: Log, offset: int, jobs: Jobs, max_bytes: int = 1) -> FetchInfo | ApiError:

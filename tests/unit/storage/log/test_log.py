@@ -23,7 +23,7 @@ from kalda.storage.config import DAY_MS, LogConfig
 from kalda.storage.log.loader import Unopened
 from kalda.storage.log.log import Log
 from kalda.storage.log.retention import delete_old_segments
-from kalda.storage.log.snapshot_jobs import ColdRead, TimeSearch
+from kalda.storage.log.snapshot_jobs import ColdRead, TimeSearch, collect_aborted
 from kalda.storage.log.truncation import append_fetched, truncate_fully_and_start_at, truncate_to
 from kalda.storage.values import AppendOrigin, FetchInfo, TimestampOffset, UnexpectedAppendOffset
 
@@ -367,11 +367,11 @@ def test_the_last_stable_offset_stays_at_an_open_transaction(disk: SimDisk) -> N
     mark(log, commit=True, pid=2)
     log.update_high_watermark(6)
     assert log.last_stable_offset == 6
-    aborted = log.aborted_transactions(0, 6)
+    aborted = collect_aborted(log.segments, 0, 6)
     assert [tuple(txn) for txn in aborted] == [(1, 1, 4, 3)]
-    assert log.aborted_transactions(5, 6) == []
+    assert collect_aborted(log.segments, 5, 6) == []
     log.close()
-    assert open_log(disk).aborted_transactions(0, 6) == aborted
+    assert collect_aborted(open_log(disk).segments, 0, 6) == aborted
 
 
 def test_a_transaction_survives_recovery_and_truncation(disk: SimDisk) -> None:

@@ -1,0 +1,199 @@
+"""What every part of a node is made with: its identity, clocks, threads and locks, its quotas, authorizer and security.
+
+They are made first, since all else takes them; none of them needs a socket or the metadata log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kalda.base.background import Background
+from kalda.base.configs.server import ServerConfig
+from kalda.base.configs.without_effect import idle_properties
+from kalda.base.ids import Uuid
+from kalda.base.sensors import Sensors
+from kalda.broker.process.closing import Closing, Part
+from kalda.broker.process.dir_locks import DirLocks
+from kalda.broker.process.disk import absolute_dir
+from kalda.broker.process.shell import Host, JobPool, LoopTimers
+from kalda.broker.process.watchdog import Watchdog
+from kalda.broker.requests.quotas import NodeQuotas
+from kalda.metadata.features import VersionRange, supported_ranges
+from kalda.metadata.meta_properties import MetaPropertiesEnsemble
+from kalda.network.server.connection import FrameHandler
+from kalda.protocol.caller import Authorizer
+
+if TYPE_CHECKING:
+    from kalda.broker.metrics.request_metrics import RequestMetrics
+    from kalda.broker.process.node_security import NodeSecurity
+    from kalda.broker.requests.authorization import NodeAuthorizer
+    from kalda.broker.requests.pipeline import RequestPipeline
+    from kalda.network.client.client import Reach
+
+log = logging.getLogger("kalda.node")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a node is started with."""
+
+    config: ServerConfig
+    host: Host
+    sensors: Sensors
+    """What the floors of the node count."""
+    closing: Closing
+    """Whatever is made is added to it."""
+    resources: ExitStack
+    """Threads, locks and descriptors, which go back last, the one taken last first, whatever could not be closed."""
+    on_fatal: Callable[[str], None]
+    """Stops the node; called with the reason why it cannot go on."""
+
+
+@dataclass(frozen=True)
+class NodeParts(Surroundings):
+    """The parts that the others rest on."""
+
+    cluster_id: str
+    directory_id: Uuid
+    """Of the directory with the metadata log."""
+    incarnation_id: Uuid
+    """The id of this process, in the registrations of both roles."""
+    supported: Mapping[str, VersionRange]
+    """The levels of features that this node can run with."""
+    timers: LoopTimers
+    background: Background
+    jobs: JobPool
+    watchdog: Watchdog
+    quotas: NodeQuotas
+    node_authorizer: NodeAuthorizer | None
+    """None where the properties name none: everyone may do everything."""
+    security: NodeSecurity | None
+    """None where every listener of this node, and of the controllers, is PLAINTEXT."""
+    request_metrics: RequestMetrics | None
+    """None where `kalda.metrics.listener` is not set."""
+
+    @property
+    def authorizer(self) -> Authorizer | None:
+        """Decides what callers may do; None where everyone may do everything."""
+        return None if self.node_authorizer is None else self.node_authorizer.authorizer
+
+    def to_controllers(self) -> Reach:
+        """How controllers are connected to. Raises `ValueError`."""
+        security = None if self.security is None else self.security.to_controllers()
+        return self.host.reach(security, probes=self.config["kalda.dead.process.detection.enable"])
+
+    def on_frame(self, pipeline: RequestPipeline) -> FrameHandler:
+        """The pipeline's frame handler; with a metrics listener, one that measures each request."""
+        return pipeline.on_frame if self.request_metrics is None else self.request_metrics.measured(pipeline)
+
+
+def make_parts(given: Surroundings) -> NodeParts:
+    """On the running loop. Raises `MetaPropertiesError`, `OSError`, and `ValueError` for properties."""
+    config, host, sensors, closing, resources = given.config, given.host, given.sensors, given.closing, given.resources
+    loop = asyncio.get_running_loop()
+    locks = DirLocks(host.disk)
+    resources.callback(locks.release)
+    timers = host.timers(loop)
+    closing.add(Part.TIMERS, lambda _: timers.stop())
+    background = Background(loop.call_soon, host.work_ns)
+    resources.callback(background.close)
+    jobs = host.jobs(loop, background, config["background.threads"])
+    resources.callback(jobs.close)
+    watchdog = Watchdog(host.clock, sensors)
+    closing.add(Part.WATCHDOG, lambda _: watchdog.stop())
+    watchdog.watch_background(background)
+    timers.on_turn = watchdog.on_turn
+    identity = _identity(config, host, locks)
+    assert identity.cluster_id is not None
+    directory_id = identity.properties[absolute_dir(config.metadata_log_dir)].directory_id
+    assert directory_id is not None
+    _warn_of_properties(config)
+    quotas = NodeQuotas(config, host, sensors, timers, jobs, background)
+    closing.add(Part.QUOTAS, lambda _: quotas.close())
+    return NodeParts(
+        config,
+        host,
+        sensors,
+        closing,
+        resources,
+        given.on_fatal,
+        cluster_id=identity.cluster_id,
+        directory_id=directory_id,
+        incarnation_id=host.new_uuid(),
+        supported=supported_ranges(unstable=config["unstable.feature.versions.enable"]),
+        timers=timers,
+        background=background,
+        jobs=jobs,
+        watchdog=watchdog,
+        quotas=quotas,
+        node_authorizer=_authorizer(given, timers, jobs),
+        security=_security(given, timers, background),
+        request_metrics=_request_metrics(given),
+    )
+
+
+def _identity(config: ServerConfig, host: Host, locks: DirLocks) -> MetaPropertiesEnsemble:
+    """Read the identity of this node from its directories, lock these, and complete what is missing there."""
+    ensemble = MetaPropertiesEnsemble.load(
+        host.disk, map(absolute_dir, config.log_dirs), absolute_dir(config.metadata_log_dir)
+    )
+    ensemble.verify_for_start(config.node_id)
+    locks.take(ensemble.properties)
+    ensemble = ensemble.complete(host.disk, config.node_id, host.new_uuid, host.clock.wall_ms())
+    locks.take(ensemble.properties)
+    return ensemble
+
+
+def _authorizer(given: Surroundings, timers: LoopTimers, jobs: JobPool) -> NodeAuthorizer | None:
+    if not given.config["authorizer.class.name"]:
+        return None
+    from kalda.broker.requests.authorization import NodeAuthorizer
+
+    authorizer = NodeAuthorizer.of(given.config, timers, jobs)
+    if authorizer is not None:
+        given.closing.add(Part.AUTHORIZER, lambda _: authorizer.close())
+    return authorizer
+
+
+def _security(given: Surroundings, timers: LoopTimers, background: Background) -> NodeSecurity | None:
+    """None where this node needs none. `ssl` stores and SASL modules are not even imported then."""
+    config = given.config
+    names = [endpoint.listener for endpoint in config.listeners] + config.controller_listener_names[:1]
+    if config.is_broker:
+        names.append(config.inter_broker_listener_name)
+    is_plain = all(config.protocol_map.get(name, "PLAINTEXT") == "PLAINTEXT" for name in names)
+    if is_plain and not any(map(config.principal_builder, names)):
+        return None
+    from kalda.broker.process.node_security import NodeSecurity
+
+    jobs = given.host.jobs(asyncio.get_running_loop(), background, config["background.threads"])
+    given.resources.callback(jobs.close)
+    security = NodeSecurity(config, given.host, timers, jobs)
+    given.closing.add(Part.SECURITY, lambda _: security.close())
+    return security
+
+
+def _request_metrics(given: Surroundings) -> RequestMetrics | None:
+    if not given.config["kalda.metrics.listener"]:
+        return None
+    from kalda.broker.metrics.request_metrics import RequestMetrics
+
+    metrics = RequestMetrics(given.host.busy_ns)
+    given.sensors.add_source(lambda: metrics.sensors(given.host.clock.mono_ms()))
+    return metrics
+
+
+def _warn_of_properties(config: ServerConfig) -> None:
+    """Log which properties have no effect. An operator may rely on one of them, for example for security."""
+    if config.unknown:
+        from kalda.base.configs.broker import BROKER
+    for name in config.unknown:
+        near = BROKER.near(name)
+        log.warning("property %s is not known%s", name, f"; did you mean {near}?" if near else "")
+    for why, names in idle_properties(config.properties).items():
+        log.warning("%s: no effect, because %s", ", ".join(names), why)

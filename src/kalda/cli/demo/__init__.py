@@ -1,0 +1,21 @@
+"""`kalda demo`: a story of orders that shows what Kalda does, and proves it at the end.
+
+Three nodes on this machine keep the topic `orders`; a group of two reads them and writes a bill for each, in
+transactions; one member and one node are killed; Spark keeps a table of windows, and at the end a lake. Each part is a
+process of its own and uses Kalda as any program would.
+
+- `command`: the command, and what it prints
+- `story`: the steps, each with the condition that ends it
+- `scene`: the processes of a run, and their reports
+- `children`: a process that reports lines of JSON, from both sides
+- `shop`: the process that makes orders
+- `member`: the process of a member of the group
+- `windows`: the process of Spark: the table of windows, then the lake
+- `nodes`: the three nodes
+- `watching`: threads that ask the cluster for the group's lag and the leaders, and read the table of windows
+- `recording`: what has happened so far, as values over time
+- `screen`: the recording on a terminal, or as plain lines
+- `proof`: that every order is everywhere exactly once
+- `chart`: the values and marks of the picture
+- `picture`: the picture as PNG, and as a page, `page.html`, that replays the run
+"""

@@ -1,0 +1,199 @@
+"""The asyncio share consumer (KIP-932): as the blocking one, on the loop of its user.
+
+    async with ShareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "g"}) as consumer:
+        consumer.subscribe(["jobs"])
+        async for record in consumer:
+            ...
+
+A loop that is blocked sends no heartbeats. The acknowledgement commit callback is a function, not a coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, overload
+
+from kalda import __version__
+from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
+from kalda.base.errors import ApiError, WrongState
+from kalda.base.ids import TopicPartition
+from kalda.client.consumer.aio_shell import AioShell
+from kalda.client.consumer.common_calls import K, V
+from kalda.client.consumer.share_calls import ShareCalls, Steps
+from kalda.client.transport.config_files import read_config
+from kalda.clientcore.share_consumer import ShareConsumerCore
+from kalda.records.consuming import Record, RecordIterator
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    import pyarrow as pa
+
+    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.keywords import ShareConsumerKeywords
+
+_numbers = itertools.count(1)
+
+
+class ShareConsumer(ShareCalls, AioShell, Generic[K, V]):
+    """Reads topics as a member of a share group; an asynchronous context manager that closes it."""
+
+    @overload
+    def __init__(
+        self: ShareConsumer[K, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[Any, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[K, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: object = None,
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[Any, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`. Connections are made in the loop of the first call that waits."""
+        self._config = settings = share_consumer_config(read_config(SHARE_CONSUMER, config), keywords)
+        host = self._host
+        self._core = ShareConsumerCore(
+            settings,
+            client_id=settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}",
+            software_version=__version__,
+            random=host.random,
+            member_id=host.new_member_id(),
+            now_ms=host.monotonic_ms(),
+        )
+        self._core.push_metrics(lambda: int(host.wall_s() * 1000), host.random)
+        self._iterator = RecordIterator(lambda: None)
+        self._start(self._core)
+
+    async def __aenter__(self) -> ShareConsumer[K, V]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(None)
+
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
+        """Records, one after the other, until the consumer is closed. In implicit mode those of one poll are accepted
+        when all of them were returned and the next one is requested."""
+        self._require_usable()
+        if not self._core.subscription.is_by_group:
+            raise WrongState("the consumer reads nothing: subscribe to topics first")
+        iterator = self._iterator
+        while True:
+            for record in iterator:
+                yield record
+            if self._is_closed:
+                return
+            iterator.replace_rest(await self._drive(self._record_steps(None, None)))
+
+    async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
+        """The next records, up to `max_records` (`max.poll.records`), for this consumer alone while its lock on them
+        lasts; an empty list where none came within `timeout` seconds (None: wait). Renewed records come first.
+
+        Raises `ApiError`, `Wakeup`, `UndecodableRecord` (the record was released or rejected already), and `WrongState`
+        where explicit mode misses an acknowledgement of a record that was returned before."""
+        records: list[Record[K, V]] = await self._drive(self._record_steps(timeout, max_records))
+        return records
+
+    async def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
+        """The next records as an Arrow record batch with the columns of Spark's Kafka source, as `Consumer.poll_arrow`;
+        None where none came within `timeout` seconds. Brokers hand out some `max.poll.records` at a time: raise it.
+
+        Deserializers are not applied, and rows cannot be renewed. Needs the `arrow` extra."""
+        batch: pa.RecordBatch | None = await self._drive(self._arrow_steps(timeout, max_records))
+        return batch
+
+    async def commit_sync(self, timeout: float | None = None) -> dict[TopicPartition, ApiError | None]:
+        """Send all acknowledgements, in implicit mode those of all records that were returned, and wait until they are
+        answered. Returns the error, or None, of each partition: where one has failed, some member gets the records
+        again. Raises `ApiError` where `timeout` seconds have passed, `Wakeup`."""
+        results: dict[TopicPartition, ApiError | None] = await self._drive(self._commit_steps(timeout))
+        return results
+
+    def commit_async(self) -> None:
+        """As `commit_sync`, without waiting: the outcome is for the callback."""
+        self._begin_commit()
+
+    async def unsubscribe(self) -> None:
+        """Read nothing, and leave the group."""
+        await self._drive(self._unsubscribe_steps())
+
+    async def close(self, timeout: float | None = 30.0) -> None:
+        """Send the acknowledgements that were made, end the share sessions, which releases all other records, leave the
+        group and close the connections, within `timeout` seconds. May be called more than once.
+
+        In implicit mode the records of the last poll are released, as by Kafka's share consumer: call `commit_sync`
+        before, where they were processed."""
+        if self._is_closed:
+            return
+        io = self._io
+        if io is None:
+            self._is_closed = True
+            self._close_objects()
+            return
+        try:
+            await self._drive(self._close_steps(timeout))
+        finally:
+            self._is_closed = True
+            self._iterator.replace_rest([])
+            self._driven.is_ending = True
+            self._close_objects()
+            io.wake()
+        await asyncio.shield(io.ended)
+
+    # -- inside
+
+    async def _drive(self, steps: Steps) -> Any:
+        """Run a call that waits."""
+        self._started()
+        await asyncio.sleep(0)  # whoever finds records in each poll must let the loop receive and send
+        try:
+            wait = next(steps)
+            while True:
+                wait = steps.send(await self._run_until(wait.is_done, wait.due_ms))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def _let_run(self) -> None:
+        self._changed()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        self._core.raise_error()
+        return take()

@@ -1,0 +1,158 @@
+"""What the asyncio shells of consumers have in common: I/O that runs their core on the user's loop, and waiting for it.
+
+A consumer is used by one loop, but by any number of its tasks. Connections are made in the loop of the first call that
+waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kalda.base.errors import WrongState
+from kalda.base.ids import Uuid
+from kalda.client.consumer.common_calls import CommonCalls, ConsumerClosed, ConsumerDriven
+from kalda.client.transport.channels import security_of
+from kalda.client.transport.client_host import REAL_HOST, ClientHost
+from kalda.client.transport.io_loop import IoLoop
+from kalda.clientcore.consuming.consumer_errors import Operation
+from kalda.clientcore.subscribed_core import SubscribedCore
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
+FOREVER_S = 3600.0 * 24 * 365
+
+
+class _Driven(ConsumerDriven):
+    """What the loop runs, and what tasks wait for."""
+
+    def __init__(self, core: SubscribedCore) -> None:
+        super().__init__(core)
+        self.waiting: dict[asyncio.Future[bool], Callable[[], bool]] = {}
+        """What each waiting task waits for."""
+
+    def finish(self) -> None:
+        for future, is_done in list(self.waiting.items()):
+            if not future.done() and (self.is_ending or is_done()):
+                future.set_result(True)
+
+
+class AioShell(CommonCalls):
+    """Runs a core on the loop of its user."""
+
+    _driven: _Driven
+    _host: ClientHost = REAL_HOST
+
+    def _start(self, core: SubscribedCore) -> None:
+        """The I/O begins with the first call that waits."""
+        self._driven = _Driven(core)
+        self._lock = contextlib.nullcontext()
+        self._security = security_of(self._core.config.values)
+        self._io: IoLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._is_woken = False
+
+    def wakeup(self) -> None:
+        """Make a call that waits, or else the next one, end with `Wakeup`. From another thread, call it by the loop's
+        `call_soon_threadsafe`."""
+        self._is_woken = True
+        self._changed()
+
+    async def client_instance_id(self, timeout: float | None = None) -> Uuid | None:
+        """The id that the cluster has given to this client for its telemetry (KIP-714). Waits for it, and returns None
+        where it is not known after `timeout` seconds (default: `default.api.timeout.ms`). Raises `WrongState` where
+        `enable.metrics.push` is false."""
+        from kalda.client.transport.instance_ids import await_id
+
+        self._check_open()
+        limit_s = self._core.config.default_api_timeout_ms / 1000 if timeout is None else timeout
+        return await await_id(self._core.own_metrics, self._started().wake, limit_s)
+
+    # -- inside
+
+    def _now_ms(self) -> int:
+        return self._host.monotonic_ms()
+
+    def _current(self) -> object:
+        return asyncio.current_task()
+
+    def _changed(self) -> None:
+        if self._io is not None:
+            self._io.wake()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConsumerClosed
+        if self._driven.failure is not None:
+            raise self._driven.failure
+
+    def _started(self) -> IoLoop:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._io is None:
+            self._loop = loop
+            sizes = self._core.config.send_buffer_bytes, self._core.config.receive_buffer_bytes
+            self._io = self._host.new_io(loop, self._driven, self._security, *sizes)
+        elif loop is not self._loop:
+            raise WrongState("the consumer belongs to another event loop: make one in each loop")
+        return self._io
+
+    def _due_ms(self, timeout: float | None) -> int:
+        timeout_ms = self._core.config.default_api_timeout_ms if timeout is None else int(timeout * 1000)
+        return self._now_ms() + timeout_ms
+
+    async def _run_until(self, is_done: Callable[[], bool], due_ms: int) -> bool:
+        """Wait until `is_done` or the deadline. True: it is done."""
+        io = self._started()
+        io.wake()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._driven.waiting[future] = is_done
+        delay_s = min(FOREVER_S, max(0.0, (due_ms - self._now_ms()) / 1000))
+        timer = loop.call_later(delay_s, _give_up, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._driven.waiting.pop(future, None)
+
+    async def _wait(self, what: str, timeout: float | None, begin: Callable[[Operation], None]) -> Any:
+        """The result of an operation that `begin` starts."""
+        self._started()
+        operation = Operation(what, self._due_ms(timeout))
+        self._core.requests.now_ms = self._now_ms()
+        begin(operation)
+        return await self._finish(operation)
+
+    async def _finish(self, operation: Operation) -> Any:
+        core = self._core
+        done = lambda: operation.is_done or self._is_woken or core.refused is not None  # noqa: E731
+        await self._run_until(done, operation.deadline_ms)
+        if not operation.is_done:
+            self._raise_if_woken()
+            self._check_open()
+            if core.refused is not None:
+                raise core.refused
+        if operation.is_late or not operation.is_done:
+            raise operation.late(self._core.connections.last_failure)
+        if operation.error is not None:
+            raise operation.error
+        return operation.result
+
+    async def _finish_quietly(self, operation: Operation | None, due_ms: int) -> None:
+        if operation is None:
+            return
+        done = await self._run_until(lambda: operation.is_done, min(due_ms, operation.deadline_ms))
+        if not done or operation.error is not None:
+            log.warning("%s has failed while the consumer was closed: %s", operation.what, operation.error or "timeout")
+
+
+def _give_up(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

@@ -1,0 +1,211 @@
+"""The blocking share consumer (KIP-932).
+
+    with ShareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "g"}) as consumer:
+        consumer.subscribe(["jobs"])
+        for record in consumer:
+            ...
+
+The members of a share group share the records of each partition: a broker hands a record to one of them at a time, with
+a lock, until it is acknowledged. Otherwise as the blocking consumer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, overload
+
+from kalda import __version__
+from kalda.base.configs.share_consumer import SHARE_CONSUMER, share_consumer_config
+from kalda.base.errors import ApiError, WrongState
+from kalda.base.ids import TopicPartition
+from kalda.client.consumer.blocking_shell import BlockingShell
+from kalda.client.consumer.common_calls import K, V
+from kalda.client.consumer.share_calls import ShareCalls, Steps
+from kalda.client.transport.channels import monotonic_ms
+from kalda.client.transport.config_files import read_config
+from kalda.clientcore.share_consumer import ShareConsumerCore
+from kalda.records.consuming import Record, RecordIterator
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    import pyarrow as pa
+
+    from kalda.client.consumer.common_calls import Deserialize
+    from kalda.client.keywords import ShareConsumerKeywords
+
+_numbers = itertools.count(1)
+_TURN_EVERY_MS = 5
+"""How long polls are served from the buffers alone, without a turn of the loop."""
+
+
+class ShareConsumer(ShareCalls, BlockingShell, Generic[K, V]):
+    """Reads topics as a member of a share group; a context manager that closes it."""
+
+    @overload
+    def __init__(
+        self: ShareConsumer[K, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[Any, V],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: Deserialize[V],
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[K, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: Deserialize[K],
+        value_deserializer: object = None,
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShareConsumer[Any, Any],
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
+        **keywords: Unpack[ShareConsumerKeywords],
+    ) -> None: ...
+
+    def __init__(self, config: Mapping[str, object] | str | os.PathLike[str] | None = None, **keywords: object) -> None:
+        """`config` has Kafka's keys, or names a properties file; keywords are the keys in snake_case. Raises
+        `InvalidConfig`."""
+        self._config = settings = share_consumer_config(read_config(SHARE_CONSUMER, config), keywords)
+        client_id = settings.client_id or f"consumer-{settings.group_id}-{next(_numbers)}"
+        self._core = ShareConsumerCore(
+            settings,
+            client_id=client_id,
+            software_version=__version__,
+            random=random.random,
+            member_id=str(uuid.uuid4()),
+            now_ms=monotonic_ms(),
+        )
+        self._core.push_metrics(lambda: int(time.time() * 1000), random.random)
+        self._iterator = RecordIterator(self._next_records)
+        self._start(self._core, settings, client_id)
+
+    def __enter__(self) -> ShareConsumer[K, V]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(None)
+
+    def __iter__(self) -> RecordIterator[K, V]:
+        """Records, one after the other, until the consumer is closed. In implicit mode those of one poll are accepted
+        when all of them were returned and the next one is requested."""
+        self._require_usable()
+        if not self._core.subscription.is_by_group:
+            raise WrongState("the consumer reads nothing: subscribe to topics first")
+        return self._iterator
+
+    def _next_records(self) -> list[Record[K, V]] | None:
+        return None if self._is_closed else self._drive(self._record_steps(None, None))
+
+    def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record[K, V]]:
+        """The next records, up to `max_records` (`max.poll.records`), for this consumer alone while its lock on them
+        lasts; an empty list where none came within `timeout` seconds (None: wait). Renewed records come first.
+
+        Raises `ApiError`, `Wakeup`, `UndecodableRecord` (the record was released or rejected already), and `WrongState`
+        where explicit mode misses an acknowledgement of a record that was returned before."""
+        records: list[Record[K, V]] = self._drive(self._record_steps(timeout, max_records))
+        return records
+
+    def poll_arrow(self, timeout: float | None = 1.0, max_records: int = 100_000) -> pa.RecordBatch | None:
+        """The next records as an Arrow record batch with the columns of Spark's Kafka source, as `Consumer.poll_arrow`;
+        None where none came within `timeout` seconds. Brokers hand out some `max.poll.records` at a time: raise it.
+
+        Deserializers are not applied, and rows cannot be renewed. Needs the `arrow` extra."""
+        batch: pa.RecordBatch | None = self._drive(self._arrow_steps(timeout, max_records))
+        return batch
+
+    def commit_sync(self, timeout: float | None = None) -> dict[TopicPartition, ApiError | None]:
+        """Send all acknowledgements, in implicit mode those of all records that were returned, and wait until they are
+        answered. Returns the error, or None, of each partition: where one has failed, some member gets the records
+        again. Raises `ApiError` where `timeout` seconds have passed, `Wakeup`."""
+        results: dict[TopicPartition, ApiError | None] = self._drive(self._commit_steps(timeout))
+        return results
+
+    def commit_async(self) -> None:
+        """As `commit_sync`, without waiting: the outcome is for the callback."""
+        self._begin_commit()
+
+    def unsubscribe(self) -> None:
+        """Read nothing, and leave the group."""
+        self._drive(self._unsubscribe_steps())
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Send the acknowledgements that were made, end the share sessions, which releases all other records, leave the
+        group and close the connections, within `timeout` seconds. May be called more than once.
+
+        In implicit mode the records of the last poll are released, as by Kafka's share consumer: call `commit_sync`
+        before, where they were processed."""
+        if self._is_closed or self._driven.was_forked:
+            self._is_closed = True
+            return
+        try:
+            self._drive(self._close_steps(timeout))
+        finally:
+            self._is_closed = True
+            self._close_objects()
+            self._iterator.replace_rest([])
+            self._stop()
+
+    # -- inside
+
+    def _drive(self, steps: Steps) -> Any:
+        """Run a call that waits."""
+        try:
+            wait = next(steps)
+            while True:
+                wait = steps.send(self._io.run_until(wait.is_done, wait.due_ms) or wait.is_done())
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def _let_run(self) -> None:
+        if monotonic_ms() - self._io.last_turn_ms >= _TURN_EVERY_MS:
+            self._io.turn_at_once()
+
+    def _take(self, take: Callable[[], list[Any]]) -> list[Any]:
+        """Where a signal handler raises, what was taken is released: it was not returned."""
+        signals = self._io.signals
+        taken: list[Any] = []
+        try:
+            is_holding = signals.hold()
+            try:
+                with self._lock:
+                    self._core.raise_error()
+                    taken = take()
+            finally:
+                if is_holding:
+                    signals.release()
+        except BaseException:
+            if taken:
+                with self._lock:
+                    self._core.release()
+            raise
+        return taken

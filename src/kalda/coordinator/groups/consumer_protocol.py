@@ -1,0 +1,559 @@
+"""ConsumerGroupHeartbeat: how members join, keep their place, get and give back partitions, and leave (KIP-848).
+
+Each heartbeat does what is due, in this order, and each part is written as one batch: the member and the group epoch;
+the target assignment of that epoch; the member's next step towards it. A write that fails leaves the group as the parts
+before it have made it, and the next heartbeat goes on from there.
+
+A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member owns
+nothing but what it was assigned. One that is older, or was forged, is fenced.
+
+Version notes: 1+ (KIP-848): subscriptions by regular expression, and a member chooses its id itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from kalda.assignors.server_assignor import AssignorError
+from kalda.base.background import Steps, run_to_end
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid, UuidSource, uuid_to_text
+from kalda.base.pending import Pending
+from kalda.base.stats import Meter
+from kalda.coordinator.answers import write_error
+from kalda.coordinator.groups.consumer_config import ConsumerSettings
+from kalda.coordinator.groups.consumer_group import CONSUMER, ConsumerGroup
+from kalda.coordinator.groups.consumer_groups import ConsumerGroups, assignment_record, epoch_record, member_record
+from kalda.coordinator.groups.consumer_member import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    STATIC_LEAVING_EPOCH,
+    AssignedPartitions,
+    ConsumerMember,
+)
+from kalda.coordinator.groups.kind_groups import (
+    assignment_wait_ms,
+    fenced_epoch,
+    known_instance,
+    unreleased_instance,
+)
+from kalda.coordinator.groups.rebalance_history import Cause
+from kalda.coordinator.groups.reconciliation import OwnedPartitions, Reconciliation
+from kalda.coordinator.groups.records import GroupLogRecord, KindRecord
+from kalda.coordinator.groups.target_assignment import TargetAssigner, target_record
+from kalda.coordinator.groups.topic_regexes import check_regex, resolve_regexes
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.timers import CoordinatorTimer, EventClock
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.consumer_groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseAssignment,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
+)
+from kalda.protocol.messages.group_records import (
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+)
+
+log = logging.getLogger(__name__)
+
+_MEMBER_ID_REQUIRED_FROM = 1
+_REGEX_MIN_INTERVAL_MS = 10_000
+"""Regular expressions of a group are not resolved more often."""
+
+
+class ConsumerProtocol:
+    """Heartbeats on the consumer groups of one shard."""
+
+    def __init__(
+        self,
+        partition: CoordinatorPartition[GroupLogRecord],
+        groups: ConsumerGroups,
+        settings: ConsumerSettings,
+        assigner: TargetAssigner,
+        timers: CoordinatorTimer,
+        clock: EventClock,
+        new_uuid: UuidSource,
+        rebalances: Meter,
+        take_over: Callable[[str], list[GroupLogRecord]],
+    ) -> None:
+        """`take_over(group_id)` gives the records that end a group of another kind, whose id a member joins; it raises
+        `ApiError` where that group cannot be ended. `rebalances` counts group epochs."""
+        self._partition = partition
+        self._groups = groups
+        self._config = settings.config
+        self._catalog = settings.catalog
+        self._assigner = assigner
+        self._timers = timers
+        self._clock = clock
+        self._new_uuid = new_uuid
+        self._rebalances = rebalances
+        self._take_over = take_over
+        self._resolving: set[str] = set()
+        """Groups whose regular expressions are being resolved."""
+
+    def heartbeat(
+        self, caller: Caller, request: ConsumerGroupHeartbeatRequest
+    ) -> ConsumerGroupHeartbeatResponse | Pending[ConsumerGroupHeartbeatResponse]:
+        """Answered when what it has changed is committed; at once where nothing is to be. Raises `ApiError`."""
+        check_heartbeat(request, caller.api_version, self._assigner.names)
+        if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
+            return self._leave(request)
+        member_id = request.member_id or uuid_to_text(self._new_uuid())
+        group, old, member = self._enter(caller, request, member_id)
+        self._resolve_regexes(caller, group)
+        self.assign(group)
+        changed = member.topics != old.topics or member.regex != old.regex
+        member = self.reconcile(group, member_id, _owned(request), subscription_changed=changed)
+        self._groups.start_session(group, member_id)
+        response = ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms(request.group_id),
+        )
+        if _is_full(request) or member.assigned != old.assigned:
+            response.assignment = _assignment(member.assigned)
+        return self._partition.after_commit(response)
+
+    # -- joining, and what the member says of itself ---------------------------------------------------------------
+
+    def _enter(
+        self, caller: Caller, request: ConsumerGroupHeartbeatRequest, member_id: str
+    ) -> tuple[ConsumerGroup, ConsumerMember, ConsumerMember]:
+        """The group, the member as it was before this heartbeat, and as it is now. Writes what has changed, and the
+        group epoch with it."""
+        records: list[GroupLogRecord] = []
+        group = self._groups.groups.get(request.group_id)
+        joins = request.member_epoch == JOINING_EPOCH
+        if group is None:
+            if not joins:
+                raise self._groups.missing_of_member(request.group_id)
+            records += self._take_over(request.group_id)
+            group = ConsumerGroup(request.group_id, self._partition.registry)
+            for record in records:
+                if isinstance(record, KindRecord):
+                    self._groups.apply(group, record)
+        self.check_size(group, member_id, request.instance_id)
+        if request.instance_id is None:
+            old = self._dynamic_member(group, request, member_id)
+            counted = group.members.get(member_id)
+        else:
+            counted = group.static_member(request.instance_id)
+            old = self._static_member(group, request, member_id, records)
+        member = _updated(old, caller, request)
+        return self.write_member(group, counted, old, member, records), old, member
+
+    def write_member(
+        self,
+        group: ConsumerGroup,
+        counted: ConsumerMember | None,
+        old: ConsumerMember,
+        member: ConsumerMember,
+        records: list[GroupLogRecord],
+    ) -> ConsumerGroup:
+        """Write `records`, how `member` differs from `old`, and the next group epoch where that or the topics call for
+        one; the group as it is then. `counted` is the member that the group's subscriptions count in its place."""
+        if member != old:
+            records.append(member_record(group.group_id, member))
+        epoch = group.epochs.group
+        is_raised = self._raise_epoch(group, counted, old, member, records)
+        if is_raised:
+            self._groups.settle(group)
+        if records:
+            self._partition.write_now(records)
+            if is_raised:
+                self._groups.note_epoch(group, epoch, _cause(counted, old, member))
+            made = self._groups.groups.get(group.group_id, group)
+            if made is not group:
+                for member_id in made.members:
+                    self._groups.start_session(made, member_id)
+            group = made
+        group.needs_refresh = False
+        return group
+
+    def check_size(self, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
+        if instance_id is not None and instance_id in group.static_members:
+            return
+        limit = self._config.max_size
+        if len(group.members) >= limit and member_id not in group.members:
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The consumer group has reached its maximum capacity of {limit} members.",
+            )
+
+    def _dynamic_member(
+        self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, member_id: str
+    ) -> ConsumerMember:
+        if request.member_epoch == JOINING_EPOCH:
+            member = group.members.get(member_id)
+            if member is None:
+                log.info("group %s: member %s joins", group.group_id, member_id)
+                return ConsumerMember(member_id)
+            return member
+        member = group.member(member_id)
+        _check_epoch(member, request)
+        return member
+
+    def _static_member(
+        self,
+        group: ConsumerGroup,
+        request: ConsumerGroupHeartbeatRequest,
+        member_id: str,
+        records: list[GroupLogRecord],
+    ) -> ConsumerMember:
+        """A static member that returns gets the place of the former one, under its new id."""
+        instance_id = request.instance_id
+        assert instance_id is not None
+        if request.member_epoch != JOINING_EPOCH:
+            present = known_instance(group.static_member(instance_id), member_id, instance_id)
+            _check_epoch(present, request)
+            return present
+        return self.static_to_join(group, member_id, instance_id, records, is_classic=False)
+
+    def static_to_join(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        instance_id: str,
+        records: list[GroupLogRecord],
+        *,
+        is_classic: bool,
+    ) -> ConsumerMember:
+        """A static member that joins, before it says what it subscribes to. The place of another one is free once that
+        has left for a while; at once where either uses the classic protocol, which cannot say that. Raises
+        UNRELEASED_INSTANCE_ID."""
+        present = group.static_member(instance_id)
+        if present is None:
+            log.info("group %s: static member %s joins as %s", group.group_id, member_id, instance_id)
+            return group.members.get(member_id) or ConsumerMember(member_id)
+        if present.epoch != STATIC_LEAVING_EPOCH and present.classic is None and not is_classic:
+            raise unreleased_instance(present, member_id, instance_id)
+        log.info(
+            "group %s: static member %s returns as %s, before as %s",
+            group.group_id,
+            instance_id,
+            member_id,
+            present.member_id,
+        )
+        member = replace(present, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
+        records += group.tombstones_of([present.member_id])
+        records.append(member_record(group.group_id, member))
+        records.append(target_record(group.group_id, member_id, group.target(present.member_id)))
+        records.append(assignment_record(group.group_id, member))
+        return member
+
+    def _raise_epoch(
+        self,
+        group: ConsumerGroup,
+        counted: ConsumerMember | None,
+        old: ConsumerMember,
+        member: ConsumerMember,
+        records: list[GroupLogRecord],
+    ) -> bool:
+        """Add the next group epoch to `records` where the member subscribes to something else, or topics have changed.
+        `counted` is the member that the group's subscriptions count in its place."""
+        names_changed = member.topics != old.topics
+        regex_removed: list[str] = []
+        resolved = False
+        if member.regex != old.regex:
+            if member.regex and not group.subscribers_of(member.regex):
+                check_regex(member.regex)
+            resolved = member.regex in group.regexes if member.regex else bool(old.regex)
+            if old.regex and group.subscribers_of(old.regex) == 1:
+                records += group.tombstones_of_regexes([old.regex])
+                regex_removed = list(group.regexes[old.regex].topics) if old.regex in group.regexes else []
+        is_due = names_changed or resolved
+        if not is_due and not group.needs_refresh:
+            return False
+        removed = [*(counted.topics if counted is not None else ()), *regex_removed]
+        metadata_hash = self._catalog.hash_of(group.subscribed_after(removed, member.topics))
+        is_raised = is_due or metadata_hash != group.epochs.metadata_hash
+        if is_raised:
+            epoch = group.epochs.group + 1
+            records.append(epoch_record(group.group_id, epoch, metadata_hash))
+            self._rebalances.record(1, self._clock.now_ms())
+            log.info("group %s: epoch %d", group.group_id, epoch)
+        if group.epochs.has_partition_metadata:
+            key = ConsumerGroupPartitionMetadataKey(group_id=group.group_id)
+            records.append(KindRecord(group.group_id, key, None))
+        return is_raised
+
+    # -- the target, and the member's way to it --------------------------------------------------------------------
+
+    def assign(self, group: ConsumerGroup) -> None:
+        """Compute the target of the group epoch where there is none yet; that of a large group in the background, and
+        its members see it in later heartbeats. Raises UNKNOWN_SERVER_ERROR where the assignor of a small group
+        cannot."""
+        epochs = group.epochs
+        if epochs.assignment >= epochs.group or group.is_computing:
+            return
+        interval_ms = self._config.assignment_interval_ms(group.group_id)
+        if assignment_wait_ms(epochs.assignment_ms, interval_ms, self._clock.wall_ms()):
+            return
+        steps = self._assigner.assign(group, lambda: self._is_live(group))
+        if not self._assigner.is_small(group):
+            group.is_computing = True
+            self._timers.run(self._assign_on(group, steps))
+            return
+        try:
+            run_to_end(steps)
+            self._note_target(group)
+        except AssignorError as error:
+            message = f"Failed to compute a new target assignment for epoch {epochs.group}: {error}"
+            log.error("group %s: %s", group.group_id, message)
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, message) from error
+
+    def _assign_on(self, group: ConsumerGroup, steps: Steps[None]) -> Steps[None]:
+        """An assignment in the background. Where it fails, the next heartbeat begins another."""
+        try:
+            while self._is_live(group):
+                try:
+                    next(steps)
+                except StopIteration:
+                    self._note_target(group)
+                    return
+                yield
+        except (AssignorError, ApiError) as error:
+            log.error("group %s: the target assignment failed: %s", group.group_id, error)
+        finally:
+            group.is_computing = False
+
+    def _note_target(self, group: ConsumerGroup) -> None:
+        epochs = group.epochs
+        if epochs.assignment == epochs.group:
+            self._groups.note_target(group, epochs.group)
+
+    def _is_live(self, group: ConsumerGroup) -> bool:
+        return self._partition.is_active and self._groups.groups.get(group.group_id) is group
+
+    def reconcile(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        owned: OwnedPartitions | None,
+        *,
+        subscription_changed: bool,
+    ) -> ConsumerMember:
+        """The member's next step towards its target, written where it changes the member. `owned` is what it says that
+        it owns; None where it says nothing."""
+        member, epoch = group.members[member_id], group.epochs.assignment
+        if not subscription_changed and member.is_reconciled(epoch):
+            return member
+        subscribed = {
+            found[0] for name in group.topics_of(member) if (found := self._catalog.shape_of(name)) is not None
+        }
+        step = Reconciliation(
+            member,
+            epoch,
+            group.target(member_id),
+            subscribed.__contains__,
+            lambda topic_id, partition: group.is_taken(member_id, topic_id, partition),
+            owned,
+        )
+        following = step.next_member(subscription_changed=subscription_changed)
+        if following != member:
+            self._partition.write_now([assignment_record(group.group_id, following)])
+            self._groups.watch_revocation(group, following)
+            if following.is_reconciled(epoch):
+                self._groups.note_reconciled(group, following)
+        return following
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, request: ConsumerGroupHeartbeatRequest) -> Pending[ConsumerGroupHeartbeatResponse]:
+        """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
+        group = self._groups.get(request.group_id)
+        instance_id, epoch = request.instance_id, request.member_epoch
+        if instance_id is None:
+            member = group.member(request.member_id)
+        else:
+            member = known_instance(group.static_member(instance_id), request.member_id, instance_id)
+        response = ConsumerGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch)
+        if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
+            log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
+            absent = replace(member, epoch=epoch, assigned=_since_zero(member.assigned), revoking={})
+            self._partition.write_now([assignment_record(group.group_id, absent)])
+        else:
+            log.info("group %s: member %s leaves", group.group_id, member.member_id)
+            self.fence(group, [member.member_id], "left")
+        return self._partition.write_with([], response)
+
+    def fence(self, group: ConsumerGroup, member_ids: Iterable[str], what: str, reason: str = "") -> None:
+        """Remove members; `what` has happened to them. Raises `ApiError`."""
+        error = self._groups.fence(group, member_ids, what, reason).error
+        if error is not None:
+            raise ApiError(write_error(error.code), error.message)
+
+    # -- regular expressions ---------------------------------------------------------------------------------------
+
+    def _resolve_regexes(self, caller: Caller, group: ConsumerGroup) -> None:
+        """Resolve the group's regular expressions where one is new, a topic was made, or much time has passed; all of
+        them together, so that they cause one rebalance."""
+        patterns = list(group.subscribed_regexes)
+        if not patterns or group.group_id in self._resolving:
+            return
+        last = next(iter(group.regexes.values()), None)
+        now_ms = self._clock.wall_ms()
+        if last is not None and now_ms <= last.timestamp_ms + _REGEX_MIN_INTERVAL_MS:
+            return
+        if (
+            last is not None
+            and len(patterns) == len(group.regexes)
+            and last.version >= self._catalog.created_offset
+            and now_ms <= last.timestamp_ms + self._config.regex_refresh_interval_ms
+        ):
+            return
+        self._resolving.add(group.group_id)
+        self._timers.run(self._resolve(caller, group, patterns, now_ms))
+
+    def _resolve(self, caller: Caller, group: ConsumerGroup, patterns: Collection[str], now_ms: int) -> Steps[None]:
+        try:
+            version = self._catalog.offset
+            resolved = yield from resolve_regexes(caller, patterns, self._catalog.names())
+            if self._is_live(group):
+                epoch = group.epochs.group
+                self._groups.settle(group)
+                self._partition.write_now(self._resolved(group, resolved, version, now_ms))
+                if group.epochs.group > epoch:
+                    self._groups.note_epoch(group, epoch, Cause("a regular expression matches other topics"))
+        except ApiError as error:
+            log.error("group %s: its regular expressions are not resolved: %s", group.group_id, error)
+        finally:
+            self._resolving.discard(group.group_id)
+
+    def _resolved(
+        self, group: ConsumerGroup, resolved: Mapping[str, frozenset[str]], version: int, now_ms: int
+    ) -> list[GroupLogRecord]:
+        records: list[GroupLogRecord] = []
+        removed: list[str] = []
+        added: list[str] = []
+        is_due = False
+        for pattern, topics in resolved.items():
+            if not group.subscribers_of(pattern):
+                continue
+            old = group.regexes.get(pattern)
+            before = frozenset[str]() if old is None else old.topics
+            is_due |= before != topics
+            removed += before
+            added += topics
+            key = ConsumerGroupRegularExpressionKey(group_id=group.group_id, regular_expression=pattern)
+            value = ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=now_ms)
+            records.append(KindRecord(group.group_id, key, value))
+        metadata_hash = self._catalog.hash_of(group.subscribed_after(removed, added))
+        if is_due or metadata_hash != group.epochs.metadata_hash:
+            records.append(epoch_record(group.group_id, group.epochs.group + 1, metadata_hash))
+            self._rebalances.record(1, self._clock.now_ms())
+        return records
+
+
+def check_heartbeat(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Collection[str]) -> None:
+    """Raises INVALID_REQUEST and UNSUPPORTED_ASSIGNOR."""
+    epoch = request.member_epoch
+    if version >= _MEMBER_ID_REQUIRED_FROM or epoch > 0 or epoch == LEAVING_EPOCH:
+        _require(bool(request.member_id.strip()), "MemberId can't be empty.")
+    _require(bool(request.group_id.strip()), "GroupId can't be empty.")
+    _require(request.instance_id is None or bool(request.instance_id.strip()), "InstanceId can't be empty.")
+    _require(request.rack_id is None or bool(request.rack_id.strip()), "RackId can't be empty.")
+    if epoch == JOINING_EPOCH:
+        _require(request.rebalance_timeout_ms != -1, "RebalanceTimeoutMs must be provided in first request.")
+        _require(request.topic_partitions == [], "TopicPartitions must be empty when (re-)joining.")
+        _require(
+            request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None,
+            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+        )
+    elif epoch == STATIC_LEAVING_EPOCH:
+        _require(request.instance_id is not None, "InstanceId can't be null.")
+    else:
+        _require(epoch >= STATIC_LEAVING_EPOCH, "MemberEpoch is invalid.")
+    if request.server_assignor is not None and request.server_assignor not in assignors:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _check_epoch(member: ConsumerMember, request: ConsumerGroupHeartbeatRequest) -> None:
+    """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member owns nothing but what is assigned to
+    it: the answer that had the present one may have been lost."""
+    received = request.member_epoch
+    if received == member.epoch:
+        return
+    if received < member.epoch and received == member.previous_epoch and _is_within(request, member.assigned):
+        return
+    raise fenced_epoch(CONSUMER, received, member.epoch)
+
+
+def _is_within(request: ConsumerGroupHeartbeatRequest, assigned: AssignedPartitions) -> bool:
+    """Whether the member says what it owns, and all of that is assigned to it."""
+    return request.topic_partitions is not None and all(
+        assigned.get(topic.topic_id, {}).keys() >= set(topic.partitions) for topic in request.topic_partitions
+    )
+
+
+def _updated(old: ConsumerMember, caller: Caller, request: ConsumerGroupHeartbeatRequest) -> ConsumerMember:
+    """The member as this heartbeat describes it; what it leaves out stays."""
+    names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
+    timeout_ms, rack, assignor = request.rebalance_timeout_ms, request.rack_id, request.server_assignor
+    return replace(
+        old,
+        instance_id=old.instance_id if request.instance_id is None else request.instance_id,
+        rack=old.rack if rack is None else rack,
+        rebalance_timeout_ms=old.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
+        assignor=old.assignor if assignor is None else assignor,
+        topics=old.topics if names is None else frozenset(names),
+        regex=old.regex if regex is None else regex,
+        client_id=caller.client_id or "",
+        client_host=f"/{caller.client_host}",
+        classic=None,
+    )
+
+
+def _owned(request: ConsumerGroupHeartbeatRequest) -> OwnedPartitions | None:
+    if request.topic_partitions is None:
+        return None
+    owned: dict[Uuid, set[int]] = {}
+    for topic in request.topic_partitions:
+        owned.setdefault(topic.topic_id, set()).update(topic.partitions)
+    return owned
+
+
+def _cause(counted: ConsumerMember | None, old: ConsumerMember, member: ConsumerMember) -> Cause:
+    """Why a heartbeat raised the group epoch."""
+    if counted is None:
+        return Cause("joined", (member,))
+    if member.topics != old.topics or member.regex != old.regex:
+        return Cause("subscribes to other topics", (member,))
+    return Cause("topics that the group subscribes to have changed")
+
+
+def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether the member joins, or says all of itself since it does not know what the coordinator has received: it
+    gets its whole assignment."""
+    return request.member_epoch == JOINING_EPOCH or (
+        request.rebalance_timeout_ms != -1
+        and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+        and request.topic_partitions is not None
+    )
+
+
+def _assignment(assigned: AssignedPartitions) -> ConsumerGroupHeartbeatResponseAssignment:
+    return ConsumerGroupHeartbeatResponseAssignment(
+        topic_partitions=[
+            ConsumerGroupHeartbeatResponseTopicPartitions(topic_id=topic_id, partitions=list(partitions))
+            for topic_id, partitions in assigned.items()
+        ]
+    )
+
+
+def _since_zero(assigned: AssignedPartitions) -> AssignedPartitions:
+    """Partitions of an absent static member: whoever returns in its place has them since epoch 0."""
+    return {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in assigned.items()}

@@ -1,0 +1,306 @@
+"""ShareGroupHeartbeat: how members of share groups join, keep their place, get partitions, and leave (KIP-932).
+
+Each heartbeat does what is due, in this order, and each part is written as one batch: the member and the group epoch;
+the target assignment of that epoch; what the member takes over of it. A write that fails leaves the group as the parts
+before it have made it, and the next heartbeat goes on from there.
+
+Partitions that the group subscribes to and that have no state yet are initialized at the share coordinator, behind the
+answer. They are assigned by the heartbeat that finds them initialized.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kalda.assignors.server_assignor import GroupSpec, MemberPartitions, MemberSubscription, TopicShape
+from kalda.assignors.simple_assignor import SimpleAssignor
+from kalda.base.background import run_to_end
+from kalda.base.errors import ApiError, ErrorCode, InvalidRequest
+from kalda.base.ids import Uuid
+from kalda.base.pending import Pending
+from kalda.base.share_states import NO_OFFSET, SharePartitionKey
+from kalda.base.stats import Meter
+from kalda.coordinator.answers import write_error
+from kalda.coordinator.groups.kind_groups import assignment_wait_ms
+from kalda.coordinator.groups.rebalance_history import Cause
+from kalda.coordinator.groups.records import GroupLogRecord
+from kalda.coordinator.groups.share_config import ShareGroupSettings
+from kalda.coordinator.groups.share_group import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    ShareGroup,
+    ShareMember,
+    Topic,
+)
+from kalda.coordinator.groups.share_groups import ShareGroups
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.timers import EventClock
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.share import (
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    ShareGroupHeartbeatResponseAssignment,
+    ShareGroupHeartbeatResponseTopicPartitions,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ShareProtocol:
+    """Heartbeats on the share groups of one shard."""
+
+    def __init__(
+        self,
+        partition: CoordinatorPartition[GroupLogRecord],
+        groups: ShareGroups,
+        settings: ShareGroupSettings,
+        clock: EventClock,
+        rebalances: Meter,
+    ) -> None:
+        """`rebalances` counts group epochs."""
+        self._partition = partition
+        self._groups = groups
+        self._config = settings.config
+        self._catalog = settings.catalog
+        self._states = settings.states
+        self._clock = clock
+        self._rebalances = rebalances
+        self._assignor = SimpleAssignor()
+
+    def heartbeat(
+        self, caller: Caller, request: ShareGroupHeartbeatRequest, *, is_taken: bool
+    ) -> ShareGroupHeartbeatResponse | Pending[ShareGroupHeartbeatResponse]:
+        """Answered when what it has changed is committed; at once where nothing is to be. `is_taken`: a group of
+        another kind has the id. The request is checked (`check_heartbeat`). Raises `ApiError`."""
+        if request.member_epoch == LEAVING_EPOCH:
+            return self._leave(request)
+        group, old, is_raised = self._enter(caller, request, is_taken=is_taken)
+        self._assign(group)
+        member = self._take_over(group, request.member_id, subscription_changed=is_raised)
+        self._groups.start_session(group, request.member_id)
+        response = ShareGroupHeartbeatResponse(
+            member_id=request.member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms(request.group_id),
+        )
+        if (
+            request.member_epoch == JOINING_EPOCH
+            or request.subscribed_topic_names is not None
+            or member.assigned != old.assigned
+        ):
+            response.assignment = _assignment(member.assigned)
+        self._initialize(group)
+        return self._partition.after_commit(response)
+
+    # -- joining, and what the member says of itself ---------------------------------------------------------------
+
+    def _enter(
+        self, caller: Caller, request: ShareGroupHeartbeatRequest, *, is_taken: bool
+    ) -> tuple[ShareGroup, ShareMember, bool]:
+        """The group, the member as it was before this heartbeat, and whether the group epoch was raised."""
+        group = self._groups.groups.get(request.group_id)
+        joins = request.member_epoch == JOINING_EPOCH
+        if group is None:
+            if not joins or is_taken:
+                raise self._groups.missing_of_member(request.group_id)
+            group = ShareGroup(request.group_id, self._partition.registry)
+        if len(group.members) >= self._config.max_size and request.member_id not in group.members:
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The share group has reached its maximum capacity of {self._config.max_size} members.",
+            )
+        old = group.members.get(request.member_id)
+        if old is None:
+            if not joins:
+                group.member(request.member_id)
+            log.info("group %s: member %s joins", request.group_id, request.member_id)
+            old = ShareMember(request.member_id)
+        epoch, is_new = group.epochs.group, old.member_id not in group.members
+        old.check_epoch(request.member_epoch)
+        member = _updated(old, caller, request)
+        records: list[GroupLogRecord] = [] if member == old else [group.member_record(member)]
+        cause = self._raise_epoch(group, old, member, records)
+        if cause is not None:
+            self._groups.settle(group)
+        if records:
+            self._partition.write_now(records)
+            group = self._groups.groups.get(request.group_id, group)
+        if cause is not None:
+            self._groups.note_epoch(group, epoch, Cause("joined", (member,)) if is_new else cause)
+        group.needs_refresh = False
+        return group, old, cause is not None
+
+    def _raise_epoch(
+        self, group: ShareGroup, old: ShareMember, member: ShareMember, records: list[GroupLogRecord]
+    ) -> Cause | None:
+        """Add the next group epoch to `records`, where the member subscribes to something else, topics have changed, or
+        partitions were initialized since the last assignment; returns which of them."""
+        epochs = group.epochs
+        is_due = member.topics != old.topics or (epochs.assignment >= epochs.group and group.has_unassigned)
+        if not is_due and not group.needs_refresh:
+            return None
+        metadata_hash = self._catalog.hash_of(group.subscribed_after(old.topics, member.topics))
+        if not is_due and metadata_hash == epochs.metadata_hash:
+            return None
+        records.append(group.epoch_record(epochs.group + 1, metadata_hash))
+        self._rebalances.record(1, self._clock.now_ms())
+        log.info("group %s: epoch %d", group.group_id, epochs.group + 1)
+        if member.topics != old.topics:
+            return Cause("subscribes to other topics", (member,))
+        return Cause("partitions were initialized" if is_due else "topics that the group subscribes to have changed")
+
+    # -- the target ------------------------------------------------------------------------------------------------
+
+    def _assign(self, group: ShareGroup) -> None:
+        """Compute and write the target of the group epoch where there is none yet. A group has few members
+        (`group.share.max.size`), so this is done at once."""
+        epochs = group.epochs
+        if epochs.assignment >= epochs.group:
+            return
+        interval_ms, now_ms = self._config.assignment_interval_ms(group.group_id), self._clock.wall_ms()
+        if assignment_wait_ms(epochs.assignment_ms, interval_ms, now_ms):
+            return
+        initialized = {topic_id: topic.partitions for topic_id, topic in group.initialization.initialized.items()}
+        target = run_to_end(self._assignor.assign(self._spec(group), initialized))
+        records: list[GroupLogRecord] = [
+            group.target_record(member_id, partitions)
+            for member_id, partitions in target.items()
+            if member_id not in group.targets or group.targets[member_id] != partitions
+        ]
+        records.append(group.target_metadata_record(epochs.group, now_ms))
+        self._partition.write_now(records)
+        self._groups.note_target(group, epochs.group)
+
+    def _spec(self, group: ShareGroup) -> GroupSpec:
+        ids: dict[str, Uuid] = {}
+        topics: dict[Uuid, TopicShape] = {}
+        for name in group.subscribed_topics:
+            found = self._catalog.shape_of(name)
+            if found is not None:
+                ids[name] = found[0]
+                topics[found[0]] = found[1]
+        members = {
+            member.member_id: MemberSubscription(
+                frozenset(ids[name] for name in member.topics if name in ids), member.rack
+            )
+            for member in group.members.values()
+        }
+        current = {member_id: group.targets[member_id] for member_id in members if member_id in group.targets}
+        return GroupSpec(members, current, topics)
+
+    def _take_over(self, group: ShareGroup, member_id: str, *, subscription_changed: bool) -> ShareMember:
+        """The member with its target, written where that is something else than what it had."""
+        member, epoch = group.member(member_id), group.epochs.assignment
+        if member.epoch == epoch and not subscription_changed:
+            return member
+        shapes = (self._catalog.shape_of(name) for name in member.topics)
+        subscribed = {found[0] for found in shapes if found is not None}
+        target = {topic_id: each for topic_id, each in group.target(member_id).items() if topic_id in subscribed}
+        following = replace(member, assigned=target)
+        if member.epoch != epoch:
+            following = replace(following, epoch=epoch, previous_epoch=member.epoch)
+        if following != member:
+            self._partition.write_now([group.assignment_record(following)])
+        if following.epoch != member.epoch:
+            self._groups.note_reconciled(group, following)
+        return following
+
+    # -- initialization --------------------------------------------------------------------------------------------
+
+    def _initialize(self, group: ShareGroup) -> None:
+        """Have the state of partitions begun that are subscribed to and not initialized, nor being initialized."""
+        topics = self._uninitialized(group)
+        if not topics:
+            return
+        state_epoch = group.epochs.group
+        self._partition.write_now([group.initialization_record(group.initialization.begun(topics))])
+        keys = {
+            SharePartitionKey(group.group_id, topic_id, number): NO_OFFSET
+            for topic_id, topic in topics.items()
+            for number in topic.partitions
+        }
+
+        def on_initialized(errors: dict[SharePartitionKey, ApiError | None] | None, _: ApiError | None) -> None:
+            present = self._groups.groups.get(group.group_id)
+            if present is None or not self._partition.is_active:
+                return
+            held = present.initialization
+            error = next((each for each in (errors or {}).values() if each is not None), None)
+            if error is not None:
+                log.warning("group %s: partitions are not initialized: %s", group.group_id, error)
+            record = present.initialization_record(held.done(topics) if error is None else held.failed(topics))
+            self._partition.write([record])
+
+        self._states.initialize(keys, state_epoch).then(on_initialized)
+
+    def _uninitialized(self, group: ShareGroup) -> dict[Uuid, Topic]:
+        """Partitions without state. Those whose initialization has no answer for long are among them."""
+        now_ms = self._clock.wall_ms()
+        held = group.initialization
+        limit_ms = now_ms - self._config.initialize_retry_interval_ms
+        topics: dict[Uuid, Topic] = {}
+        for name in group.subscribed_topics:
+            found = self._catalog.shape_of(name)
+            if found is None:
+                continue
+            topic_id, shape = found
+            present: frozenset[int] = frozenset()
+            for known, is_recent in (
+                (held.initialized.get(topic_id), True),
+                (held.initializing.get(topic_id), False),
+            ):
+                if known is not None and (is_recent or known.since_ms > limit_ms):
+                    present |= known.partitions
+            missing = frozenset(range(shape.partitions)) - present
+            if missing:
+                topics[topic_id] = Topic(name, missing, now_ms)
+        return topics
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, request: ShareGroupHeartbeatRequest) -> Pending[ShareGroupHeartbeatResponse]:
+        group = self._groups.get(request.group_id)
+        group.member(request.member_id)
+        log.info("group %s: member %s leaves", group.group_id, request.member_id)
+        error = self._groups.remove(group, request.member_id, "left").error
+        if error is not None:
+            raise ApiError(write_error(error.code), error.message)
+        response = ShareGroupHeartbeatResponse(member_id=request.member_id, member_epoch=LEAVING_EPOCH)
+        return self._partition.write_with([], response)
+
+
+def check_heartbeat(request: ShareGroupHeartbeatRequest) -> None:
+    """Raises `InvalidRequest`."""
+    if not request.member_id.strip():
+        raise InvalidRequest("MemberId can't be empty.")
+    if not request.group_id.strip():
+        raise InvalidRequest("GroupId can't be empty.")
+    if request.rack_id is not None and not request.rack_id.strip():
+        raise InvalidRequest("RackId can't be empty.")
+    if request.member_epoch == JOINING_EPOCH and not request.subscribed_topic_names:
+        raise InvalidRequest("SubscribedTopicNames must be set in first request.")
+    if request.member_epoch < LEAVING_EPOCH:
+        raise InvalidRequest("MemberEpoch is invalid.")
+
+
+def _updated(member: ShareMember, caller: Caller, request: ShareGroupHeartbeatRequest) -> ShareMember:
+    """The member as the request has it; what the request leaves out stays."""
+    names = request.subscribed_topic_names
+    return replace(
+        member,
+        rack=member.rack if request.rack_id is None else request.rack_id,
+        client_id=caller.client_id or "",
+        client_host=caller.client_host,
+        topics=member.topics if names is None else frozenset(names),
+    )
+
+
+def _assignment(assigned: MemberPartitions | Mapping[Uuid, frozenset[int]]) -> ShareGroupHeartbeatResponseAssignment:
+    return ShareGroupHeartbeatResponseAssignment(
+        topic_partitions=[
+            ShareGroupHeartbeatResponseTopicPartitions(topic_id=topic_id, partitions=sorted(numbers))
+            for topic_id, numbers in assigned.items()
+        ]
+    )

@@ -1,0 +1,464 @@
+"""The replayed state of one streams group (KIP-1071).
+
+Its members run one topology, which the first of them brings. A member that joins or changes, topics of the topology
+that change, and configs of assignments raise the group epoch. A target assignment of tasks is computed for a group
+epoch, which is its assignment epoch then. Each member comes to that epoch when it has given back what it must
+(`reconciliation.py`).
+
+Only the replay of a record changes what is written. Not replayed, and lost with the coordinator: how far the topology
+is configured with the topics that exist (`configured`), what members report of the state of their tasks
+(`task_offsets`), the request to shut the application down, and the epoch of the information about endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.ids import Uuid
+from kalda.coordinator.groups.records import KindRecord
+from kalda.coordinator.groups.streams.member import (
+    StreamsMember,
+    target_value,
+    task_ids,
+)
+from kalda.coordinator.groups.streams.topology import ConfiguredTopology
+from kalda.protocol.messages.group_records import (
+    LastAssignmentConfig,
+    StreamsGroupCurrentMemberAssignmentKey,
+    StreamsGroupMemberMetadataKey,
+    StreamsGroupMetadataKey,
+    StreamsGroupMetadataValue,
+    StreamsGroupTargetAssignmentMemberKey,
+    StreamsGroupTargetAssignmentMetadataKey,
+    StreamsGroupTargetAssignmentMetadataValue,
+    StreamsGroupTopologyKey,
+    StreamsGroupTopologyValue,
+    StreamsGroupTopologyValueSubtopology,
+)
+from kalda.protocol.messages.streams import EndpointToPartitions
+from kalda.statemachine.timeline import LATEST, SnapshotRegistry, TimelineDict, TimelineValue
+
+STREAMS: Final = "streams"
+"""The type of these groups, and the protocol type that they have."""
+_FIRST_EPOCH = 1
+NO_TOPOLOGY_EPOCH: Final = -1
+_COMMITS_WITH_EPOCHS_FROM = 9
+_NOTHING: Final = MemberTasks()
+_Parts: TypeAlias = tuple[Tasks, Tasks, Tasks]
+"""Active, standby and warm-up tasks."""
+_NO_PARTS: Final[_Parts] = ({}, {}, {})
+
+
+class StreamsGroupState(Enum):
+    """As StreamsGroupDescribe and ListGroups name it."""
+
+    EMPTY = "Empty"
+    NOT_READY = "NotReady"
+    """Topics of the topology are missing, or incorrectly partitioned."""
+    ASSIGNING = "Assigning"
+    """The target assignment of the group epoch is not computed yet."""
+    RECONCILING = "Reconciling"
+    """Not every member has its target."""
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class StreamsEpochs(NamedTuple):
+    """What the records of the group itself have."""
+
+    group: int = _FIRST_EPOCH
+    metadata_hash: int = 0
+    """Of the topics of the topology; 0 for none."""
+    validated_topology: int = NO_TOPOLOGY_EPOCH
+    """The epoch of the topology with which the topics agree; -1 where they do not."""
+    stored_description: int = NO_TOPOLOGY_EPOCH
+    failed_description: int = NO_TOPOLOGY_EPOCH
+    """Of descriptions of topologies, which only a node of Apache Kafka with a plugin stores."""
+    assignment: int = _FIRST_EPOCH
+    assignment_ms: int = 0
+    """When the target assignment was computed; 0 where nobody knows."""
+
+
+class Topology(NamedTuple):
+    """What all members run."""
+
+    value: StreamsGroupTopologyValue
+    by_id: Mapping[str, StreamsGroupTopologyValueSubtopology]
+    source_of: Mapping[str, str]
+    """By topic that is read, the subtopology that reads it."""
+    required_topics: frozenset[str]
+    """All that it reads, and its changelogs."""
+
+    @property
+    def epoch(self) -> int:
+        return self.value.epoch
+
+    def is_same(self, other: Topology) -> bool:
+        """Whether both have the same subtopologies, in any order."""
+        return self.epoch == other.epoch and self.by_id == other.by_id
+
+
+def topology_of(value: StreamsGroupTopologyValue) -> Topology:
+    """The topology of a record."""
+    source_of: dict[str, str] = {}
+    changelogs: set[str] = set()
+    for each in value.subtopologies:
+        source_of.update(dict.fromkeys(each.source_topics, each.subtopology_id))
+        source_of.update((topic.name, each.subtopology_id) for topic in each.repartition_source_topics)
+        changelogs.update(topic.name for topic in each.state_changelog_topics)
+    by_id = {each.subtopology_id: each for each in value.subtopologies}
+    return Topology(value, by_id, source_of, frozenset(changelogs | source_of.keys()))
+
+
+class MemberOffsets(NamedTuple):
+    """How far the state of tasks is that a member has on its disk, as it reports it."""
+
+    current: Mapping[TaskId, int] = {}
+    end: Mapping[TaskId, int] = {}
+
+
+class StreamsGroup:
+    """One group."""
+
+    def __init__(self, group_id: str, registry: SnapshotRegistry) -> None:
+        self.group_id = group_id
+        self._epochs: TimelineValue[StreamsEpochs] = TimelineValue(registry, StreamsEpochs())
+        self._topology: TimelineValue[Topology | None] = TimelineValue(registry, None)
+        self._assignment_configs: TimelineValue[Mapping[str, str]] = TimelineValue(registry, {})
+        self.members: TimelineDict[str, StreamsMember] = TimelineDict(registry)
+        self.targets: TimelineDict[str, MemberTasks] = TimelineDict(registry)
+        self.static_members: TimelineDict[str, str] = TimelineDict(registry)
+        """Member id by instance id."""
+        self.active_processes: TimelineDict[TaskId, str] = TimelineDict(registry)
+        """The process that runs each task. Those that have copies of it are in the next two."""
+        self.standby_processes: TimelineDict[TaskId, frozenset[str]] = TimelineDict(registry)
+        self.warmup_processes: TimelineDict[TaskId, frozenset[str]] = TimelineDict(registry)
+        self.needs_refresh = True
+        """Whether topics may have changed since the hash was computed. Not replayed, as all that follows."""
+        self.is_computing = False
+        """Whether a target assignment is being computed."""
+        self.configured: ConfiguredTopology | None = None
+        """The topology with the topics of the last hash; None before the first heartbeat here."""
+        self.task_offsets: dict[str, MemberOffsets] = {}
+        self.shutdown_member: str | None = None
+        """The member that has asked for the end of the whole application."""
+        self.holder_changes = 0
+        """How often who has which task may have changed."""
+        self.endpoint_epoch = 0
+        """Raised when the endpoints, or what is found at them, change."""
+        self.endpoints: dict[str, EndpointToPartitions] = {}
+        """What is found at the endpoint of each member; absent where that has to be made anew."""
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    @property
+    def epochs(self) -> StreamsEpochs:
+        return self._epochs.value
+
+    def epochs_at(self, epoch: int) -> StreamsEpochs:
+        """As they were at an epoch of the timeline."""
+        return self._epochs.get(epoch)
+
+    @property
+    def topology(self) -> Topology | None:
+        return self._topology.value
+
+    def topology_at(self, epoch: int) -> Topology | None:
+        """As it was at an epoch of the timeline."""
+        return self._topology.get(epoch)
+
+    @property
+    def assignment_configs(self) -> Mapping[str, str]:
+        """Those of the last group epoch, by name."""
+        return self._assignment_configs.value
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    def state(self, epoch: int = LATEST) -> StreamsGroupState:
+        """Visits the members."""
+        epochs, topology = self._epochs.get(epoch), self._topology.get(epoch)
+        members = self.members.values(epoch)
+        if not members:
+            return StreamsGroupState.EMPTY
+        if topology is None or topology.epoch != epochs.validated_topology:
+            return StreamsGroupState.NOT_READY
+        if epochs.group > epochs.assignment:
+            return StreamsGroupState.ASSIGNING
+        if all(member.is_reconciled(epochs.assignment) for member in members):
+            return StreamsGroupState.STABLE
+        return StreamsGroupState.RECONCILING
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether every member has its target. Visits the members."""
+        return self.state() is StreamsGroupState.STABLE
+
+    def member(self, member_id: str) -> StreamsMember:
+        """Raises UNKNOWN_MEMBER_ID."""
+        member = self.members.get(member_id)
+        if member is None:
+            raise _unknown_member(self.group_id, member_id)
+        return member
+
+    def static_member(self, instance_id: str) -> StreamsMember | None:
+        """The member that has this instance id."""
+        member_id = self.static_members.get(instance_id)
+        return None if member_id is None else self.members.get(member_id)
+
+    def target(self, member_id: str, epoch: int = LATEST) -> MemberTasks:
+        """The target of a member, empty without one."""
+        return self.targets.get(member_id, _NOTHING, epoch)
+
+    @property
+    def subscribed_topics(self) -> Iterable[str]:
+        topology = self.topology
+        return () if topology is None else topology.required_topics
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether a member reads the topic."""
+        return self.topology is not None and bool(self.members) and topic in self.topology.source_of
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check_deletable(self) -> None:
+        """Raises NON_EMPTY_GROUP."""
+        if self.members:
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+
+    def check_offset_delete(self) -> None:
+        """Offsets may be deleted while there are members, those of topics that they do not read."""
+
+    def check_offset_commit(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        epoch: int,
+        partitions: Iterable[tuple[str, Uuid, int]],
+        *,
+        transactional: bool,
+        version: int,
+    ) -> None:
+        """Raises UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION and STALE_MEMBER_EPOCH.
+
+        The epoch must be the member's, or not older than that in which it got the task of each of `partitions`
+        (KIP-1251). Without members an epoch below 0 is allowed, and in a transaction where nothing names a member.
+        """
+        if epoch < 0 and not self.members:
+            return
+        if transactional and epoch == -1 and not member_id and instance_id is None:
+            return
+        member = self.member(member_id)
+        if not transactional and version < _COMMITS_WITH_EPOCHS_FROM:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "OffsetCommit version 9 or above must be used by members using the streams group protocol",
+            )
+        if epoch == member.epoch:
+            return
+        if epoch > member.epoch:
+            raise _stale(f"Received member epoch {epoch} is newer than current member epoch {member.epoch}.")
+        topology = self.topology
+        if topology is None:
+            raise _stale("Topology is not available for offset commit validation.")
+        for name, _, partition in partitions:
+            subtopology = topology.source_of.get(name)
+            if subtopology is None:
+                raise _stale(f"Topic {name} is not in the topology.")
+            since = member.assignment_epoch(subtopology, partition)
+            if since is None:
+                raise _stale(f"Task {subtopology}-{partition} is not assigned or pending revocation for member.")
+            if epoch < since:
+                raise _stale(
+                    f"Received member epoch {epoch} is older than assignment epoch {since} for task "
+                    f"{subtopology}-{partition}."
+                )
+
+    def check_offset_fetch(self, member_id: str | None, epoch: int, at: int) -> None:
+        """Raises UNKNOWN_MEMBER_ID and STALE_MEMBER_EPOCH. `at` is the epoch of the timeline to read at. A request
+        that names no member is allowed."""
+        if member_id is None and epoch < 0:
+            return
+        member = self.members.get(member_id or "", None, at)
+        if member is None:
+            raise _unknown_member(self.group_id, member_id or "")
+        if epoch != member.epoch:
+            raise _stale(f"The received member epoch {epoch} does not match the expected member epoch {member.epoch}.")
+
+    # -- replay --------------------------------------------------------------------------------------------------
+
+    def replay_metadata(self, value: StreamsGroupMetadataValue) -> None:
+        """The record of the group."""
+        self._epochs.value = self.epochs._replace(
+            group=value.epoch,
+            metadata_hash=value.metadata_hash,
+            validated_topology=value.validated_topology_epoch,
+            stored_description=value.stored_description_topology_epoch,
+            failed_description=value.failed_description_topology_epoch,
+        )
+        self._assignment_configs.value = {each.key: each.value for each in value.last_assignment_configs or ()}
+
+    def replay_target_epoch(self, epoch: int, timestamp_ms: int) -> None:
+        """The record by which a target counts."""
+        self._epochs.value = self.epochs._replace(assignment=epoch, assignment_ms=timestamp_ms)
+
+    def replay_topology(self, value: StreamsGroupTopologyValue | None) -> None:
+        """The topology is new, or has been removed."""
+        self._topology.value = None if value is None else topology_of(value)
+        self.configured = None
+        self.endpoints.clear()
+
+    def replay_member(self, member: StreamsMember) -> None:
+        """A member is new or has changed."""
+        old = self.members.get(member.member_id)
+        self.members[member.member_id] = member
+        instance_id = None if old is None else old.instance_id
+        if instance_id is not None and self.static_members.get(instance_id) == member.member_id:
+            del self.static_members[instance_id]
+        self._note_holders(old, member)
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        self.endpoints.pop(member.member_id, None)
+
+    def remove_member(self, member_id: str) -> None:
+        """A member is gone. The instance id stays where another member has it meanwhile."""
+        old = self.members.pop(member_id, None)
+        if old is None:
+            return
+        self._note_holders(old, None)
+        if old.instance_id is not None and self.static_members.get(old.instance_id) == member_id:
+            del self.static_members[old.instance_id]
+        self.endpoints.pop(member_id, None)
+        self.task_offsets.pop(member_id, None)
+        if not self.members:
+            self.shutdown_member = None
+
+    def _note_holders(self, old: StreamsMember | None, member: StreamsMember | None) -> None:
+        """A member has become another, or has come or gone: who has which task follows. The tasks that it keeps are
+        left alone, as a member may have very many."""
+        before, after = (
+            _NO_PARTS if each is None else each.assigned.joined_with(each.revoking) for each in (old, member)
+        )
+        gone, come = before, after
+        if old is not None and member is not None and old.process_id == member.process_id:
+            gone, come = _differences(before, after), _differences(after, before)
+        if old is not None:
+            self._release(old.process_id, *gone)
+        if member is not None:
+            self._hold(member.process_id, *come)
+        self.holder_changes += 1
+
+    def _hold(self, process_id: str, active: Tasks, standby: Tasks, warmup: Tasks) -> None:
+        alone = frozenset((process_id,))
+        self.active_processes.load(dict.fromkeys(task_ids(active), process_id))
+        for processes, tasks in ((self.standby_processes, standby), (self.warmup_processes, warmup)):
+            processes.load(
+                {task: alone if (others := processes.get(task)) is None else others | alone for task in task_ids(tasks)}
+            )
+
+    def _release(self, process_id: str, active: Tasks, standby: Tasks, warmup: Tasks) -> None:
+        own = [task for task in task_ids(active) if self.active_processes.get(task) == process_id]
+        self.active_processes.remove_all(own)
+        for processes, tasks in ((self.standby_processes, standby), (self.warmup_processes, warmup)):
+            for task in task_ids(tasks):
+                left = processes.get(task, frozenset()) - {process_id}
+                if left:
+                    processes[task] = left
+                else:
+                    processes.pop(task, None)
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def epoch_record(
+        self, epoch: int, metadata_hash: int, validated_topology: int, configs: Mapping[str, str]
+    ) -> KindRecord:
+        """The record of a group epoch."""
+        value = StreamsGroupMetadataValue(
+            epoch=epoch,
+            metadata_hash=metadata_hash,
+            validated_topology_epoch=validated_topology,
+            last_assignment_configs=[LastAssignmentConfig(key=key, value=text) for key, text in configs.items()],
+            stored_description_topology_epoch=self.epochs.stored_description,
+            failed_description_topology_epoch=self.epochs.failed_description,
+        )
+        return KindRecord(self.group_id, StreamsGroupMetadataKey(group_id=self.group_id), value)
+
+    def topology_record(self, value: StreamsGroupTopologyValue) -> KindRecord:
+        """The record of the topology."""
+        return KindRecord(self.group_id, StreamsGroupTopologyKey(group_id=self.group_id), value)
+
+    def member_record(self, member: StreamsMember) -> KindRecord:
+        """The record of what a member says of itself."""
+        key = StreamsGroupMemberMetadataKey(group_id=self.group_id, member_id=member.member_id)
+        return KindRecord(self.group_id, key, member.metadata_value())
+
+    def assignment_record(self, member: StreamsMember) -> KindRecord:
+        """The record of which tasks a member has."""
+        key = StreamsGroupCurrentMemberAssignmentKey(group_id=self.group_id, member_id=member.member_id)
+        return KindRecord(self.group_id, key, member.assignment_value())
+
+    def target_record(self, member_id: str, target: MemberTasks) -> KindRecord:
+        """The record of a member's target."""
+        key = StreamsGroupTargetAssignmentMemberKey(group_id=self.group_id, member_id=member_id)
+        return KindRecord(self.group_id, key, target_value(target))
+
+    def target_metadata_record(self, epoch: int, now_ms: int) -> KindRecord:
+        """The record by which a target counts."""
+        value = StreamsGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=now_ms)
+        return KindRecord(self.group_id, StreamsGroupTargetAssignmentMetadataKey(group_id=self.group_id), value)
+
+    def replacement(self, old: StreamsMember, member: StreamsMember) -> list[KindRecord]:
+        """What gives a static member that returns the place of the former one."""
+        return [
+            *self.tombstones_of([old.member_id]),
+            self.member_record(member),
+            self.target_record(member.member_id, self.target(old.member_id)),
+            self.assignment_record(member),
+        ]
+
+    def tombstones_of(self, member_ids: Iterable[str]) -> list[KindRecord]:
+        """What removes members."""
+        return [
+            KindRecord(self.group_id, key(group_id=self.group_id, member_id=member_id), None)
+            for member_id in member_ids
+            for key in (
+                StreamsGroupCurrentMemberAssignmentKey,
+                StreamsGroupTargetAssignmentMemberKey,
+                StreamsGroupMemberMetadataKey,
+            )
+        ]
+
+    def tombstones(self) -> list[KindRecord]:
+        """What removes the group, its own record last."""
+        return [
+            *self.tombstones_of(self.members),
+            KindRecord(self.group_id, StreamsGroupTargetAssignmentMetadataKey(group_id=self.group_id), None),
+            KindRecord(self.group_id, StreamsGroupTopologyKey(group_id=self.group_id), None),
+            KindRecord(self.group_id, StreamsGroupMetadataKey(group_id=self.group_id), None),
+        ]
+
+
+def _differences(parts: _Parts, others: _Parts) -> _Parts:
+    """What is in the first only, in each part."""
+    active, standby, warmup = (
+        {
+            subtopology: partitions - held
+            for subtopology, partitions in tasks.items()
+            if (held := there.get(subtopology, frozenset())) != partitions
+        }
+        for tasks, there in zip(parts, others, strict=True)
+    )
+    return active, standby, warmup
+
+
+def _unknown_member(group_id: str, member_id: str) -> ApiError:
+    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
+
+
+def _stale(message: str) -> ApiError:
+    return ApiError(ErrorCode.STALE_MEMBER_EPOCH, message)

@@ -1,0 +1,609 @@
+"""StreamsGroupHeartbeat: how members of streams groups join, keep their place, get and give back tasks, and leave
+(KIP-1071).
+
+Each heartbeat does what is due, in this order, and each part is written as one batch: the member, the topology and the
+group epoch; the target assignment of that epoch; the member's next step towards it. A write that fails leaves the
+group as the parts before it have made it, and the next heartbeat goes on from there.
+
+The topology of a large application takes long to convert and to configure, and the next step of a member of very many
+tasks takes long to find: `prepare` does that in steps, before the heartbeat. What has changed since is done again at
+once.
+
+A heartbeat whose answer was lost is sent again: with the epoch before, it is accepted as long as the member has
+nothing but what it was assigned. One that is older, or was forged, is fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kalda.assignors.server_assignor import AssignorError
+from kalda.assignors.task_assignor import MemberTasks, TaskId, Tasks
+from kalda.base.background import Steps, run_to_end
+from kalda.base.errors import ApiError, ErrorCode
+from kalda.base.pending import Pending
+from kalda.base.stats import Meter
+from kalda.coordinator.answers import write_error
+from kalda.coordinator.groups.kind_groups import (
+    assignment_wait_ms,
+    fenced_epoch,
+    known_instance,
+    unreleased_instance,
+)
+from kalda.coordinator.groups.rebalance_history import Cause
+from kalda.coordinator.groups.records import GroupLogRecord
+from kalda.coordinator.groups.streams.assignment import TaskAssigner
+from kalda.coordinator.groups.streams.config import StreamsSettings
+from kalda.coordinator.groups.streams.endpoints import endpoints_of
+from kalda.coordinator.groups.streams.group import (
+    NO_TOPOLOGY_EPOCH,
+    STREAMS,
+    MemberOffsets,
+    StreamsGroup,
+    Topology,
+)
+from kalda.coordinator.groups.streams.groups import StreamsGroups
+from kalda.coordinator.groups.streams.member import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    NO_TASKS,
+    STATIC_LEAVING_EPOCH,
+    Endpoint,
+    StreamsMember,
+    TaskState,
+    tasks_from,
+)
+from kalda.coordinator.groups.streams.reconciliation import next_member
+from kalda.coordinator.groups.streams.requests import check_tasks, convert_topology
+from kalda.coordinator.groups.streams.topology import ConfiguredTopology, InternalTopic, configure_topology
+from kalda.coordinator.partition import CoordinatorPartition
+from kalda.coordinator.timers import CoordinatorTimer, EventClock
+from kalda.protocol.caller import Caller
+from kalda.protocol.messages.streams import (
+    Status,
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatRequestTaskOffset,
+    StreamsGroupHeartbeatResponse,
+    StreamsGroupHeartbeatResponseTaskIds,
+    StreamsGroupStatus,
+)
+
+log = logging.getLogger(__name__)
+
+_CLIENT_TAGS_FROM = 1
+_NO_TARGET = MemberTasks()
+
+
+class _StepOf(NamedTuple):
+    """What a step of a member depends on, beside its heartbeat."""
+
+    member: StreamsMember
+    epoch: int
+    target: MemberTasks
+    holder_changes: int
+
+    def is_same(self, other: _StepOf) -> bool:
+        """Whether nothing has changed: members and targets are replaced, never changed."""
+        return (
+            self.member is other.member
+            and self.target is other.target
+            and (self.epoch, self.holder_changes) == (other.epoch, other.holder_changes)
+        )
+
+
+class _PreparedStep(NamedTuple):
+    """A step that was found before its heartbeat."""
+
+    of: _StepOf
+    following: StreamsMember
+
+
+class Prepared(NamedTuple):
+    """What was done of a heartbeat before it."""
+
+    topology: Topology | None = None
+    """The request's; None where it has none."""
+    configured: ConfiguredTopology | None = None
+    """The topology that the group has then, with the topics of `metadata_hash`."""
+    metadata_hash: int = 0
+    step: _PreparedStep | None = None
+    """The member's next step towards its target, where it takes long to find."""
+
+
+class StreamsAnswer(NamedTuple):
+    """What a heartbeat is answered with, and what the group needs for it."""
+
+    response: StreamsGroupHeartbeatResponse
+    missing_topics: Mapping[str, InternalTopic] = {}
+    """Internal topics to create."""
+
+
+class _Entered(NamedTuple):
+    """A member that has come into the group."""
+
+    group: StreamsGroup
+    old: StreamsMember
+    """As it was before this heartbeat; of a static member that returns, with the tasks of its predecessor."""
+    has_new_id: bool = False
+    """Whether the predecessor had another id."""
+
+
+class StreamsProtocol:
+    """Heartbeats on the streams groups of one shard."""
+
+    def __init__(
+        self,
+        partition: CoordinatorPartition[GroupLogRecord],
+        groups: StreamsGroups,
+        settings: StreamsSettings,
+        timers: CoordinatorTimer,
+        clock: EventClock,
+        rebalances: Meter,
+    ) -> None:
+        """`rebalances` counts group epochs."""
+        self._partition = partition
+        self._groups = groups
+        self._config = settings.config
+        self._catalog = settings.catalog
+        self._assigner = TaskAssigner(settings, partition, clock.wall_ms)
+        self._timers = timers
+        self._clock = clock
+        self._rebalances = rebalances
+
+    # -- before the heartbeat --------------------------------------------------------------------------------------
+
+    def prepare(self, request: StreamsGroupHeartbeatRequest) -> Steps[Prepared]:
+        """Convert and configure the topology, where that is due. Raises `ApiError`."""
+        given = None
+        if request.topology is not None:
+            given = yield from convert_topology(request.topology)
+        group = self._groups.groups.get(request.group_id)
+        step = None
+        if group is not None and (member := group.members.get(request.member_id)) is not None:
+            step = yield from self._prepare_step(group, member, request)
+            group = self._groups.groups.get(request.group_id)
+        topology = given if group is None or group.topology is None else group.topology
+        if topology is None or (group is not None and group.configured is not None and not group.needs_refresh):
+            return Prepared(given, step=step)
+        metadata_hash = self._catalog.hash_of(topology.required_topics)
+        if group is not None and group.configured is not None and group.epochs.metadata_hash == metadata_hash:
+            return Prepared(given, step=step)
+        configured = yield from configure_topology(topology.value, self._partition_count)
+        return Prepared(given, configured, metadata_hash, step)
+
+    def _prepare_step(
+        self, group: StreamsGroup, member: StreamsMember, request: StreamsGroupHeartbeatRequest
+    ) -> Steps[_PreparedStep | None]:
+        """Only in a large group, for a member that is not at its target."""
+        of = self._step_of(group, member)
+        may_be_refused = request.member_epoch != member.epoch or member.state is TaskState.UNKNOWN
+        if may_be_refused or member.is_reconciled(of.epoch) or self._assigner.is_small(group):
+            return None
+        yield
+        following = next_member(member, of.epoch, of.target, group, _owned(request))
+        yield
+        return _PreparedStep(of, following)
+
+    def _partition_count(self, name: str) -> int | None:
+        found = self._catalog.shape_of(name)
+        return None if found is None else found[1].partitions
+
+    # -- the heartbeat ---------------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self,
+        caller: Caller,
+        request: StreamsGroupHeartbeatRequest,
+        prepared: Prepared,
+        ending: list[GroupLogRecord] | None,
+    ) -> StreamsAnswer | Pending[StreamsAnswer]:
+        """Answered when what it has changed is committed; at once where nothing is to be. `ending` ends a group of
+        another kind that has the id; None where that cannot be. Raises `ApiError`."""
+        if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
+            return self._leave(request)
+        statuses: list[Status] = []
+        records: list[GroupLogRecord] = []
+        entered = self._enter(request, records, ending)
+        group, old = entered.group, entered.old
+        member = _updated(old, caller, request)
+        topology = self._topology(group, prepared, records)
+        if group.topology is not None and member.topology_epoch < topology.epoch:
+            detail = f"The member's topology epoch {member.topology_epoch} is behind the group's topology epoch "
+            statuses.append(_status(StreamsGroupStatus.STALE_TOPOLOGY, f"{detail}{topology.epoch}."))
+        configured, metadata_hash = self._configure(group, topology, prepared)
+        if configured.is_ready:
+            check_tasks(configured, request)
+        offsets = _reported_offsets(group.task_offsets.get(request.member_id, MemberOffsets()), request)
+        group = self._write_member(entered, member, topology, configured, metadata_hash, records)
+        group.configured, group.needs_refresh = configured, False
+        group.task_offsets[request.member_id] = offsets
+        self._assign(group, statuses)
+        member = self._reconcile(group, member.member_id, _owned(request), prepared.step)
+        self._groups.start_session(group, member.member_id)
+        if request.shutdown_application:
+            self._shut_down(group, member.member_id)
+        response = self._respond(group, entered, member, request)
+        response.status = self._statuses(group, member, configured, statuses, caller.api_version)
+        return self._partition.after_commit(StreamsAnswer(response, configured.internal_topics_to_create))
+
+    # -- joining, and what the member says of itself ---------------------------------------------------------------
+
+    def _enter(
+        self, request: StreamsGroupHeartbeatRequest, records: list[GroupLogRecord], ending: list[GroupLogRecord] | None
+    ) -> _Entered:
+        """Adds to `records` what gives a static member that returns its place."""
+        group = self._groups.groups.get(request.group_id)
+        joins = request.member_epoch == JOINING_EPOCH
+        if group is None:
+            if ending is None or not joins:
+                raise self._groups.missing_of_member(request.group_id)
+            records += ending
+            group = StreamsGroup(request.group_id, self._partition.registry)
+        member_id, instance_id = request.member_id, request.instance_id
+        if joins:
+            self._check_size(group, member_id, instance_id)
+        if instance_id is None:
+            if not joins:
+                member = group.member(member_id)
+                _check_epoch(member, request)
+                return _Entered(group, member)
+            log.info("group %s: member %s joins", group.group_id, member_id)
+            return _Entered(group, group.members.get(member_id) or StreamsMember(member_id))
+        present = group.static_member(instance_id)
+        if not joins:
+            member = known_instance(present, member_id, instance_id)
+            _check_epoch(member, request)
+            return _Entered(group, member)
+        if present is None:
+            log.info("group %s: static member %s joins as %s", group.group_id, member_id, instance_id)
+            return _Entered(group, group.members.get(member_id) or StreamsMember(member_id))
+        if present.epoch != STATIC_LEAVING_EPOCH:
+            raise unreleased_instance(present, member_id, instance_id)
+        log.info("group %s: static member %s returns as %s", group.group_id, instance_id, member_id)
+        member = replace(present, member_id=member_id, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
+        records += group.replacement(present, member)
+        return _Entered(group, member, present.member_id != member_id)
+
+    def _check_size(self, group: StreamsGroup, member_id: str, instance_id: str | None) -> None:
+        if instance_id is not None and instance_id in group.static_members:
+            return
+        limit = self._config.max_size
+        if len(group.members) >= limit and member_id not in group.members:
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The streams group has reached its maximum capacity of {limit} members.",
+            )
+
+    def _topology(self, group: StreamsGroup, prepared: Prepared, records: list[GroupLogRecord]) -> Topology:
+        """The topology of the group; the one that the member brings where there is none yet. A member may bring an
+        older one, and is told so."""
+        given, present = prepared.topology, group.topology
+        if present is None:
+            if given is None:
+                raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"Group {group.group_id} has no topology.")
+            records.append(group.topology_record(given.value))
+            return given
+        if given is not None and present.epoch <= given.epoch and not present.is_same(given):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "Topology updates are not supported yet.")
+        return present
+
+    def _configure(self, group: StreamsGroup, topology: Topology, prepared: Prepared) -> tuple[ConfiguredTopology, int]:
+        """The topology with the topics that exist, and their hash."""
+        present = group.configured
+        if present is not None and not group.needs_refresh:
+            return present, group.epochs.metadata_hash
+        metadata_hash = self._catalog.hash_of(topology.required_topics)
+        if present is not None and metadata_hash == group.epochs.metadata_hash:
+            return present, metadata_hash
+        configured = prepared.configured
+        if configured is None or prepared.metadata_hash != metadata_hash or configured.epoch != topology.epoch:
+            configured = run_to_end(configure_topology(topology.value, self._partition_count))
+        return configured, metadata_hash
+
+    def _write_member(
+        self,
+        entered: _Entered,
+        member: StreamsMember,
+        topology: Topology,
+        configured: ConfiguredTopology,
+        metadata_hash: int,
+        records: list[GroupLogRecord],
+    ) -> StreamsGroup:
+        """Write `records`, what the member says of itself where that is new, and the next group epoch where that, the
+        topics or configs call for one; the group as it is then."""
+        group, old = entered.group, entered.old
+        epochs, was_empty = group.epochs, group.is_empty
+        is_due = metadata_hash != epochs.metadata_hash
+        if member != old:
+            records.append(group.member_record(member))
+            is_due |= member.instance_id is None or _is_relevant(old, member)
+        validated = topology.epoch if configured.is_ready else NO_TOPOLOGY_EPOCH
+        configs = self._config.assignment_configs(group.group_id)
+        is_due |= validated != epochs.validated_topology or configs != group.assignment_configs
+        if is_due:
+            cause = _cause(group, old, member, metadata_hash, validated)
+            self._groups.settle(group)
+            epoch = epochs.group + 1
+            records.append(group.epoch_record(epoch, metadata_hash, validated, configs))
+            self._rebalances.record(1, self._clock.now_ms())
+            log.info("group %s: epoch %d", group.group_id, epoch)
+        if records:
+            self._partition.write_now(records)
+            group = self._groups.groups.get(group.group_id, group)
+        if is_due:
+            self._groups.note_epoch(group, epochs.group, cause)
+        if was_empty:
+            self._groups.delay_assignment(group.group_id, self._assign_delayed)
+        return group
+
+    # -- the target, and the member's way to it --------------------------------------------------------------------
+
+    def _assign_delayed(self, group: StreamsGroup) -> None:
+        """The group has waited long enough for its first members."""
+        if group.configured is None:
+            return  # another coordinator has come between; the next heartbeat does it
+        try:
+            self._assign(group, [])
+        except ApiError as error:
+            log.error("group %s: the target assignment failed: %s", group.group_id, error)
+
+    def _assign(self, group: StreamsGroup, statuses: list[Status]) -> None:
+        """Compute the target of the group epoch where there is none yet; that of a large group in the background, and
+        its members see it in later heartbeats. Raises UNKNOWN_SERVER_ERROR where the assignor of a small group
+        cannot."""
+        epochs, delayed = group.epochs, StreamsGroupStatus.ASSIGNMENT_DELAYED
+        if self._groups.delays_assignment(group.group_id):
+            statuses.append(_status(delayed, "Assignment delayed due to the configured initial rebalance delay."))
+            return
+        if epochs.assignment >= epochs.group or group.is_computing:
+            return
+        interval_ms = self._config.assignment_interval_ms(group.group_id)
+        if assignment_wait_ms(epochs.assignment_ms, interval_ms, self._clock.wall_ms()):
+            statuses.append(_status(delayed, "Assignment delayed due to the configured assignment interval."))
+            return
+        steps = self._assigner.assign(group, lambda: self._is_live(group))
+        if not self._assigner.is_small(group):
+            group.is_computing = True
+            self._timers.run(self._assign_on(group, steps))
+            return
+        try:
+            run_to_end(steps)
+        except AssignorError as error:
+            message = f"Failed to compute a new target assignment for epoch {epochs.group}: {error}"
+            log.error("group %s: %s", group.group_id, message)
+            raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, message) from error
+        self._note_target(group)
+
+    def _assign_on(self, group: StreamsGroup, steps: Steps[None]) -> Steps[None]:
+        """An assignment in the background. Where it fails, the next heartbeat begins another."""
+        try:
+            yield from steps
+            self._note_target(group)
+        except (AssignorError, ApiError) as error:
+            log.error("group %s: the target assignment failed: %s", group.group_id, error)
+        finally:
+            group.is_computing = False
+
+    def _note_target(self, group: StreamsGroup) -> None:
+        epochs = group.epochs
+        if epochs.assignment == epochs.group:
+            self._groups.note_target(group, epochs.group)
+
+    def _is_live(self, group: StreamsGroup) -> bool:
+        return self._partition.is_active and self._groups.groups.get(group.group_id) is group
+
+    def _reconcile(
+        self, group: StreamsGroup, member_id: str, owned: MemberTasks | None, step: _PreparedStep | None
+    ) -> StreamsMember:
+        """The member's next step towards its target, written where it changes the member. `step` was found before."""
+        of = self._step_of(group, group.members[member_id])
+        member, epoch = of.member, of.epoch
+        if member.is_reconciled(epoch):
+            following = member
+        elif step is not None and step.of.is_same(of):
+            following = step.following
+        else:
+            following = next_member(member, epoch, of.target, group, owned)
+        if following != member:
+            self._partition.write_now([group.assignment_record(following)])
+            self._groups.watch_revocation(group, following)
+            if following.is_reconciled(epoch):
+                self._groups.note_reconciled(group, following)
+        return following
+
+    def _step_of(self, group: StreamsGroup, member: StreamsMember) -> _StepOf:
+        """Before the first assignment a member has no tasks."""
+        delayed = self._groups.delays_assignment(group.group_id)
+        target = _NO_TARGET if delayed else group.target(member.member_id)
+        return _StepOf(member, group.epochs.assignment, target, group.holder_changes)
+
+    # -- the answer ------------------------------------------------------------------------------------------------
+
+    def _respond(
+        self,
+        group: StreamsGroup,
+        entered: _Entered,
+        member: StreamsMember,
+        request: StreamsGroupHeartbeatRequest,
+    ) -> StreamsGroupHeartbeatResponse:
+        group_id, old = group.group_id, entered.old
+        response = StreamsGroupHeartbeatResponse(
+            member_id=member.member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms(group_id),
+            task_offset_interval_ms=self._config.task_offset_interval_ms(group_id),
+            acceptable_recovery_lag=self._config.acceptable_recovery_lag(group_id),
+        )
+        has_other_tasks = member.assigned != old.assigned
+        if request.member_epoch == JOINING_EPOCH or has_other_tasks:
+            tasks = member.assigned.tasks
+            response.active_tasks, response.standby_tasks, response.warmup_tasks = (
+                _listed(each) for each in (tasks.active, tasks.standby, tasks.warmup)
+            )
+        if member.endpoint != old.endpoint or (has_other_tasks and member.endpoint is not None) or entered.has_new_id:
+            group.endpoint_epoch += 1
+        response.endpoint_information_epoch = group.endpoint_epoch
+        if group.endpoint_epoch != request.endpoint_information_epoch:
+            response.partitions_by_user_endpoint = endpoints_of(group, self._partition_count)
+        return response
+
+    def _statuses(
+        self,
+        group: StreamsGroup,
+        member: StreamsMember,
+        configured: ConfiguredTopology,
+        statuses: list[Status],
+        version: int,
+    ) -> list[Status]:
+        if configured.status is not None:
+            statuses.append(_status(*configured.status))
+        if group.shutdown_member is not None:
+            detail = f"Streams group member {group.shutdown_member} encountered a fatal error and requested a shutdown "
+            statuses.append(_status(StreamsGroupStatus.SHUTDOWN_APPLICATION, f"{detail}for the entire application."))
+        if version >= _CLIENT_TAGS_FROM:
+            wanted = self._config.rack_aware_assignment_tags(group.group_id)
+            missing = ", ".join(tag for tag in wanted if tag not in member.client_tags)
+            if missing:
+                detail = f"Missing required client tags for rack-aware standby assignment: [{missing}]. "
+                hint = "Configure them via 'client.tag.<tagKey>' in your Streams config."
+                statuses.append(_status(StreamsGroupStatus.MISSING_CLIENT_TAGS, detail + hint))
+        return statuses
+
+    def _shut_down(self, group: StreamsGroup, member_id: str) -> None:
+        if group.shutdown_member is None:
+            log.info("group %s: member %s asks for the end of the application", group.group_id, member_id)
+            group.shutdown_member = member_id
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, request: StreamsGroupHeartbeatRequest) -> StreamsAnswer | Pending[StreamsAnswer]:
+        """A dynamic member is removed. A static one that means to return keeps its place until its session ends."""
+        group = self._groups.get(request.group_id)
+        if request.shutdown_application:
+            self._shut_down(group, request.member_id)
+        instance_id, epoch = request.instance_id, request.member_epoch
+        if instance_id is None:
+            member = group.member(request.member_id)
+        else:
+            member = known_instance(group.static_member(instance_id), request.member_id, instance_id)
+        response = StreamsGroupHeartbeatResponse(member_id=request.member_id, member_epoch=epoch, status=[])
+        if instance_id is not None and epoch == STATIC_LEAVING_EPOCH:
+            log.info("group %s: static member %s leaves for a while", group.group_id, instance_id)
+            absent = replace(member, epoch=epoch, assigned=member.assigned.since_zero(), revoking=NO_TASKS)
+            self._partition.write_now([group.assignment_record(absent)])
+        else:
+            log.info("group %s: member %s leaves", group.group_id, member.member_id)
+            error = self._groups.fence(group, member.member_id, "left").error
+            if error is not None:
+                raise ApiError(write_error(error.code), error.message)
+        return self._partition.write_with([], StreamsAnswer(response))
+
+
+def _status(status: StreamsGroupStatus, detail: str) -> Status:
+    return Status(status_code=int(status), status_detail=detail)
+
+
+def _check_epoch(member: StreamsMember, request: StreamsGroupHeartbeatRequest) -> None:
+    """Raises FENCED_MEMBER_EPOCH. The epoch before is accepted where the member has nothing but what is assigned to
+    it: the answer that had the present one may have been lost."""
+    received, owned = request.member_epoch, _owned(request)
+    if received == member.epoch:
+        return
+    if received < member.epoch and received == member.previous_epoch and owned is not None:
+        tasks = member.assigned.tasks
+        if all(
+            partitions <= held.get(subtopology, frozenset())
+            for reported, held in (
+                (owned.active, tasks.active),
+                (owned.standby, tasks.standby),
+                (owned.warmup, tasks.warmup),
+            )
+            for subtopology, partitions in reported.items()
+        ):
+            return
+    raise fenced_epoch(STREAMS, received, member.epoch)
+
+
+def _owned(request: StreamsGroupHeartbeatRequest) -> MemberTasks | None:
+    """What the member says that it has; None where it says nothing."""
+    active, standby, warmup = request.active_tasks, request.standby_tasks, request.warmup_tasks
+    if active is None or standby is None or warmup is None:
+        return None
+    return MemberTasks(tasks_from(active), tasks_from(standby), tasks_from(warmup))
+
+
+def _updated(old: StreamsMember, caller: Caller, request: StreamsGroupHeartbeatRequest) -> StreamsMember:
+    """The member as this heartbeat describes it; what it leaves out stays, but for the endpoint of one that joins."""
+    given: Any = request.user_endpoint
+    endpoint = None if given is None else Endpoint(given.host, given.port)
+    if endpoint is None and request.member_epoch != JOINING_EPOCH:
+        endpoint = old.endpoint
+    timeout_ms, tags, topology = request.rebalance_timeout_ms, request.client_tags, request.topology
+    return replace(
+        old,
+        instance_id=old.instance_id if request.instance_id is None else request.instance_id,
+        rack=old.rack if request.rack_id is None else request.rack_id,
+        rebalance_timeout_ms=old.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
+        topology_epoch=old.topology_epoch if topology is None else topology.epoch,
+        process_id=old.process_id if request.process_id is None else request.process_id,
+        endpoint=endpoint,
+        client_tags=old.client_tags if tags is None else {each.key: each.value for each in tags},
+        client_id=caller.client_id or "",
+        client_host=f"/{caller.client_host}",
+    )
+
+
+def _cause(group: StreamsGroup, old: StreamsMember, member: StreamsMember, metadata_hash: int, validated: int) -> Cause:
+    """Why the group gets a new epoch, which has this hash of topics and this validated epoch of the topology."""
+    epochs = group.epochs
+    if old.epoch == JOINING_EPOCH and old.member_id not in group.members:
+        return Cause("joined", (member,))
+    if member != old and (member.instance_id is None or _is_relevant(old, member)):
+        return Cause("describes itself otherwise", (member,))
+    if metadata_hash != epochs.metadata_hash:
+        return Cause("topics of the topology have changed")
+    if validated != epochs.validated_topology:
+        return Cause("the topology is not validated yet")
+    return Cause("configs of the group have changed")
+
+
+def _is_relevant(old: StreamsMember, member: StreamsMember) -> bool:
+    """Whether a static member has changed in what assignments depend on."""
+    return (old.topology_epoch, old.rack, old.client_tags, old.process_id) != (
+        member.topology_epoch,
+        member.rack,
+        member.client_tags,
+        member.process_id,
+    )
+
+
+def _reported_offsets(present: MemberOffsets, request: StreamsGroupHeartbeatRequest) -> MemberOffsets:
+    """Raises INVALID_REQUEST for a task that is named twice."""
+
+    def by_task(reported: Iterable[StreamsGroupHeartbeatRequestTaskOffset]) -> dict[TaskId, int]:
+        found: dict[TaskId, int] = {}
+        for each in reported:
+            task = TaskId(each.subtopology_id, each.partition)
+            if task in found:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"Task offsets contain a duplicate entry for subtopology {task.subtopology_id} and partition "
+                    f"{task.partition}.",
+                )
+            found[task] = each.offset
+        return found
+
+    current, end = request.task_offsets, request.task_end_offsets
+    return MemberOffsets(
+        present.current if current is None else by_task(current), present.end if end is None else by_task(end)
+    )
+
+
+def _listed(tasks: Tasks) -> list[StreamsGroupHeartbeatResponseTaskIds]:
+    return [
+        StreamsGroupHeartbeatResponseTaskIds(subtopology_id=subtopology, partitions=sorted(partitions))
+        for subtopology, partitions in tasks.items()
+    ]

@@ -1,0 +1,126 @@
+"""Sinks of a project: topics, tables of databases, files, and whatever PySpark has a data source for, by its name.
+
+`kalda.connection` in the options stands for a profile of this machine (`client/transport/profiles.py`). Topics and
+tables of databases get each batch once. Files in append mode are Spark's own file sink, whose list of files has each
+batch once. Of another format, a batch that is run again after a crash may be written twice, unless its own sink for
+streams prevents that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.pipelines.output import Sink
+
+from kalda.base.configs.definition import InvalidConfig
+from kalda.client.transport.profiles import read_profile
+from kalda.pipeline.connectors.jdbc_table import JdbcTable, driver_of
+from kalda.pipeline.projects.definitions import place_of
+from kalda.pipeline.session import PipelineError
+from kalda.pipeline.tables.tables import Batch
+from kalda.spark.options import CONNECTION
+from kalda.spark.sink_options import EXACTLY_ONCE, write_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+TOPICS: Final = "kalda"
+_JDBC: Final = "jdbc"
+_OF_ENGINE: Final = ("kalda.trigger", "kalda.output.mode", "kalda.keys", "kalda.restart.")
+"""Settings of flows that may be options of a sink, which has no properties."""
+_FILES: Final = ("parquet", "orc", "json", "csv", "text")
+_PATH: Final = "path"
+_FILE_LIST: Final = "_spark_metadata"
+
+
+def connection(name: str) -> dict[str, str]:
+    """The options of a source of whatever format, by the name of a profile: those without a dot, such as `url`, `user`
+    and `password` of JDBC. Topics have them by `kalda.connection`. Raises `PipelineError`."""
+    try:
+        found = {key: value for key, value in read_profile(name).items() if "." not in key}
+    except InvalidConfig as error:
+        raise PipelineError(error.message) from error
+    driver = driver_of(found.get("url", ""))
+    return found if driver is None else {"driver": driver, **found}
+
+
+class ProjectSink:
+    """One sink, with its options."""
+
+    def __init__(self, output: Sink, directory: Path) -> None:
+        self._output = output
+        self._directory = directory
+
+    @property
+    def _place(self) -> str:
+        return f"{place_of(self._output)}: sink {self._output.name}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Raises `PipelineError`."""
+        given = {
+            key: str(value) for key, value in self._output.options.items() if not key.lower().startswith(_OF_ENGINE)
+        }
+        if self._output.format == TOPICS:
+            return {EXACTLY_ONCE: "true", **given}
+        name = next((value for key, value in given.items() if key.lower() == CONNECTION), None)
+        found = {} if name is None else connection(name)
+        options = {**found, **{key: value for key, value in given.items() if key.lower() != CONNECTION}}
+        path = options.get(_PATH)
+        if self._output.format in _FILES and path is not None and "://" not in path:
+            options[_PATH] = str(self._directory / path)
+        return options
+
+    def check(self, schema: StructType, mode: str, *, has_rules: bool) -> None:
+        """Raises `PipelineError` where the sink would refuse rows with these columns."""
+        kind = self._output.format
+        if kind == TOPICS:
+            try:
+                write_options(self.options, schema, is_streaming=True)
+            except ValueError as error:
+                raise PipelineError(f"{self._place}: {error}") from error
+        elif kind in _FILES and (has_rules or mode != "append"):
+            raise PipelineError(
+                f"{self._place}: files of {kind} are appended, and without expectations: batches that Spark's own file "
+                f"sink does not write would be there twice after a crash. Put the rules onto a view before it"
+            )
+
+    def _refuse_files_of_another(self, checkpoint: Path) -> None:
+        """Spark's own sink of files leaves out the batches whose numbers are in its list. Raises `PipelineError`."""
+        place = self.options.get(_PATH, "")
+        is_there = self._output.format in _FILES and (Path(place) / _FILE_LIST).is_dir()
+        if is_there and not (checkpoint / "offsets").exists():
+            raise PipelineError(
+                f"{place} was written by a query with another checkpoint than {checkpoint}, and Spark would leave out "
+                f"the batches whose numbers are in its list of files; name another path"
+            )
+
+    @property
+    def format(self) -> str:
+        return self._output.format
+
+    def is_streamed(self, schema: StructType, mode: str, checkpoint: Path, has_rules: bool) -> bool:
+        """Whether Spark's own writer of streams writes the rows. Raises `PipelineError` where none may write them."""
+        self.check(schema, mode, has_rules=has_rules)
+        self._refuse_files_of_another(checkpoint)
+        return mode == "append" and not has_rules and self._output.format != _JDBC
+
+    def write(self, frame: DataFrame, batch: Batch, keys: Sequence[str]) -> None:
+        """Write a batch. Raises `PipelineError`, `Unavailable`, what Spark raises."""
+        options = self.options
+        if self._output.format == _JDBC:
+            JdbcTable(frame.sparkSession, options, self._place).write(frame, batch, keys)
+            return
+        if options.get(EXACTLY_ONCE) == "true":
+            options |= _of_batch(batch)
+        frame.write.format(self._output.format).mode("append").options(**options).save()
+
+
+def _of_batch(batch: Batch) -> Mapping[str, str]:
+    name = batch.app.removeprefix("kalda-")  # as the streaming sink has it: the query's id
+    return {f"{EXACTLY_ONCE}.name": name, f"{EXACTLY_ONCE}.batch": str(batch.number)}

@@ -1,0 +1,256 @@
+"""OpenLineage: events that say which flow of a run has read and written what, for catalogs of data.
+
+`kalda.openlineage.url` in the project's `configuration` is a URL of HTTP, to which each event is posted, or a file, to
+which it is appended as a line. `kalda.openlineage.namespace` is the namespace of the jobs (`kalda`), the variable
+`OPENLINEAGE_API_KEY` of the environment is a token. A run of a flow has START, RUNNING at most once a minute while it
+writes, and one of COMPLETE, FAIL, ABORT; a flow that starts again has another run. The events follow the specification
+2-0-2.
+
+Events are sent in order on a thread of their own. One that is not taken is dropped, and delays no flow.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+from kalda import __version__
+from kalda.pipeline.engine.runs import FlowReport, FlowState
+from kalda.pipeline.projects.specification import Specification
+from kalda.pipeline.session import PipelineError
+from kalda.spark.options import OptionError, connected, read_options
+
+log = logging.getLogger(__name__)
+_URL: Final = "kalda.openlineage.url"
+_NAMESPACE: Final = "kalda.openlineage.namespace"
+_KEY: Final = "OPENLINEAGE_API_KEY"
+_PRODUCER: Final = f"https://pypi.org/project/kalda/{__version__}"
+_SPECIFICATION: Final = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
+_EVERY_S: Final = 60.0
+_TIMEOUT_S: Final = 10.0
+_WAITING: Final = 1_000
+"""Events that may wait to be sent."""
+_ENDS: Final = {FlowState.DONE: "COMPLETE", FlowState.FAILED: "FAIL", FlowState.RESTARTING: "FAIL"}
+"""The event of a state; of others that are final: ABORT."""
+_STREAMING: Final = ("StreamingRelationV2", "StreamingRelation")
+_BATCH: Final = ("DataSourceV2Relation", "DataSourceV2ScanRelation")
+
+
+class Dataset(NamedTuple):
+    """As OpenLineage names them: `kafka://HOST:PORT` and a topic, `file` and a path."""
+
+    namespace: str
+    name: str
+    columns: tuple[tuple[str, str], ...] = ()
+    """Names and types; none where they are not known."""
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"namespace": self.namespace, "name": self.name}
+        if self.columns:
+            fields = [{"name": name, "type": kind} for name, kind in self.columns]
+            found["facets"] = {"schema": _facet("1-0-0/SchemaDatasetFacet", fields=fields)}
+        return found
+
+
+def _facet(schema: str, **values: Any) -> dict[str, Any]:
+    name = schema.rpartition("/")[2]
+    url = f"https://openlineage.io/spec/facets/{schema}.json#/$defs/{name}"
+    return {"_producer": _PRODUCER, "_schemaURL": url, **values}
+
+
+def table_of(path: Path, columns: Iterable[tuple[str, str]] = ()) -> Dataset:
+    return Dataset("file", str(path.absolute()), tuple(columns))
+
+
+def dataset_of(options: Mapping[str, str]) -> list[Dataset]:
+    """What a source or a sink with these options is; nothing where they do not name it."""
+    try:
+        given = {key.lower(): str(value) for key, value in connected(options, ("bootstrap.servers",)).items()}
+    except OptionError:
+        return []
+    servers = given.get("kafka.bootstrap.servers", "").split(",")[0].strip()
+    if not servers:
+        return [table_of(Path(unquote(urlsplit(given["path"]).path)))] if "path" in given else []
+    if topic := given.get("topic"):
+        return [Dataset(f"kafka://{servers}", topic)]
+    try:
+        wanted = read_options(given, is_streaming=True).subscription
+    except OptionError:
+        return []
+    topics = [*wanted.topics, *(each.topic for each in wanted.assigned), *filter(None, [wanted.pattern])]
+    return [Dataset(f"kafka://{servers}", topic) for topic in dict.fromkeys(topics)]
+
+
+def sources_of(frame: Any) -> list[Dataset]:
+    """The topics and files that the plan of a frame reads by itself."""
+    found: list[Dataset] = []
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        kind = leaf.getClass().getSimpleName()
+        if kind == _STREAMING[0]:
+            found += dataset_of(dict(leaf.extraOptions().asCaseSensitiveMap()))
+        elif kind == _STREAMING[1]:
+            options = leaf.dataSource().options()
+            path = options.get("path")
+            if path.isDefined():
+                found += dataset_of({"path": path.get()})
+        elif kind in _BATCH:
+            found += dataset_of(dict(leaf.options().asCaseSensitiveMap()))
+    return list(dict.fromkeys(found))
+
+
+class Lineage:
+    """Makes events of the reports of flows, each of which `step` gets again and again."""
+
+    def __init__(
+        self,
+        project: str,
+        namespace: str,
+        send: Callable[[dict[str, Any]], None],
+        datasets: Callable[[str], tuple[list[Dataset], list[Dataset]]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`datasets(flow)`: what the flow reads, and what it writes."""
+        self._project = project
+        self._namespace = namespace
+        self._send = send
+        self._datasets = datasets
+        self._now = now
+        self._runs: dict[str, tuple[str, int, float, int]] = {}
+        """Of flows that run: the run's id, the flow's restarts then, when and with how many batches it was reported."""
+
+    def step(self, flows: Iterable[FlowReport]) -> None:
+        for flow in flows:
+            known = self._runs.get(flow.flow)
+            is_running = flow.state is FlowState.RUNNING
+            if known is not None and (not is_running or known[1] != flow.restarts):
+                kind = _ENDS.get(flow.state, "ABORT") if not is_running else "FAIL"
+                self._emit(kind, flow, known[0])
+                known = None
+                del self._runs[flow.flow]
+            if is_running and known is None:
+                known = str(uuid4()), flow.restarts, self._now(), flow.batches
+                self._runs[flow.flow] = known
+                self._emit("START", flow, known[0])
+            elif known is not None and flow.batches > known[3] and self._now() - known[2] >= _EVERY_S:
+                self._runs[flow.flow] = known[0], flow.restarts, self._now(), flow.batches
+                self._emit("RUNNING", flow, known[0])
+
+    def _emit(self, kind: str, flow: FlowReport, run: str) -> None:
+        reads: list[Dataset] = []
+        writes: list[Dataset] = []
+        try:
+            reads, writes = self._datasets(flow.flow)
+        except Exception as error:  # of Spark, whose plans may be of other kinds: no flow fails for that
+            log.warning("what %s reads is not known: %s", flow.flow, error)
+        is_view = flow.kind == "MaterializedView"
+        facets = {}
+        if kind == "FAIL" and flow.error is not None:
+            facets["errorMessage"] = _facet(
+                "1-0-0/ErrorMessageRunFacet", message=flow.error, programmingLanguage="PYTHON"
+            )
+        job = _facet(
+            "2-0-3/JobTypeJobFacet", processingType="BATCH" if is_view else "STREAMING", integration="KALDA",
+            jobType="FLOW",
+        )  # fmt: skip
+        written = _facet("1-0-2/OutputStatisticsOutputDatasetFacet", rowCount=flow.rows)
+        outputs = [each.as_json() for each in writes]
+        if kind != "START":
+            outputs = [{**each, "outputFacets": {"outputStatistics": written}} for each in outputs]
+        moment = datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._send(
+            {
+                "eventType": kind,
+                "eventTime": moment,
+                "producer": _PRODUCER,
+                "schemaURL": _SPECIFICATION,
+                "run": {"runId": run, "facets": facets},
+                "job": {
+                    "namespace": self._namespace,
+                    "name": f"{self._project}.{flow.flow}",
+                    "facets": {"jobType": job},
+                },
+                "inputs": [each.as_json() for each in reads],
+                "outputs": outputs,
+            }
+        )
+
+
+@contextmanager
+def lineage_of(
+    specification: Specification, datasets: Callable[[str], tuple[list[Dataset], list[Dataset]]]
+) -> Iterator[Lineage | None]:
+    """For a block; None where the project does not want it. What was not sent at the end is sent for some seconds.
+    Raises `PipelineError` for a place that cannot be."""
+    configuration = specification.configuration
+    place = configuration.get(_URL)
+    if not place:
+        yield None
+        return
+    write = _writer(place, specification.directory)
+    waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+    failures = 0
+
+    def failed(reason: object) -> None:
+        nonlocal failures
+        failures += 1
+        if failures & (failures - 1) == 0:
+            log.warning("%s=%s has not taken an event, %d times now: %s", _URL, place, failures, reason)
+
+    def send(event: dict[str, Any]) -> None:
+        try:
+            waiting.put_nowait(event)
+        except queue.Full:
+            failed(f"{_WAITING} others wait")
+
+    def run() -> None:
+        while (event := waiting.get()) is not None:
+            try:
+                write(json.dumps(event).encode())
+            except OSError as error:
+                failed(error)
+
+    thread = threading.Thread(target=run, name="lineage", daemon=True)
+    thread.start()
+    try:
+        yield Lineage(specification.name, configuration.get(_NAMESPACE, "kalda"), send, datasets)
+    finally:
+        with suppress(queue.Full):
+            waiting.put(None, timeout=_TIMEOUT_S)
+        thread.join(_TIMEOUT_S)
+
+
+def _writer(place: str, directory: Path) -> Callable[[bytes], None]:
+    parts = urlsplit(place)
+    if parts.scheme in ("http", "https") and parts.hostname:
+
+        def post(event: bytes) -> None:
+            headers = {"Content-Type": "application/json"}
+            if key := os.environ.get(_KEY):
+                headers["Authorization"] = f"Bearer {key}"
+            with urlopen(Request(place, event, headers, method="POST"), timeout=_TIMEOUT_S) as answer:
+                answer.read(64 * 1024)
+
+        return post
+    if parts.scheme not in ("", "file"):
+        raise PipelineError(f"{_URL} is {place!r}; http://HOST:PORT/PATH or a file is expected")
+    file = directory / unquote(parts.path)
+
+    def append(event: bytes) -> None:
+        with open(file, "ab") as opened:
+            opened.write(event + b"\n")
+
+    return append

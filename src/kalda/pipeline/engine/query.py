@@ -1,0 +1,125 @@
+"""One streaming query from its start to its end, with its progress.
+
+Ctrl-C and SIGTERM stop the query between two batches; the checkpoint has where it stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kalda.base.ids import TopicPartition
+
+if TYPE_CHECKING:
+    pass
+
+POLL_S: Final = 0.2
+_RATE_BATCHES: Final = 5
+
+
+@dataclass(slots=True)
+class QueryProgress:
+    """What a query has done since its start."""
+
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    rows_per_second: float = 0.0
+    """Over the last batches."""
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """The offsets after the last batch."""
+    latest: dict[TopicPartition, int] = field(default_factory=dict)
+    """The ends of the logs when the last batch was planned; empty where the source does not report them."""
+    planned_s: float = 0.0
+    """When the last batch was planned, in seconds since 1970; 0 where there was none."""
+    stopped_by: int | None = None
+    """The signal that ended the query; None where it has ended by itself."""
+    _last: int = -1
+    """The number of the last batch that was counted."""
+    _recent: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def lag(self) -> int:
+        """Records of the topics that the query has not read; 0 where the ends are not known."""
+        return sum(max(0, end - self.ends.get(partition, 0)) for partition, end in self.latest.items())
+
+    @property
+    def available(self) -> int:
+        """The sum of the ends of the logs."""
+        return sum(self.latest.values())
+
+    @property
+    def read(self) -> int:
+        """How much of it the query has read."""
+        return sum(min(end, self.ends.get(partition, 0)) for partition, end in self.latest.items())
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Count a report of Spark's; a report of a batch that was counted changes nothing."""
+        number = int(report.get("batchId", -1))
+        rows = sum(int(each.get("numInputRows") or 0) for each in report.get("sources", ()))
+        if number <= self._last:
+            return
+        if not rows:
+            self._take_offsets(report)
+            return
+        self._last = number
+        self.rows += rows
+        self.batches += 1
+        self._recent.append((rows, float(report.get("batchDuration") or 0) / 1000))
+        self._recent = self._recent[-_RATE_BATCHES:]
+        took = sum(seconds for _, seconds in self._recent)
+        self.rows_per_second = sum(count for count, _ in self._recent) / took if took else 0.0
+        self._take_offsets(report)
+
+    def _take_offsets(self, report: Mapping[str, Any]) -> None:
+        from kalda.pipeline.engine.checkpoints import offsets_of
+
+        self.planned_s = moment_ms(report.get("timestamp")) / 1000
+        for source in report.get("sources", ()):
+            self.ends.update(offsets_of(source.get("endOffset")))
+            self.latest.update(offsets_of(source.get("latestOffset")))
+
+
+def moment_ms(text: object) -> int:
+    """A time of a report, in milliseconds since 1970; 0 where it is none."""
+    try:
+        return max(0, int(datetime.fromisoformat(str(text)).timestamp() * 1000))
+    except ValueError:
+        return 0
+
+
+def as_dict(report: Any) -> Mapping[str, Any]:
+    import json
+
+    found: Mapping[str, Any] = report if isinstance(report, dict) else json.loads(report.json)
+    return found
+
+
+class StopEvent(threading.Event):
+    """Set by a signal, whose number it has."""
+
+    signal: int | None = None
+
+    def set_by(self, number: int, _: object) -> None:
+        self.signal = number
+        self.set()
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopEvent]:
+    """An event that Ctrl-C and SIGTERM set, while the block runs; only in the main thread."""
+    stopped = StopEvent()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = {each: signal.signal(each, stopped.set_by) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,130 @@
+"""What a run reports of its flows: a page, posts, and how long records have waited."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from kalda.network.free_ports import LOOPBACK, free_ports
+from kalda.pipeline.engine.metrics import reporting
+from kalda.pipeline.engine.runs import FlowReport, FlowState, LagClock, RunReport, TableUpkeep
+from kalda.pipeline.projects.specification import Specification
+from kalda.pipeline.session import PipelineError
+from kalda.telemetry.otlp import decode
+
+PROGRESS = {
+    "numInputRows": 8, "processedRowsPerSecond": 4.04, "durationMs": {"addBatch": 1500, "walCommit": 20},
+    "eventTime": {"watermark": "2024-01-01T00:00:00.000Z"},
+    "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 11}],
+}  # fmt: skip
+
+
+def report_of(directory: Path, **configuration: str) -> RunReport:
+    named = {f"kalda.{key.replace('_', '.')}": value for key, value in configuration.items()}
+    report = RunReport(Specification(directory / "p.yml", "shop", directory, "default", named, ()), "follow")
+    flow = FlowReport("orders", "default.orders", "StreamingTable", FlowState.RUNNING, rows=40, batches=5, lag=7)
+    flow.take(PROGRESS)
+    flow.failing["a total"] = 2
+    report.flows["orders"] = flow
+    report.upkeep["default.orders"] = TableUpkeep(merges=1, files_merged=9)
+    return report
+
+
+def test_the_page_has_all_values(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    report = report_of(tmp_path, metrics_listener=f"{LOOPBACK}:{port}")
+    with reporting(report), urlopen(f"http://{LOOPBACK}:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    tags = 'project="shop",flow="orders",target="default.orders"'
+    for line in (
+        f"kalda_pipeline_flow_rows_total{{{tags}}} 40",
+        f"kalda_pipeline_flow_lag{{{tags}}} 7",
+        f"kalda_pipeline_flow_state_rows{{{tags}}} 7",
+        f"kalda_pipeline_flow_state_bytes{{{tags}}} 111",
+        f"kalda_pipeline_flow_watermark_seconds{{{tags}}} 1704067200",
+        f'kalda_pipeline_flow_state{{{tags},state="running"}} 1',
+        f'kalda_pipeline_flow_phase_seconds{{{tags},phase="addBatch"}} 1.5',
+        f'kalda_pipeline_flow_failing_rows_total{{{tags},expectation="a total"}} 2',
+        'kalda_pipeline_table_merged_files_total{project="shop",table="default.orders"} 9',
+    ):
+        assert line in lines
+    with pytest.raises(URLError), urlopen(f"http://{LOOPBACK}:{port}/metrics"):
+        pass
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server((LOOPBACK, 0)) as other:
+        place = f"{LOOPBACK}:{other.getsockname()[1]}"
+        with pytest.raises(PipelineError, match=f"http://{place}: .*in use"), reporting(
+            report_of(tmp_path, metrics_listener=place)
+        ):  # fmt: skip
+            pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"metrics_listener": "9404"}, "HOST:PORT is expected"),
+        ({"metrics_otlp_endpoint": "collector"}, "http://HOST:PORT/PATH is expected"),
+        ({"metrics_otlp_endpoint": "http://a/b", "metrics_otlp_interval_ms": "1"}, "from 1000 on"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    with pytest.raises(PipelineError, match=said), reporting(report_of(tmp_path, **settings)):
+        pass
+
+
+@contextmanager
+def collector(status: int) -> Iterator[tuple[str, list[bytes]]]:
+    """An OpenTelemetry collector that keeps the messages it is sent."""
+    taken: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(gzip.decompress(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_port}/v1/metrics", taken
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_last_values_are_posted_at_the_end(tmp_path: Path, status: int) -> None:
+    with collector(status) as (url, taken), reporting(report_of(tmp_path, metrics_otlp_endpoint=url)):
+        pass
+    (message,) = taken
+    points = {point.name: point for point in decode(message)}
+    assert points["kalda_pipeline_flow_rows"].value == 40
+    assert points["kalda_pipeline_flow_rows"].is_monotonic
+    assert ("service.instance.id", "shop") in points["kalda_pipeline_flow_lag"].resource
+
+
+def test_records_wait_since_the_report_that_had_them_first() -> None:
+    clock = LagClock()
+    assert clock.seconds(100.0, read=0, available=0) == 0
+    assert clock.seconds(101.0, read=0, available=50) == 0
+    assert clock.seconds(102.0, read=20, available=80) == 1
+    assert clock.seconds(105.0, read=50, available=80) == 3
+    assert clock.seconds(109.0, read=80, available=80) == 0
+    assert clock.seconds(110.0, read=80, available=90) == 0
+    assert clock.seconds(112.0, read=80, available=90) == 2
