@@ -37,6 +37,11 @@ KALDA = System("Kalda", (*_KALDA, "storage", "format"), (*_KALDA, "server"))
 """The Kalda that is installed for this Python."""
 
 
+def _another_kalda(src: str) -> System:
+    kalda = ("env", f"PYTHONPATH={Path(src).resolve(strict=True)}", *_KALDA)
+    return System("Kalda before", (*kalda, "storage", "format"), (*kalda, "server"))
+
+
 def apache_kafka(heap: str) -> System | None:
     """Apache Kafka from its published jars, with the collector that its scripts choose; None where it cannot run."""
     if _kafka_jars() is None:
@@ -59,8 +64,13 @@ def java_command(main_class: str, heap: str) -> Sequence[str]:
 
 
 def systems(heap: str, *, alone: bool) -> list[System]:
-    """Kalda, and then Apache Kafka, unless `alone` or where it cannot run."""
-    peer = None if alone else apache_kafka(heap)
+    """Kalda, and then Apache Kafka, unless `alone` or where it cannot run.
+
+    `KALDA_BEFORE` names the `src` folder of another Kalda, whose records are compiled: it takes Apache Kafka's place, so
+    a change is measured beside what was there before it.
+    """
+    before = os.environ.get("KALDA_BEFORE")
+    peer = None if alone else _another_kalda(before) if before else apache_kafka(heap)
     return [KALDA] if peer is None else [KALDA, peer]
 
 
