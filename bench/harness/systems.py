@@ -66,8 +66,8 @@ def java_command(main_class: str, heap: str) -> Sequence[str]:
 def systems(heap: str, *, alone: bool) -> list[System]:
     """Kalda, and then Apache Kafka, unless `alone` or where it cannot run.
 
-    `KALDA_BEFORE` names the `src` folder of another Kalda, whose records are compiled: it takes Apache Kafka's place, so
-    a change is measured beside what was there before it.
+    `KALDA_BEFORE` names the `src` folder of another Kalda, whose records are compiled: it takes Apache Kafka's place,
+    so a change is measured beside what was there before it.
     """
     before = os.environ.get("KALDA_BEFORE")
     peer = None if alone else _another_kalda(before) if before else apache_kafka(heap)
